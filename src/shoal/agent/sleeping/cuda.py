@@ -1,0 +1,164 @@
+"""Members with real GPUs: NVIDIA's driver moves what they have there to host memory and back.
+
+Asleep: every process that has a CUDA context is locked, then every one is checkpointed, then the
+whole tree is frozen. Awake: thawed, restored, unlocked. The driver works inside the process, so no
+call of it reaches a process that is frozen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+from shoal.agent.sleeping.cuda_driver import Driver, DriverError, Nvidia, of
+from shoal.agent.sleeping.cuda_work import Work
+from shoal.agent.sleeping.host_memory import free_mb
+from shoal.agent.sleeping.port import Lost, Processes, Refused
+
+Answer = TypeVar("Answer")
+
+CALLS_S_MAX = 90.0  # beside the time that its memory takes,
+MB_S_MIN = 100  # which moves at least as fast as this
+WAKE_S_MAX = 1_800.0  # this agent may not know how much there is: it may be a new one
+LOOK_S_MAX = 20.0
+RESERVE_MB = 2_000  # of host memory stays free: the node's own processes live there
+ROUNDS_MAX = 3  # a process may make a context while others are put to sleep
+SETTLE_S = 0.05
+
+
+class Cuda:
+    name = "cuda"
+
+    def __init__(
+        self,
+        driver: Driver | None = None,
+        free: Callable[[Iterable[int]], tuple[int, str]] = free_mb,
+    ) -> None:
+        self._driver = driver or Nvidia()
+        self._free = free
+        self._why_not: str | None = None
+        self._slept: set[int] = set()  # processes that this agent has checkpointed
+        self._under_way: set[Work] = set()
+
+    def why_not(self) -> str:
+        if self._why_not is None:
+            self._why_not = self._driver.why_not()
+        return self._why_not
+
+    async def sleep(self, processes: Processes) -> int:
+        moved: dict[int, int] = {}
+        try:
+            for _ in range(ROUNDS_MAX):
+                if new := await self._contexts(processes, moved):
+                    await self._move(new)
+                    moved |= new
+                await processes.freeze()
+                if not await self._contexts(processes, moved):
+                    return sum(moved.values())
+                await processes.thaw()
+            raise Refused("it starts processes on its GPUs faster than they can be put to sleep")
+        except BaseException:
+            await asyncio.shield(self._undo(processes, moved))
+            raise
+
+    async def wake(self, processes: Processes, gpus: Mapping[int, int]) -> None:
+        if any(old != new for old, new in gpus.items()):
+            raise Lost("it can be woken only on the GPUs that it had")
+        await processes.thaw()
+        pids = processes.pids()
+        await self._settled(pids)
+        known = [pid for pid in pids if pid in self._slept]
+        try:
+            work = Work(self._driver, known or pids, alike=bool(known))
+            await self._done(work, work.wake, WAKE_S_MAX)
+        except Refused as refused:
+            raise Lost(str(refused)) from None
+        finally:
+            self._slept.difference_update(pids)
+
+    async def _contexts(self, processes: Processes, moved: dict[int, int]) -> dict[int, int]:
+        """Its processes that have something on a GPU, and how many MB."""
+        try:
+            async with asyncio.timeout(LOOK_S_MAX):
+                used = await _in_thread(self._driver.memory_mb)
+        except TimeoutError:
+            raise Refused(f"the driver has not answered for {LOOK_S_MAX:.0f} s") from None
+        except DriverError as error:
+            raise Refused(str(error)) from None
+        found = of(processes.pids(), used)
+        return {pid: mb for pid, mb in found.items() if pid not in moved}
+
+    async def _move(self, new: dict[int, int]) -> None:
+        """All of these, or none."""
+        need = sum(new.values())
+        free, whose = self._free(new)
+        if need + RESERVE_MB > free:
+            left = max(0, free - RESERVE_MB)
+            raise Refused(f"it has {need} MB on GPUs, and {whose} leaves {left} MB for them")
+        work = Work(self._driver, list(new))
+        await self._done(work, work.sleep, CALLS_S_MAX + need / MB_S_MIN)
+        self._slept.update(new)
+
+    async def _undo(self, processes: Processes, moved: dict[int, int]) -> None:
+        await processes.thaw()
+        self._slept.difference_update(moved)
+        if moved:
+            work = Work(self._driver, list(moved))
+            await self._done(work, work.undo, WAKE_S_MAX)
+
+    async def _done(self, work: Work, call: Callable[[], None], seconds: float) -> None:
+        """If it takes longer, its thread goes on, and undoes what it did when it can."""
+        self._under_way.add(work)
+        task = asyncio.ensure_future(_in_thread(call))
+        task.add_done_callback(lambda done: self._over(work, done))
+        try:
+            async with asyncio.timeout(seconds):
+                await asyncio.shield(task)
+        except TimeoutError:
+            raise Refused(f"the driver has not answered for {seconds:.0f} s") from None
+        finally:
+            if not task.done():
+                work.given_up.set()
+
+    def _over(self, work: Work, done: asyncio.Future[None]) -> None:
+        self._under_way.discard(work)
+        if not done.cancelled():
+            done.exception()  # has been raised already, or nobody waits for it
+
+    async def _settled(self, pids: Sequence[int]) -> None:
+        """Until no thread deals with these processes that nobody waits for."""
+        deadline = time.monotonic() + CALLS_S_MAX
+        while any(set(work.pids) & set(pids) for work in self._under_way):
+            if time.monotonic() > deadline:
+                raise Lost("the driver does not answer")
+            await asyncio.sleep(SETTLE_S)
+
+
+async def _in_thread(call: Callable[[], Answer]) -> Answer:
+    """In a thread of its own: the driver may hang, and must not keep this process from ending."""
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[Answer] = loop.create_future()
+
+    def settle(result: Answer | None, error: BaseException | None) -> None:
+        if answer.done():
+            return
+        if error is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        result, problem = None, None
+        try:
+            result = call()
+        except BaseException as error:  # it belongs to whoever waits
+            problem = error
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(settle, result, problem)
+
+    threading.Thread(target=run, name="cuda-sleep", daemon=True).start()
+    return await answer

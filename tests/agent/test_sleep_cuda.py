@@ -1,0 +1,290 @@
+"""Sleep with NVIDIA's driver: the order of calls, and what happens if one of them is refused.
+
+The driver here is a stand-in with the real one's states, so that this runs without a GPU.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.agent.sleeping import cuda, cuda_work
+from shoal.agent.sleeping.cuda import Cuda
+from shoal.agent.sleeping.cuda_driver import (
+    CHECKPOINTED,
+    FAILED,
+    LOCKED,
+    OUT_OF_MEMORY,
+    RUNNING,
+    DriverError,
+    Nvidia,
+    too_old,
+)
+from shoal.agent.sleeping.host_memory import free_mb
+from shoal.agent.sleeping.port import Lost, Refused
+
+NOT_SUPPORTED, NOT_READY = 801, 600
+NEXT = {
+    "lock": (RUNNING, LOCKED),
+    "checkpoint": (LOCKED, CHECKPOINTED),
+    "restore": (CHECKPOINTED, LOCKED),
+    "unlock": (LOCKED, RUNNING),
+}
+PLENTY = (1_000_000, "the host")
+
+
+class Member:
+    """Processes that are frozen and thawed by a flag. The driver reaches none that is frozen."""
+
+    def __init__(self, *pids: int) -> None:
+        self.alive = list(pids)
+        self.frozen = False
+        self.calls: list[str] = []
+        self.refuses = ""
+
+    def pids(self) -> list[int]:
+        return list(self.alive)
+
+    async def freeze(self) -> None:
+        if self.refuses:
+            raise Refused(self.refuses)
+        self.frozen = True
+        self.calls.append("freeze")
+
+    async def thaw(self) -> None:
+        if self.frozen:
+            self.calls.append("thaw")
+        self.frozen = False
+
+
+class Stand:
+    """As the driver: a call in the wrong state is an error. `refusals`: by call and process, the
+    codes with which its next calls fail."""
+
+    def __init__(self, member: Member, memory: dict[int, int]) -> None:
+        self.member = member
+        self.memory = memory
+        self.states = dict.fromkeys(memory, RUNNING)
+        self.refusals: dict[tuple[str, int], list[int]] = {}
+        self.before: Callable[[str, int], None] = lambda name, pid: None
+
+    def why_not(self) -> str:
+        return ""
+
+    def memory_mb(self) -> dict[int, int]:
+        return {p: mb for p, mb in self.memory.items() if self.states[p] != CHECKPOINTED}
+
+    def state(self, pid: int) -> int:
+        if pid not in self.states:
+            raise DriverError(3, "initialization error")
+        return self.states[pid]
+
+    def lock(self, pid: int, timeout_ms: int) -> None:
+        assert timeout_ms > 0
+        self._call("lock", pid)
+
+    def checkpoint(self, pid: int) -> None:
+        self._call("checkpoint", pid)
+
+    def restore(self, pid: int) -> None:
+        self._call("restore", pid)
+
+    def unlock(self, pid: int) -> None:
+        self._call("unlock", pid)
+
+    def _call(self, name: str, pid: int) -> None:
+        self.before(name, pid)
+        assert not self.member.frozen
+        if codes := self.refusals.get((name, pid)):
+            raise DriverError(code := codes.pop(0), f"refused (CUDA error {code})")
+        was, becomes = NEXT[name]
+        if self.states[pid] != was:
+            raise DriverError(401, "illegal state (CUDA error 401)")
+        self.states[pid] = becomes
+        self.member.calls.append(f"{name} {pid}")
+
+
+def made(*pids: int, free: tuple[int, str] = PLENTY, **memory: int) -> tuple[Member, Stand, Cuda]:
+    """Processes p1, p2, ... have that many MB on a GPU; the others have no context."""
+    on_gpus = {int(name[1:]): mb for name, mb in memory.items()}
+    member = Member(*pids)
+    stand = Stand(member, on_gpus)
+    return member, stand, Cuda(stand, lambda _: free)
+
+
+def run(call: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(call)
+
+
+def test_every_process_with_a_context_is_locked_then_every_one_moved_then_all_are_frozen() -> None:
+    member, stand, sleeping = made(7, 8, 9, p7=100, p9=40)
+    assert run(sleeping.sleep(member)) == 140
+    assert member.calls[:2] == ["lock 7", "lock 9"]
+    assert sorted(member.calls[2:4]) == ["checkpoint 7", "checkpoint 9"]
+    assert member.calls[4:] == ["freeze"]
+    member.calls.clear()
+    run(sleeping.wake(member, {}))
+    assert member.calls[0] == "thaw"
+    assert sorted(member.calls[1:3]) == ["restore 7", "restore 9"]
+    assert member.calls[3:] == ["unlock 7", "unlock 9"]
+    assert set(stand.states.values()) == {RUNNING}
+
+
+def test_a_member_without_a_context_is_only_frozen() -> None:
+    member, _, sleeping = made(7)
+    assert run(sleeping.sleep(member)) == 0
+    run(sleeping.wake(member, {0: 0}))
+    assert member.calls == ["freeze", "thaw"]
+
+
+@pytest.mark.parametrize("name", ["lock", "checkpoint"])
+@pytest.mark.parametrize("pid", [7, 8, 9])
+def test_whichever_call_is_refused_all_processes_run_again(name: str, pid: int) -> None:
+    member, stand, sleeping = made(7, 8, 9, p7=1, p8=1, p9=1)
+    stand.refusals[(name, pid)] = [NOT_SUPPORTED]
+    with pytest.raises(Refused, match=rf"process {pid} could not .*refused \(CUDA error 801\)"):
+        run(sleeping.sleep(member))
+    assert set(stand.states.values()) == {RUNNING}
+    assert not member.frozen
+    unlocked = [call for call in member.calls if call.startswith("unlock")]
+    locked = [call for call in member.calls if call.startswith("lock")]
+    assert [f"un{call}" for call in reversed(locked)] == unlocked
+    assert run(sleeping.sleep(member)) == 3  # as if nothing had been asked
+
+
+def test_a_tree_that_cannot_be_frozen_gets_its_gpu_back() -> None:
+    member, stand, sleeping = made(7, p7=1)
+    member.refuses = "its processes cannot be frozen"
+    with pytest.raises(Refused, match="cannot be frozen"):
+        run(sleeping.sleep(member))
+    assert member.calls == ["lock 7", "checkpoint 7", "restore 7", "unlock 7"]
+    assert stand.states == {7: RUNNING}
+
+
+def test_processes_that_wait_for_each_other_are_let_go_and_locked_again() -> None:
+    member, stand, sleeping = made(7, 8, p7=1, p8=1)
+    stand.refusals[("lock", 8)] = [NOT_READY]
+    assert run(sleeping.sleep(member)) == 2
+    assert member.calls[:4] == ["lock 7", "unlock 7", "lock 7", "lock 8"]
+
+
+def test_a_process_that_is_always_busy_is_refused_in_the_end() -> None:
+    member, stand, sleeping = made(7, p7=1)
+    stand.refusals[("lock", 7)] = [NOT_READY] * len(cuda_work.LOCK_MS)
+    with pytest.raises(Refused, match="process 7 could not be stopped on its GPU"):
+        run(sleeping.sleep(member))
+    assert stand.states == {7: RUNNING}
+
+
+def test_a_context_that_appears_meanwhile_is_moved_too() -> None:
+    member, stand, sleeping = made(7, p7=1)
+
+    def a_child_starts(name: str, pid: int) -> None:
+        if (name, pid) == ("checkpoint", 7):
+            member.alive.append(8)
+            stand.memory[8], stand.states[8] = 5, RUNNING
+
+    stand.before = a_child_starts
+    assert run(sleeping.sleep(member)) == 6
+    assert member.calls[2:] == ["freeze", "thaw", "lock 8", "checkpoint 8", "freeze"]
+
+
+@pytest.mark.parametrize("whose", ["the host", "its memory limit"])
+def test_too_little_host_memory_is_refused_before_anything_is_touched(whose: str) -> None:
+    member, _, sleeping = made(7, p7=40_000, free=(30_000, whose))
+    with pytest.raises(Refused) as refused:
+        run(sleeping.sleep(member))
+    assert str(refused.value) == f"it has 40000 MB on GPUs, and {whose} leaves 28000 MB for them"
+    assert member.calls == []
+
+
+def test_a_driver_that_does_not_answer_is_left_alone_and_undoes_its_call_when_it_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cuda, "CALLS_S_MAX", 0.2)
+    member, stand, sleeping = made(7, p7=1)
+    answers = threading.Event()
+
+    def hangs(name: str, pid: int) -> None:
+        if name == "checkpoint":
+            assert answers.wait(60)
+
+    stand.before = hangs
+
+    async def story() -> None:
+        with pytest.raises(Refused, match="the driver has not answered for 0 s"):
+            await sleeping.sleep(member)
+        assert stand.states == {7: LOCKED}
+        monkeypatch.setattr(cuda, "CALLS_S_MAX", 60.0)
+        answers.set()
+        await sleeping.wake(member, {})  # waits until that is over
+
+    run(story())
+    assert stand.states == {7: RUNNING}
+    assert member.calls == ["lock 7", "checkpoint 7", "restore 7", "unlock 7"]
+
+
+def test_a_new_agent_wakes_what_the_old_one_put_to_sleep() -> None:
+    member, stand, sleeping = made(7, 8, 9, p7=1, p8=1)
+    run(sleeping.sleep(member))
+    stand.states[8] = LOCKED  # where the old one was killed
+    run(Cuda(stand, lambda _: PLENTY).wake(member, {}))
+    assert stand.states == {7: RUNNING, 8: RUNNING}
+
+
+def test_waking_waits_for_the_gpus_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_work, "AGAIN_S", 0.001)
+    member, stand, sleeping = made(7, p7=1)
+    run(sleeping.sleep(member))
+    stand.refusals[("restore", 7)] = [OUT_OF_MEMORY] * 5
+    run(sleeping.wake(member, {}))
+    assert stand.states == {7: RUNNING}
+
+
+def test_a_process_that_the_driver_cannot_restore_is_lost() -> None:
+    member, stand, sleeping = made(7, p7=1)
+    run(sleeping.sleep(member))
+    stand.refusals[("restore", 7)] = [NOT_SUPPORTED]
+    with pytest.raises(Lost, match="process 7 could not be moved back to its GPU"):
+        run(sleeping.wake(member, {}))
+    stand.states[7] = FAILED
+    with pytest.raises(Lost, match="the driver lost its state"):
+        run(sleeping.wake(member, {}))
+
+
+def test_other_gpus_are_not_tried() -> None:
+    member, _, sleeping = made(7, p7=1)
+    run(sleeping.sleep(member))
+    with pytest.raises(Lost, match="only on the GPUs that it had"):
+        run(sleeping.wake(member, {0: 1}))
+
+
+def test_an_old_driver_and_a_machine_without_one_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert too_old(12_040, "driver 550.54") == (
+        "driver 550.54 has CUDA 12.4, and sleep needs CUDA 12.8 (driver 570) or newer"
+    )
+    monkeypatch.setattr("shoal.agent.sleeping.cuda_driver.LIBRARY", "libnone.so.1")
+    assert Cuda(Nvidia()).why_not() == "this machine has no NVIDIA driver (libnone.so.1)"
+
+
+def test_the_tightest_cgroup_limits_what_can_be_moved(tmp_path: Path) -> None:
+    proc, top = tmp_path / "proc", tmp_path / "cgroup"
+    group = top / "node/member"
+    for folder in (proc / "self", proc / "7", group):
+        folder.mkdir(parents=True)
+    (proc / "meminfo").write_text("MemTotal: 99999999 kB\nMemAvailable: 20480000 kB\n")
+    (proc / "self/mountinfo").write_text(f"1 2 0:1 / {top} rw - cgroup2 cgroup2 rw\n")
+    (proc / "7/cgroup").write_text("0::/node/member\n")
+    assert free_mb([7], proc) == (20_000, "the host")
+    (group / "memory.max").write_text("max\n")
+    (group / "memory.current").write_text("0\n")
+    (group.parent / "memory.max").write_text(str(8_000 << 20))
+    (group.parent / "memory.current").write_text(str(5_000 << 20))
+    (group.parent / "memory.stat").write_text(f"anon 1\ninactive_file {1_000 << 20}\n")
+    assert free_mb([7], proc) == (4_000, "its memory limit")
+    assert free_mb([8], proc) == (20_000, "the host")  # it has ended
