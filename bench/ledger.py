@@ -106,6 +106,7 @@ def measure(nodes: int, jobs: int) -> dict[str, float]:
             gpus=nodes * GPUS,
             keys_max=1000,
             notes=[],
+            nap=store.naps(0, hours),
         )
         report_s = time.perf_counter() - at
         assert sum(row.gpu_us for row in told.rows) == capacity, "the accounts do not balance"

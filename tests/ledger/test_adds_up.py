@@ -12,6 +12,7 @@ import pytest
 from shoal.cli.screen.explanation import _cost, _gpu_time
 from shoal.ledger.accounts import Account
 from shoal.ledger.book_state import Hardware, Owner
+from shoal.ledger.naps import Nap
 from shoal.ledger.postings import Addition
 from shoal.ledger.report import Tariff, cost_view, rows
 from shoal.ledger.store import LedgerStore
@@ -38,7 +39,7 @@ def test_accounts_add_up_to_the_capacity_of_every_node_and_hour(seed: int) -> No
 
 
 def test_the_histories_are_hard_enough_to_use_every_account() -> None:
-    missing = set(Account) - {Account.CHECKPOINT}
+    missing = set(Account) - {Account.CHECKPOINT, Account.ASLEEP}
     for seed in range(40, 120):
         if not missing:
             break
@@ -62,7 +63,7 @@ def test_a_jobs_page_says_what_the_report_says(seed: int, tmp_path: Path) -> Non
     by_job = rows(tariff, store.sums(By.JOB, 0, 1 << 40, tariff.of_machine), By.JOB, 1 << 20)
     for job in owners:
         sums = store.sums(By.ACCOUNT, 0, 1 << 40, tariff.of_machine, job)
-        cost = cost_view(tariff, job, sums)
+        cost = cost_view(tariff, job, sums, Nap())
         reported = {row.account: row.gpu_us for row in by_job if row.key == job}
         assert {one.account: one.gpu_us for one in cost.accounts} == reported
         assert cost.gpu_us == sum(reported.values())

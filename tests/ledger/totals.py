@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from shoal.ledger.accounts import Account, Move, Place
@@ -15,6 +16,7 @@ class Totals:
         self.capacity: dict[tuple[int, str], int] = {}
         self.owners: dict[str, Owner] = {}
         self.machines: dict[str, Hardware] = {}
+        self.lent: Counter[str] = Counter()
 
     def put(self, entries: Iterable[Posting]) -> None:
         for entry in entries:
@@ -27,6 +29,8 @@ class Totals:
                 self.capacity[key] = self.capacity.get(key, 0) + amount
             self.owners.update(entry.owners)
             self.machines.update(entry.machines)
+            for (_, job), (_, lent_us) in entry.naps.items():
+                self.lent[job] += lent_us
 
     def _move(self, move: Move) -> None:
         places = [

@@ -24,6 +24,7 @@ class Account(enum.StrEnum):
     CLOSED = "closed"
     QUARANTINED = "quarantined"
     LOST = "lost"
+    ASLEEP = "asleep"
 
 
 class About(NamedTuple):
@@ -41,6 +42,7 @@ ABOUT: dict[Account, About] = {
     Account.WARM: About("serving, warm but idle", "overhead", 0),
     Account.STARTUP: About("start-up", "overhead", 200),
     Account.CHECKPOINT: About("checkpoint stall", "overhead", 200),
+    Account.ASLEEP: About("falling asleep or waking", "overhead", 200),
     Account.STRAGGLER: About("waiting for stragglers", "overhead", 500),
     Account.RECOMPUTE: About("lost to failures, done again", "wasted", 1000),
     Account.PREEMPTED: About("lost to preemption", "wasted", 1000),

@@ -10,15 +10,17 @@ from shoal.ledger.accounts import HOUR_MS, Place
 from shoal.ledger.book_state import BookState
 from shoal.ledger.free_time import settle_nodes
 from shoal.ledger.job_events import JOB_HANDLERS, hear_load
+from shoal.ledger.naps import settle_naps
 from shoal.ledger.node_events import NODE_HANDLERS, Handlers
 from shoal.ledger.postings import Posting, Postings
 from shoal.ledger.power import hear_power
+from shoal.ledger.sleep_events import SLEEP_HANDLERS
 from shoal.model import events as ev
 from shoal.model.progress import Progress
 from shoal.model.report import Report
 from shoal.model.service import ServiceLoad
 
-HANDLERS: Handlers = {**JOB_HANDLERS, **NODE_HANDLERS}
+HANDLERS: Handlers = {**JOB_HANDLERS, **SLEEP_HANDLERS, **NODE_HANDLERS}
 
 
 class Book:
@@ -64,6 +66,7 @@ class Book:
     def settle(self) -> None:
         """Book everything that is certain by now."""
         settle_nodes(self.postings)
+        settle_naps(self.postings)
 
     def drain(self) -> list[Posting]:
         return self.postings.drain()
@@ -74,6 +77,8 @@ class Book:
         amounts: dict[Place, int] = {}
         for job_id, job in self.cluster.jobs.items():
             for member in job.members.values():
+                if member.lent:
+                    continue
                 mark_ms = member.mark_ms
                 for account, ms, _ in members.pending_parts(job, member, now_ms):
                     end_ms = mark_ms + ms

@@ -76,6 +76,8 @@ class LastBeat(msgspec.Struct):
     save: int = 0
     busy: bool = False
     gap_ms: int = 0  # the longest time between two beats with news
+    napped: bool = False  # it slept since then, so the next one counts time that it slept
+    napped_wait: int = 0  # of `wait`: in those beats
 
 
 class Member(msgspec.Struct, kw_only=True):
@@ -91,6 +93,8 @@ class Member(msgspec.Struct, kw_only=True):
     running_ms: int = -1
     silent_ms: int = msgspec.field(default=-1, name="suspect_ms")  # its name before 0.2
     told: LastBeat | None = None
+    before: Account | None = None  # of a service's replica: its account before it slept
+    lent: int = 0  # thousandths of GPUs that it does not hold because it is asleep
 
 
 class Job(msgspec.Struct, kw_only=True):
@@ -116,6 +120,8 @@ class Job(msgspec.Struct, kw_only=True):
     wait_ms: int = 0  # when `wait_us` was computed
     wait_of: int = 0  # the number of members that it was computed from
     tellers: int = 0  # members that report steps
+    dozed_ms: int = -1  # since when it has been falling asleep, asleep or waking
+    asleep_ms: int = -1  # asleep, and noted up to then
 
 
 class Want(msgspec.Struct):

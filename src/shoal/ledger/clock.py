@@ -8,6 +8,7 @@ from shoal.ledger.accounts import HOUR_MS
 from shoal.ledger.book_state import Gap
 from shoal.ledger.free_time import settle_nodes, stands
 from shoal.ledger.members import settle, settle_hour
+from shoal.ledger.naps import settle_naps
 from shoal.ledger.postings import Postings
 
 # After a longer time without a controller, that time is unknown and is not booked.
@@ -63,12 +64,14 @@ def _unseen(postings: Postings, now_ms: int) -> None:
     if booked:
         return
     settle_nodes(postings)
+    settle_naps(postings)
     for node in cluster.nodes.values():
         node.mark_ms = now_ms
     for job_id, job in cluster.jobs.items():
         for member in job.members.values():
             settle(postings, job_id, job, member, cluster.now_ms)
             member.mark_ms = now_ms
+        job.asleep_ms = now_ms if job.asleep_ms >= 0 else -1
     cluster.now_ms = now_ms
 
 
@@ -87,6 +90,7 @@ def _end_delays(postings: Postings) -> None:
 
 def _close_hour(postings: Postings) -> None:
     settle_nodes(postings)
+    settle_naps(postings)
     for job_id, job in postings.cluster.jobs.items():
         if job.members:
             settle_hour(postings, job_id, job)

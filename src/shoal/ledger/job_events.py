@@ -10,6 +10,7 @@ from shoal.ledger.book_state import Job, Member, Owner
 from shoal.ledger.free_time import leaves, settle_node, stands
 from shoal.ledger.node_events import Handlers, unclaim, unreserve
 from shoal.ledger.postings import Postings
+from shoal.ledger.sleep_events import end_nap
 from shoal.model import events as ev
 from shoal.model.job import Outcome, StopCause
 from shoal.model.service import ServiceLoad
@@ -113,6 +114,9 @@ def _checkpointed(postings: Postings, event: ev.JobCheckpointed) -> None:
 def _stopping(postings: Postings, event: ev.JobStopping) -> None:
     job = postings.cluster.jobs[event.job]
     job.cause = event.cause
+    if job.asleep_ms >= 0:  # what is set aside for it to wake is no longer needed
+        unclaim(postings, job)
+    end_nap(postings, event.job, job)
     account = _stop_account(job, event.cause)
     for member in job.members.values():
         members.finish_step(postings, event.job, job, member, postings.cluster.now_ms, event.cause)
@@ -149,6 +153,7 @@ def _requeued(postings: Postings, event: ev.JobRequeued) -> None:
 
 def _end_attempt(postings: Postings, job_id: str, job: Job, cause: StopCause | None) -> None:
     """A job that saves has saved its work if it was asked to stop; a failure loses the work."""
+    end_nap(postings, job_id, job)
     for number in list(job.members):
         members.release(postings, job_id, job, number, cause)
     if cause in members.FAULTS:
@@ -197,6 +202,10 @@ def _serve_as(postings: Postings, job_id: str, account: Account) -> None:
     if job is None or job.cause is not None:
         return
     for member in job.members.values():
+        if member.account is Account.ASLEEP:
+            if account is Account.WARM:
+                member.before = account
+            continue
         ready = account is Account.WARM or member.account is not Account.STARTUP
         if member.running_ms >= 0 and member.account is not account and ready:
             members.settle(postings, job_id, job, member, postings.cluster.now_ms)

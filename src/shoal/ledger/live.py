@@ -260,6 +260,7 @@ class LiveLedger:
             rates = tariff.of_machine
             sums = await asyncio.to_thread(store.sums, by, since, until, rates, tenant=tenant)
             capacity = await asyncio.to_thread(store.capacity, since, until)
+            nap = await asyncio.to_thread(store.naps, since, until, tenant=tenant)
             sums += open_sums(store, tariff, self.book, open_, by, since, until, tenant)
         if tenant:
             capacity = sum(one.gpu_us for one in sums)
@@ -282,6 +283,7 @@ class LiveLedger:
             gpus=gpus,
             keys_max=TIMES_MAX if by in (By.DAY, By.HOUR) else KEYS_MAX,
             notes=notes,
+            nap=nap,
         )
 
     async def cost(self, job_id: str) -> CostView:
@@ -294,9 +296,10 @@ class LiveLedger:
             tariff = Tariff(self.prices, await asyncio.to_thread(store.machines), drawn)
             rates = tariff.of_machine
             sums = await asyncio.to_thread(store.sums, By.ACCOUNT, 0, forever, rates, job_id)
+            nap = await asyncio.to_thread(store.naps, 0, forever, job_id)
             mine = {place: amount for place, amount in open_.items() if place.job == job_id}
             sums += open_sums(store, tariff, self.book, mine, By.ACCOUNT, 0, forever)
-        return cost_view(tariff, job_id, sums)
+        return cost_view(tariff, job_id, sums, nap)
 
     def _well(self) -> LedgerStore:
         if self._store is None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from shoal.ledger.accounts import Account
 from shoal.ledger.book_state import Job, LastBeat, Member
 from shoal.ledger.free_time import settle_node
+from shoal.ledger.naps import settle_nap
 from shoal.ledger.postings import Part, Postings
 from shoal.model.job import StopCause
 from shoal.model.progress import Beat, Progress
@@ -95,7 +96,9 @@ def hear(postings: Postings, progress: Progress) -> None:
         beat.data_us - told.data,
         beat.save_us - told.save,
     )
-    if min(news) >= 0 and sum(news) >= 1000:
+    if member.account is Account.ASLEEP or told.napped:
+        _book_nap(postings, ref.job, job, member, beat)
+    elif min(news) >= 0 and sum(news) >= 1000:
         _book_news(postings, ref.job, job, member, beat, news)
     elif min(news) < 0:
         _remember(told, beat)  # it restarted its own count, or an old report came late
@@ -149,7 +152,7 @@ def _book_news(
     rest_ms = span_ms - explained_ms
     job.tellers += not told.steps
     _, wait_us, data_us, save_us = news
-    blameless_us = _blameless_us(postings, job, beat, beat.steps - told.steps)
+    blameless_us = _blameless_us(postings, job, beat, beat.steps - told.steps, told.napped_wait)
     straggler_us = max(0, wait_us - blameless_us)
     late = [
         (Account.STRAGGLER, straggler_us * explained_ms // total_us, False),
@@ -169,22 +172,37 @@ def _book_news(
     _remember(told, beat)
 
 
+def _book_nap(postings: Postings, job_id: str, job: Job, member: Member, beat: Beat) -> None:
+    """It counts time that the member slept, so it says nothing about the time since it is awake.
+    Then it worked, because it has just made a step."""
+    told = member.told
+    assert told is not None, "a beat with news is remembered"
+    if beat.steps > told.steps and member.account is not Account.ASLEEP:
+        account = Account.USEFUL if told.steps else Account.STARTUP
+        span_ms = postings.cluster.now_ms - member.mark_ms
+        postings.book_member(job_id, job, member, [(account, span_ms, False)])
+        told.napped = False
+    job.tellers += not told.steps and beat.steps > 0
+    told.napped_wait += max(0, beat.wait_us - told.wait)
+    _remember(told, beat)
+
+
 def _remember(told: LastBeat, beat: Beat) -> None:
     told.steps, told.step = beat.steps, beat.step
     told.compute, told.wait = beat.compute_us, beat.wait_us
     told.data, told.save = beat.data_us, beat.save_us
 
 
-def _blameless_us(postings: Postings, job: Job, beat: Beat, steps: int) -> int:
+def _blameless_us(postings: Postings, job: Job, beat: Beat, steps: int, napped_wait: int) -> int:
     """A collective takes time even if all members arrive at once: no member causes the wait that
     even the least waiting member has in a step."""
     now_ms = postings.cluster.now_ms
     if now_ms - job.wait_ms >= COMPARE_MS or job.tellers >= 2 * job.wait_of:
         job.wait_ms, job.wait_of = now_ms, max(1, job.tellers)
         tellers = [m.told for m in job.members.values() if m.told is not None and m.told.steps]
-        waits = [told.wait // told.steps for told in tellers]
+        waits = [max(0, told.wait - told.napped_wait) // told.steps for told in tellers]
         if beat.steps:
-            waits.append(beat.wait_us // beat.steps)
+            waits.append(max(0, beat.wait_us - napped_wait) // beat.steps)
         job.wait_us = min(waits, default=0)
     return job.wait_us * max(0, steps)
 
@@ -215,7 +233,9 @@ def release(
     node = postings.cluster.nodes[member.node]
     settle_node(postings, member.node, node)
     finish_step(postings, job_id, job, member, postings.cluster.now_ms, cause)
-    for gpu in member.gpus:
+    if job.asleep_ms >= 0:
+        settle_nap(postings, job_id, job)
+    for gpu in member.gpus if not member.lent else ():
         node.held[gpu] -= member.share
     node.whole -= job.whole_nodes
     here = node.members[job_id]

@@ -9,7 +9,7 @@ import msgspec
 from shoal.core.state.state import State
 from shoal.model import events as ev
 from shoal.model.budget import BudgetLevel
-from shoal.model.job import Job, Phase, StopCause
+from shoal.model.job import Job, Phase, SleepCause, StopCause
 from shoal.model.node import NodeHealth
 
 
@@ -23,7 +23,8 @@ def events_of(state: State, now_ms: int) -> Iterator[ev.Event]:
         yield ev.NodeJoined(
             at_ms=now_ms, node=node.id, spec=node.spec, incarnation=node.incarnation
         )
-        yield ev.NodeReady(at_ms=now_ms, node=node.id)
+        if node.health is not NodeHealth.JOINING:
+            yield ev.NodeReady(at_ms=now_ms, node=node.id)
         yield ev.NodeIntended(at_ms=now_ms, node=node.id, intent=node.intent)
         yield ev.NodeJudged(at_ms=now_ms, node=node.id, record=node.record)
     for job in state.jobs.values():
@@ -68,8 +69,25 @@ def _attempt(job: Job, now_ms: int) -> Iterator[ev.Event]:
                 node=member.slice.node,
                 code=member.code or 0,
             )
-    if job.phase in (Phase.RUNNING, Phase.STOPPING):
+    if job.phase is not Phase.STARTING:
         yield ev.JobRunning(at_ms=now_ms, job=job.id, attempt=job.attempt)
+    yield from _nap(job, now_ms)
     if job.phase is Phase.STOPPING:
         cause = job.stop_cause or StopCause.CANCEL
         yield ev.JobStopping(at_ms=now_ms, job=job.id, attempt=job.attempt, cause=cause, why="")
+
+
+def _nap(job: Job, now_ms: int) -> Iterator[ev.Event]:
+    """One that sleeps has lent its GPUs, perhaps to others that come before it here."""
+    lent = any(member.lent and not member.over for member in job.members)
+    if not lent and not job.napping:
+        return
+    cause = job.sleep_cause or SleepCause.USER
+    charges = tuple(member.host_mb for member in job.members)
+    yield ev.JobDozing(
+        at_ms=now_ms, job=job.id, attempt=job.attempt, cause=cause, host_mb=charges, why=""
+    )
+    if lent:
+        yield ev.JobAsleep(
+            at_ms=now_ms, job=job.id, attempt=job.attempt, took_ms=0, memory_mb=0, why=""
+        )

@@ -20,9 +20,11 @@ class Addition(msgspec.Struct):
     owners: dict[str, Owner] = {}
     machines: dict[str, Hardware] = {}
     power: dict[tuple[int, str], tuple[int, int]] = {}  # watt-ms, and the GPU time they cover
+    naps: dict[tuple[int, str], tuple[int, int]] = {}  # of jobs: ms asleep, and GPU time lent out
 
     def __bool__(self) -> bool:
-        return bool(self.amounts or self.capacity or self.owners or self.machines or self.power)
+        booked = self.amounts or self.capacity or self.power or self.naps
+        return bool(booked or self.owners or self.machines)
 
 
 Posting = Addition | Move

@@ -9,6 +9,7 @@ from fractions import Fraction
 from shoal.ledger.accounts import ABOUT, GPU_US_PER_GPU_MS, HOUR_MS, Account, Place
 from shoal.ledger.book import Book
 from shoal.ledger.book_state import Gap, Hardware
+from shoal.ledger.naps import Nap
 from shoal.ledger.power import Drawn, fitted
 from shoal.ledger.prices import NOTHING, Money, Rate, money, rate_of
 from shoal.ledger.store import HOURS_PER_DAY, LedgerStore, Sum
@@ -188,6 +189,7 @@ def view(
     gpus: int,
     keys_max: int,
     notes: list[str],
+    nap: Nap,
 ) -> LedgerView:
     told = rows(tariff, sums, by, keys_max)
     accounts = account_sums(tariff, sums, capacity)
@@ -210,10 +212,12 @@ def view(
         energy_wh=_told(whole.energy_wh),
         co2_g=_told(whole.co2_g),
         notes=[*notes, *tariff.notes()],
+        slept_ms=nap.slept_ms,
+        lent_gpu_us=nap.lent_us,
     )
 
 
-def cost_view(tariff: Tariff, job: str, sums: list[Sum]) -> CostView:
+def cost_view(tariff: Tariff, job: str, sums: list[Sum], nap: Nap) -> CostView:
     total = sum(one.gpu_us for one in sums)
     whole = _whole(tariff, sums)
     return CostView(
@@ -226,6 +230,8 @@ def cost_view(tariff: Tariff, job: str, sums: list[Sum]) -> CostView:
         energy_wh=_told(whole.energy_wh),
         co2_g=_told(whole.co2_g),
         notes=tariff.notes(),
+        slept_ms=nap.slept_ms,
+        lent_gpu_us=nap.lent_us,
     )
 
 

@@ -16,12 +16,14 @@ from shoal.database.base import Cursor, Database, Row
 from shoal.database.places import Place, closed, opened
 from shoal.ledger.accounts import Account, Move
 from shoal.ledger.book_state import BookState, Hardware, Owner
+from shoal.ledger.naps import Nap
 from shoal.ledger.postings import Addition, Posting
 from shoal.ledger.power import Drawn, by_machine
 from shoal.model.ledger import By
 from shoal.ports import StoreDamaged
 
-PART, VERSION = "ledger", 1
+PART, VERSION = "ledger", 2  # 2: naps, and their account
+STEPS = {1: ""}  # the new table is made where it is missing
 HOURS_PER_DAY = 24
 # Hours become days after this, and later jobs become the "older jobs" of their tenant and user: a
 # job that ended long ago is only part of a sum.
@@ -51,6 +53,9 @@ CREATE TABLE IF NOT EXISTS capacity (
 CREATE TABLE IF NOT EXISTS power (
     hour {integer}, machine {integer}, watt_ms {integer} NOT NULL, gpu_us {integer} NOT NULL,
     PRIMARY KEY (hour, machine)) {table_end};
+CREATE TABLE IF NOT EXISTS naps (
+    hour {integer}, owner {integer}, slept_ms {integer} NOT NULL, gpu_us {integer} NOT NULL,
+    PRIMARY KEY (hour, owner)) {table_end};
 CREATE TABLE IF NOT EXISTS book (
     one {integer} PRIMARY KEY CHECK (one = 1), seq {integer} NOT NULL, mirror {blob} NOT NULL);
 """
@@ -61,6 +66,8 @@ _ADD = {
     "gpu_us = capacity.gpu_us + excluded.gpu_us",
     "power": "ON CONFLICT (hour, machine) DO UPDATE SET gpu_us = power.gpu_us + excluded.gpu_us, "
     "watt_ms = power.watt_ms + excluded.watt_ms",
+    "naps": "ON CONFLICT (hour, owner) DO UPDATE SET gpu_us = naps.gpu_us + excluded.gpu_us, "
+    "slept_ms = naps.slept_ms + excluded.slept_ms",
 }
 _LIVE = "(SELECT owner FROM live_owners)"
 _TOTAL = "CAST(sum(gpu_us) AS BIGINT)"  # PostgreSQL's sums are of another type
@@ -96,7 +103,8 @@ class LedgerStore:
         self._owners: dict[str, int] = {}
         self._database: Database = opened(place, durable=False)
         try:
-            self._database.prepare(PART, VERSION, _SCHEMA.format(**self._database.words._asdict()))
+            schema = _SCHEMA.format(**self._database.words._asdict())
+            self._database.prepare(PART, VERSION, schema, STEPS)
             with self._database.transaction() as cursor:
                 self._owners = _owners(cursor, {"": Owner("", "", "")})
         except BaseException:
@@ -174,6 +182,10 @@ class LedgerStore:
             f"INSERT INTO power VALUES (?, ?, ?, ?) {_ADD['power']}",
             [(hour, self._machines[n], *both) for (hour, n), both in adds.power.items()],
         )
+        cursor.executemany(
+            f"INSERT INTO naps VALUES (?, ?, ?, ?) {_ADD['naps']}",
+            [(hour, self._owner_of(cursor, j), *both) for (hour, j), both in adds.naps.items()],
+        )
 
     def _move(self, cursor: Cursor, move: Move) -> None:
         owner = self._owner_of(cursor, move.job)
@@ -217,10 +229,12 @@ class LedgerStore:
             )
             self._merge(cursor, "capacity", "machine", where, old)
             self._merge(cursor, "power", "machine", where, old)
+            self._merge(cursor, "naps", "owner", where, old)
             self._forget_jobs(cursor, now_hour - JOBS_KEPT_HOURS)
 
     def _merge(self, cursor: Cursor, table: str, keys: str, where: str, old: int) -> None:
-        sums = "sum(watt_ms), sum(gpu_us)" if table == "power" else "sum(gpu_us)"
+        more = {"power": "sum(watt_ms), ", "naps": "sum(slept_ms), "}
+        sums = f"{more.get(table, '')}sum(gpu_us)"
         cursor.execute(
             f"INSERT INTO {table} SELECT hour / 24 * 24, {keys}, {sums} FROM {table} "
             f"WHERE {where} GROUP BY hour / 24 * 24, {keys} {_ADD[table]}",
@@ -248,6 +262,7 @@ class LedgerStore:
             (OLDER_JOBS, OLDER_JOBS, before),
         )
         cursor.execute(f"DELETE FROM amounts WHERE {gone}", (OLDER_JOBS, before))
+        cursor.execute("DELETE FROM naps WHERE owner NOT IN (SELECT owner FROM amounts)")
         cursor.execute(
             f"DELETE FROM owners WHERE job NOT IN ('', ?) AND id NOT IN {_LIVE} "
             "AND id NOT IN (SELECT owner FROM amounts)",
@@ -302,6 +317,17 @@ class LedgerStore:
             f"SELECT {_TOTAL} FROM capacity WHERE hour >= ? AND hour < ?", (since, until)
         )
         return rows[0][0] or 0
+
+    def naps(self, since: int, until: int, job: str = "", tenant: str = "") -> Nap:
+        """How long jobs slept in these hours, and how much GPU time they lent out by that."""
+        own = [(column, value) for column, value in (("job", job), ("tenant", tenant)) if value]
+        [(slept_ms, lent_us)] = self._database.read(
+            f"SELECT CAST(sum(slept_ms) AS BIGINT), {_TOTAL} FROM naps "
+            "JOIN owners ON owner = owners.id WHERE hour >= ? AND hour < ? "
+            + "".join(f"AND owners.{column} = ? " for column, _ in own),
+            (since, until, *(value for _, value in own)),
+        )
+        return Nap(slept_ms or 0, lent_us or 0)
 
     def drawn(self, since: int, until: int) -> dict[int, Drawn]:
         """Power of machines whose GPUs reported it; others are left out."""

@@ -65,6 +65,9 @@ class LedgerView(msgspec.Struct, frozen=True, kw_only=True):
     energy_wh: float | None = None
     co2_g: float | None = None
     notes: list[str] = []  # remarks for the reader, one line each
+    # A memo, not part of the sum: how long jobs were asleep, and the GPU time that they lent out.
+    slept_ms: int = 0
+    lent_gpu_us: int = 0
 
 
 class CostView(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,3 +82,5 @@ class CostView(msgspec.Struct, frozen=True, kw_only=True):
     energy_wh: float | None = None
     co2_g: float | None = None
     notes: list[str] = []
+    slept_ms: int = 0  # a memo, not part of the sum: how long it was asleep
+    lent_gpu_us: int = 0  # the GPU time that it did not hold meanwhile

@@ -165,6 +165,9 @@ def _cost(cost: CostView | None) -> list[str]:
         for one in sorted(cost.accounts, key=lambda one: -one.gpu_us):
             share = 100 * one.gpu_us / cost.gpu_us
             lines.append(f"  {_gpu_time(one.gpu_us)} ({share:.0f} %) {one.title}")
+    if cost.slept_ms:
+        lent = f"slept {duration_text(cost.slept_ms)}, and lent out {_gpu_time(cost.lent_gpu_us)}"
+        lines.append(f"{lent} by that, which are not part of the total")
     return [" " * INDENT + line for line in lines]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shoal.cli.screen.show import Cell, Column, line, note, table
-from shoal.ledger.accounts import Account
+from shoal.ledger.accounts import ABOUT
 from shoal.model.node import NodeSpec
 from shoal.sim.replay.metrics import (
     FIGURES,
@@ -80,7 +80,7 @@ def _print_accounts(summaries: list[Summary]) -> None:
     columns = [Column("WHERE GPU TIME WENT")]
     columns += [Column(summary.policy, right=True) for summary in summaries]
     rows: list[list[str | Cell]] = []
-    for account in (one for one in Account if one in titles):
+    for account in (one for one in ABOUT if one in titles):
         found = [
             next((one for one in summary.accounts if one.account == account), None)
             for summary in summaries

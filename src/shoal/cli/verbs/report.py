@@ -101,6 +101,7 @@ def moment_ms(flag: str, text: str, now_ms: int) -> int:
 
 def _print(view: LedgerView) -> None:
     from shoal.cli.screen import show
+    from shoal.forms.units import duration_text
 
     began, ended = moment_text(view.from_ms), moment_text(view.to_ms)
     if view.from_ms < view.began_ms < view.to_ms:
@@ -113,6 +114,10 @@ def _print(view: LedgerView) -> None:
             _print_accounts(view)
         else:
             _print_keys(view)
+        if view.slept_ms:
+            slept, lent = duration_text(view.slept_ms), gpu_hours(view.lent_gpu_us)
+            told = f"jobs slept {slept} in all, and lent out {lent} GPU-hours by that"
+            show.line(f"memo, not part of the sum: {told}", "dim")
     for note in view.notes:
         show.note(f"note: {note}")
 

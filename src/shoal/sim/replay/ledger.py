@@ -93,4 +93,5 @@ class ReplayLedger:
             gpus=sum(node.gpus for node in self._book.cluster.nodes.values()),
             keys_max=1,
             notes=[],
+            nap=self._store.naps(0, until),
         )

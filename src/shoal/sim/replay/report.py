@@ -37,6 +37,7 @@ ACCOUNT_COLOURS = {
     "warm": "#9fd3a5",
     "startup": "#72b7b2",
     "checkpoint": "#86a8d1",
+    "asleep": "#3b6ea8",
     "straggler": "#eeca3b",
     "recompute": "#e45756",
     "preempted": "#ff9da6",
