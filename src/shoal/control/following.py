@@ -152,7 +152,6 @@ class Following(ControlLoop):
         self.as_of_ms = self.clock.now_ms()
         if self._is_other_log(rows):
             await self._load_again()
-            self._notify(list(self._watchers))
             return
         rows = rows[1:] if self.last_seq else rows
         if not rows:
@@ -196,6 +195,7 @@ class Following(ControlLoop):
         self._newest = None
         self._trouble = ""
         self._gate.set()
+        self._notify(list(self._watchers))
 
     def _note(self, reason: str) -> None:
         self._trouble = self._trouble if self.readable else f"the database is away: {reason}"
