@@ -192,13 +192,22 @@ class Client(Caller, FlowCalls, IdentityCalls, SecretCalls, FileCalls, NoticeCal
         return self._call("GET", list[JobRow], "jobs", **query)
 
     def job(self, job_id: str, *, wait_for: str = "", wait_s: float = 0) -> JobView:
-        """With `wait_for` ("running" or "finished") it returns when the job has reached that state,
-        or after `wait_s` (30 at most): look at the state."""
+        """With `wait_for` ("running", "asleep" or "finished") it returns when the job has reached
+        that state, or after `wait_s` (30 at most): look at the state."""
         query: dict[str, Any] = {"wait_for": wait_for, "wait_s": wait_s} if wait_for else {}
         return self._call("GET", JobView, "jobs", job_id, **query)
 
     def cancel(self, job_id: str) -> Done:
         return self._call("POST", Done, "jobs", job_id, "cancel")
+
+    def sleep(self, job_id: str) -> Done:
+        """Puts a running job to sleep: it holds memory of its nodes, and no GPU and no CPU. Returns
+        at once; `job(job_id, wait_for="asleep", wait_s=30)` waits."""
+        return self._call("POST", Done, "jobs", job_id, "sleep")
+
+    def wake(self, job_id: str) -> Done:
+        """Wakes a job as soon as there is room: it goes on where it stopped. Returns at once."""
+        return self._call("POST", Done, "jobs", job_id, "wake")
 
     def requeue(self, job_id: str, key: str = "") -> Done:
         """Stops the job and runs it again. A job that has ended is submitted again, as a new job

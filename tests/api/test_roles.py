@@ -83,6 +83,15 @@ TABLE: dict[tuple[str, str], tuple[Ask, ...]] = {
         Ask("/v1/jobs/{done}/sessions", SESSION),
     ),
     ("POST", "/v1/jobs/{job_id:str}/cancel"): (Ask("/v1/jobs/{job}/cancel"),),
+    ("POST", "/v1/jobs/{job_id:str}/sleep"): (
+        Ask("/v1/jobs/{job}/sleep"),
+        Ask("/v1/jobs/{done}/sleep"),
+        Ask("/v1/jobs/{waiting}/sleep"),
+    ),
+    ("POST", "/v1/jobs/{job_id:str}/wake"): (
+        Ask("/v1/jobs/{job}/wake"),
+        Ask("/v1/jobs/{done}/wake"),
+    ),
     ("POST", "/v1/jobs/{job_id:str}/retry"): (Ask("/v1/jobs/{done}/retry"),),
     ("POST", "/v1/jobs/{job_id:str}/requeue"): (
         Ask("/v1/jobs/{done}/requeue?key=again"),

@@ -194,8 +194,8 @@ SENTENCES: list[tuple[Event, str]] = [
         "j7 goes on: no memory",
     ),
     (
-        JobTouched(at_ms=0, job="j7", attempt=1, why="ann ran shoal exec"),
-        "j7 is to wake: ann ran shoal exec",
+        JobTouched(at_ms=0, job="j7", attempt=1, why="is to wake, because ann ran it"),
+        "j7 is to wake, because ann ran it",
     ),
     (
         JobTouched(at_ms=0, job="j7", attempt=1, why="put to sleep by ann", wants=False),

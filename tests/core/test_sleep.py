@@ -59,7 +59,7 @@ def test_a_sleeper_gives_its_gpu_to_another_job_and_gets_it_back() -> None:
     assert made.job(job).phase is Phase.ASLEEP
     why = explain(made.state, made.job(job), made.policy, made.now_ms)
     room = f"it sleeps on a, where 1 GPU, 1 CPU is not free; {other} run there"
-    assert why == f"is to wake, says ann; {room}"
+    assert why == f"is to wake, because ann asked; {room}"
     made.end(other)
     assert made.job(job).phase is Phase.WAKING
     assert Wake in [type(command) for command in made.last.commands]
@@ -156,3 +156,28 @@ def test_more_jobs_than_gpus_take_turns() -> None:
     rouse(made, first)
     assert made.job(first).phase is Phase.RUNNING
     assert made.job(second).phase is Phase.ASLEEP
+
+
+def test_a_sleeper_wakes_when_an_open_session_of_it_is_used_and_each_use_counts_once() -> None:
+    made = cluster()
+    job = made.run(gpus=1)
+    ref = MemberRef(job, 1, 0)
+    made.books["a"].touch(ref)  # while it is awake: that is nothing new
+    made.ask(SleepJob(job, "ann"))
+    nap(made, job)
+    made.hear("a")
+    assert made.job(job).phase is Phase.ASLEEP
+    other = made.run(gpus=1)
+    made.books["a"].touch(ref)
+    made.hear("a")
+    assert made.job(job).wants
+    assert made.job(job).why == "is to wake, because an open session of it was used"
+    made.ask(SleepJob(job, "ann"))  # it sleeps on, although the node still reports that touch
+    made.hear("a")
+    assert not made.job(job).wants
+    made.books["a"].touch(ref)
+    made.hear("a")
+    made.end(other)
+    rouse(made, job)
+    assert made.job(job).phase is Phase.RUNNING
+    assert made.books["a"].report().touched == ()

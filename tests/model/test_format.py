@@ -38,6 +38,7 @@ GATED: dict[str, str] = {
     "NodeSpec.remaps": "as NodeSpec.sleep",
     "Refusal": "it is in an agent's report, and an older head skips that field",
     "Slept": "as Refusal",
+    "Touched": "as Refusal",
     "Uses": "as Refusal",
     "Woke": "as Refusal",
 }

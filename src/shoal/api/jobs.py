@@ -1,4 +1,4 @@
-"""The API of jobs: submit, list, wait for, cancel and requeue them, and read their output."""
+"""The API of jobs: submit, list, wait for, stop and wake them, and read their output."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from shoal.core.state.apply_array import parts_of
 from shoal.model.finding import JobFilter
 from shoal.model.ids import array_of
 from shoal.model.job import Job, JobSpec, MemberRef, Phase
-from shoal.model.report import Cancel, Refused, Requeue, Submit
+from shoal.model.report import Cancel, Refused, Requeue, SleepJob, Submit, WakeJob
 from shoal.model.report import Retry as RetryElements
 from shoal.model.views import Done, JobRow, JobView, LogView, Submission, WhyView
 
@@ -105,7 +105,7 @@ class Jobs(Controller):
         self,
         reach: Reach,
         job_id: str,
-        wait_for: Literal["", "running", "finished"] = "",
+        wait_for: Literal["", "running", "asleep", "finished"] = "",
         wait_s: WaitS = 0,
     ) -> JobView:
         loop, job = reach.loop, reach.job(job_id)
@@ -130,6 +130,16 @@ class Jobs(Controller):
             return Done(id=job.id, note=f"it has already ended: {job_state(job)}")
         answer = accepted(said)
         return Done(id=answer.id, note=answer.note)
+
+    @post("/{job_id:str}/sleep", status_code=200, opt=Needs.WRITE.opt)
+    async def sleep(self, reach: Reach, job_id: str) -> Done:
+        """Put the running job to sleep, until it is used or woken."""
+        return await _nap(reach, job_id, SleepJob(job_id, reach.name))
+
+    @post("/{job_id:str}/wake", status_code=200, opt=Needs.WRITE.opt)
+    async def wake(self, reach: Reach, job_id: str) -> Done:
+        """Wake the job as soon as there is room."""
+        return await _nap(reach, job_id, WakeJob(job_id, reach.name))
 
     @post("/{job_id:str}/requeue", status_code=200, opt=Needs.WRITE.opt)
     async def requeue(self, reach: Reach, job_id: str, key: Key = "") -> Done:
@@ -225,6 +235,18 @@ async def _ended(reach: Reach, job_id: str) -> Job:
     return reach.job(job_id)
 
 
+async def _nap(reach: Reach, job_id: str, request: SleepJob | WakeJob) -> Done:
+    job = reach.job(job_id)
+    if job.phase is not Phase.FINISHED:
+        said = await reach.loop.request(request)
+        if not (isinstance(said, Refused) and said.missing):
+            answer = accepted(said)
+            return Done(id=answer.id, note=answer.note)
+        job = await _ended(reach, job_id)  # since we looked
+    what = "put to sleep" if isinstance(request, SleepJob) else "woken"
+    raise Refusal(422, f"{job.id} cannot be {what}: it has ended ({job_state(job)})", "job")
+
+
 async def _live(reach: Reach, wanted: JobFilter) -> list[Job]:
     """Live jobs that match, looked at in parts so that others get their turn. Arrays are among
     them, and their elements are not, unless one array is named."""
@@ -252,6 +274,8 @@ def _reached(job: Job, goal: str) -> bool:
     """A finished job counts as having reached any phase."""
     if job.phase is Phase.FINISHED:
         return True
+    if goal == "asleep":  # or it is known that it will not be
+        return job.phase is not Phase.DOZING
     return goal == "running" and job.phase is Phase.RUNNING
 
 

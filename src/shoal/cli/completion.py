@@ -97,6 +97,8 @@ ARGUMENTS: dict[tuple[str, str], Source] = {
     ("cancel", "jobs"): _live,
     ("requeue", "jobs"): _jobs,
     ("retry", "jobs"): _jobs,
+    ("sleep", "jobs"): _live,
+    ("wake", "jobs"): _live,
     ("service", "name"): _services,
     ("serve", "words"): _services,
     ("cordon", "nodes"): _nodes,

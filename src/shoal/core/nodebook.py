@@ -31,6 +31,7 @@ from shoal.model.report import (
     Refusal,
     Slept,
     Still,
+    Touched,
     Uses,
     Woke,
 )
@@ -65,6 +66,7 @@ class NodeBook:
         self.waking: dict[MemberRef, None] = {}
         self.woke: dict[MemberRef, Woke] = {}
         self.refused: dict[MemberRef, Refusal] = {}
+        self.touched: dict[MemberRef, int] = {}  # since they fell asleep
         self.uses: tuple[Uses, ...] = ()  # for the report
         self.checks: dict[str, CheckResult] = {}
         self.prepared: dict[str, Prepare] = {}
@@ -130,6 +132,7 @@ class NodeBook:
             case Sleep():
                 if ref in self.alive and self._may_doze(ref):
                     self.woke.pop(ref, None)
+                    self.touched.pop(ref, None)
                     self.dozing[ref] = None
                     todo.append(command)
             case Wake():
@@ -165,7 +168,13 @@ class NodeBook:
         if self.dozing.pop(ref, 0) is None:
             self.refused[ref] = Refusal(ref, why)
 
+    def touch(self, ref: MemberRef) -> None:
+        """Somebody uses the member, and it has to be awake for that."""
+        if ref in self.dozing or ref in self.asleep:
+            self.touched[ref] = self.touched.get(ref, 0) + 1
+
     def awoke(self, ref: MemberRef, took_ms: int) -> None:
+        self.touched.pop(ref, None)
         if self.waking.pop(ref, 0) is None:
             self.woke[ref] = Woke(ref, took_ms)
 
@@ -203,7 +212,7 @@ class NodeBook:
         fault: Fault = Fault.NONE,
     ) -> None:
         books = (self.alive, self.getting, self.dozing, self.asleep, self.waking, self.woke)
-        for book in (*books, self.refused):
+        for book in (*books, self.refused, self.touched):
             book.pop(ref, None)
         stopped = ref in self.stopping and ref not in self.ended
         self.stopping.pop(ref, None)
@@ -272,5 +281,6 @@ class NodeBook:
             waking=tuple(self.waking),
             woke=tuple(self.woke.values()),
             refused=tuple(self.refused.values()),
+            touched=tuple(Touched(ref, times) for ref, times in self.touched.items()),
             uses=self.uses,
         )

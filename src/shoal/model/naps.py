@@ -29,6 +29,14 @@ class Woke(msgspec.Struct, frozen=True):
     took_ms: int = 0
 
 
+class Touched(msgspec.Struct, frozen=True):
+    """A member that somebody has used through an open session since it fell asleep, and how
+    often."""
+
+    ref: MemberRef
+    times: int
+
+
 class Refusal(msgspec.Struct, frozen=True):
     """A member that could not be put to sleep, and why; it is awake."""
 

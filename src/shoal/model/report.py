@@ -21,6 +21,7 @@ from shoal.model.kept import Copied
 from shoal.model.labels import LabelKey, LabelValue
 from shoal.model.naps import Refusal as Refusal
 from shoal.model.naps import Slept as Slept
+from shoal.model.naps import Touched as Touched
 from shoal.model.naps import Uses as Uses
 from shoal.model.naps import Woke as Woke
 from shoal.model.node import LabelChange, NodeIntent, NodeSpec
@@ -93,6 +94,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     waking: tuple[MemberRef, ...] = ()
     woke: tuple[Woke, ...] = ()
     refused: tuple[Refusal, ...] = ()
+    touched: tuple[Touched, ...] = ()
     uses: tuple[Uses, ...] = ()
 
 

@@ -40,12 +40,16 @@ class SessionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class SessionView(msgspec.Struct, frozen=True, kw_only=True):
-    """The node was told; it enters the meeting within seconds."""
+    """The node was told; it enters the meeting within seconds. `waking`: it was not told, because
+    the job is asleep or waking; it is woken now, and the sender asks again. `why` says what it
+    waits for."""
 
     job: str
     attempt: int
     member: int
     node: str
+    waking: str = ""
+    why: str = ""
 
 
 class SessionOrder(msgspec.Struct, frozen=True, kw_only=True):

@@ -157,6 +157,8 @@ class AsyncClient:
     cancel = _call(Client.cancel)
     requeue = _call(Client.requeue)
     retry = _call(Client.retry)
+    sleep = _call(Client.sleep)
+    wake = _call(Client.wake)
     logs = _call(Client.logs)
     files = _call(Client.files)
     fetch = _call(Client.fetch)

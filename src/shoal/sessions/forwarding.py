@@ -20,7 +20,7 @@ class Forward:
     """Listens on 127.0.0.1 until it is closed. Its connections reach the member that runs when they
     are made: after a restart of the job or of the head, new ones work again. `target`: called for
     the job and its member each time a session begins. `problem` gets a line for each connection
-    that could not be made."""
+    that could not be made, and one if the job has to be woken first."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Forward:
         try:
             self._listeners = [_listener(local) for local, _ in ports]
             self.ports: list[int] = [one.getsockname()[1] for one in self._listeners]
-            self._session = Session(client, Kind.FORWARD)
+            self._session = Session(client, Kind.FORWARD, tell=problem)
             self._session.begin(*target())
             self._turn = asyncio.Lock()
             begun = asyncio.run_coroutine_threadsafe(self._serve(ports), self._session.loop)

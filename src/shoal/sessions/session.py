@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 ENTER_S_MAX = 30.0  # for the node to enter the meeting
 ASK_AGAIN_S = 5.0  # a message to a node may be lost
+WAKE_S_MAX = 600.0  # for a job that is asleep: its GPUs may be in use
+WAKE_LOOK_S = 5.0
 LOST_S_MAX = 120.0  # without the node; then the session is over
 CLOSE_S_MAX = 2.0
 LATER = 4000  # the code with which we close a connection that the node should open again
@@ -39,19 +42,21 @@ class NotBegun(ShoalError):
 
 class Session(Host):
     """One at a time with one member; after the member's end it may begin again with the next.
-    `said` gets the node's words, in the loop's thread."""
+    `said` gets the node's words, in the loop's thread. `tell` gets lines about what a session that
+    begins waits for."""
 
     def __init__(
         self,
         client: Client,
         kind: Kind,
         said: Callable[[Word], None] = lambda _: None,
+        tell: Callable[[str], None] = lambda _: None,
         **wanted: Any,
     ) -> None:
         super().__init__(client.endpoint, lambda _end, _way: None)
         self._client = client
         self._kind, self._wanted = kind, wanted
-        self._said = said
+        self._said, self._tell = said, tell
         self._opened = False
         self.streams = Streams(self._hear)
         self.fixed: list[Stream] = []
@@ -83,7 +88,7 @@ class Session(Host):
         self._arrived.clear()
         request = SessionRequest(kind=self._kind, member=member, **self._wanted)
         for _ in range(int(ENTER_S_MAX / ASK_AGAIN_S)):
-            view = self.view = self._client.open_session(job, request)
+            view = self.view = self._woken(job, request)
             if self._arrived.wait(ASK_AGAIN_S):
                 break
         else:
@@ -93,6 +98,22 @@ class Session(Host):
         ended = self.ended
         if ended is not None and ended.why:
             raise NotBegun(ended)
+
+    def _woken(self, job: str, request: SessionRequest) -> SessionView:
+        """A job that is asleep is woken first, however often it falls asleep again."""
+        since, told = time.monotonic(), [""]
+        while (view := self._client.open_session(job, request)).waking:
+            if time.monotonic() - since > WAKE_S_MAX:
+                message = f"{job} is still {view.waking} after {WAKE_S_MAX:.0f} s"
+                raise ShoalError(f"{message}: {view.why}; see: shoal why {job}")
+            text = f"{job} is {view.waking}: {view.why}"
+            if len(told) == 1:
+                text = f"{job} is {view.waking}; waking it ..."
+            if text not in told[-2:]:
+                told.append(text)
+                self._tell(text)
+            self._client.job(job, wait_for="running", wait_s=WAKE_LOOK_S)
+        return view
 
     def _refused(self, job: str, member: int) -> None:
         """Without a meeting nothing begins; but the head says in words why we may not."""

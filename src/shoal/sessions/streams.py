@@ -174,6 +174,7 @@ class Streams:
     ) -> None:
         self._said = said
         self._opened = opened
+        self.used: Callable[[], None] = lambda: None  # called when bytes or a connection come
         self._streams: dict[int, Stream] = {}
         self._next = FIRST_OPENED
         self.reliable = Reliable(self._deliver)
@@ -233,10 +234,13 @@ class Streams:
         if kind == SAY:
             self._said(_words.decode(body))
         elif kind == OPEN:
+            self.used()
             self._open_asked(number, body)
         elif (stream := self._streams.get(number)) is not None:
             stream.heard(kind, body)
-            if kind == RESET:
+            if kind == DATA:
+                self.used()
+            elif kind == RESET:
                 self.forget(number)
             elif kind == END:
                 self.tidy(number, stream)

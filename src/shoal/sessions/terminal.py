@@ -43,14 +43,16 @@ def converse(
     *,
     interactive: bool,
     terminal: bool,
+    tell: Callable[[str], None],
 ) -> Outcome:
-    """Runs until the process on the node has ended, or the user detaches from it."""
+    """Runs until the process on the node has ended, or the user detaches from it. `tell` gets a
+    line if the job has to be woken first."""
     size = shutil.get_terminal_size()
     wanted: dict[str, Any] = {"command": command}
     if terminal:
         kind_of_terminal = os.environ.get("TERM", "") or "xterm"
         wanted |= {"terminal": kind_of_terminal, "rows": size.lines, "columns": size.columns}
-    session = Session(client, kind, **wanted)
+    session = Session(client, kind, tell=tell, **wanted)
     try:
         session.begin(*target)
         keys = Keys() if kind is Kind.ATTACH and interactive else None
@@ -61,9 +63,11 @@ def converse(
         session.close()
 
 
-def relay(client: Client, target: tuple[str, int], **wanted: Any) -> int:
+def relay(
+    client: Client, target: tuple[str, int], tell: Callable[[str], None], **wanted: Any
+) -> int:
     """Bytes between our input and output and an SSH server on the node."""
-    session = Session(client, Kind.SSH, **wanted)
+    session = Session(client, Kind.SSH, tell=tell, **wanted)
     try:
         session.begin(*target)
         outcome = _join(session, True, None)

@@ -41,6 +41,7 @@ class Sessions:
         if any((one.order.ref, one.order.request.meeting) == same for one in self._visits):
             return
         visit = Visit(self._directory, order)
+        visit.streams.used = lambda: self._book.touch(order.ref)
         task = asyncio.create_task(visit.run(self._act(order)))
         self._visits[visit] = task
         task.add_done_callback(lambda done: self._gone(visit, done))

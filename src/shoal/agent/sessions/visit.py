@@ -17,7 +17,7 @@ from shoal.agent.sessions.door import enter
 from shoal.meeting import DONE, ws_error
 from shoal.model.session import SessionOrder
 from shoal.sessions.reliable import Broken
-from shoal.sessions.streams import Ended, Stream, Streams, Word
+from shoal.sessions.streams import Ended, Signal, Stream, Streams, Word
 
 log = logging.getLogger("shoal.agent")
 
@@ -79,6 +79,8 @@ class Visit:
             await task
 
     def _hear(self, word: Word) -> None:
+        if isinstance(word, Signal):
+            self.streams.used()
         self.heard(word)
 
     def _open(self, stream: Stream, about: bytes) -> None:

@@ -43,6 +43,8 @@ def connect(job: JobView, home: Path, port: int, *, browser: bool, json: bool) -
 def _wait(retry: cluster.Retry, job: JobView, *, quiet: bool) -> Server:
     with show.Spinner(quiet=quiet) as spinner:
         while True:
+            if retry(lambda client: client.job(job.id)).state in ("dozing", "asleep"):
+                retry(lambda client: client.wake(job.id))
             seen = retry(lambda client: client.job(job.id, wait_for="running", wait_s=LOOK_S))
             if seen.state == "running" or seen.finished_ms is not None:
                 server = environment.server_of(retry, job.id, LOOK_S)

@@ -41,7 +41,7 @@ def about_sleep(event: SleepHappening) -> str:
         case SleepRefused():
             return f"goes on: {event.why}"
         case JobTouched():
-            return f"is to wake: {event.why}" if event.wants else f"stays asleep: {event.why}"
+            return event.why if event.wants else f"stays asleep: {event.why}"
         case JobWaking():
             return event.why
         case MembersAwake():

@@ -7,6 +7,7 @@ from pathlib import Path
 from shoal.cli.command import Argument, verb
 
 LOOK_S = 10.0
+ENTERED = ("running", "dozing", "asleep", "waking")  # a session can begin; a sleeper is woken
 
 
 @verb(Argument("job", "JOB[.MEMBER]", "An interactive job."))
@@ -38,11 +39,11 @@ def follow_terminal(job: str, home: Path) -> int:
 
     with Retry(home) as retry:
         view = retry(lambda client: client.job(job, wait_for="running", wait_s=1))
-        if view.finished_ms is None and view.state != "running":
+        if view.finished_ms is None and view.state not in ENTERED:
             note(
                 f"[{job} is {view.state}: {view.why}; Ctrl-C leaves it, shoal attach {job} returns]"
             )
-        while view.finished_ms is None and view.state != "running":
+        while view.finished_ms is None and view.state not in ENTERED:
             view = retry(lambda client: client.job(job, wait_for="running", wait_s=LOOK_S))
     return join_terminal((job, 0), home)
 
@@ -54,7 +55,7 @@ def join_terminal(target: tuple[str, int], home: Path) -> int:
     from shoal.sessions.terminal import converse
 
     with cluster.connect(home) as client:
-        found = converse(client, Kind.ATTACH, target, interactive=True, terminal=True)
+        found = converse(client, Kind.ATTACH, target, interactive=True, terminal=True, tell=note)
     if found.detached:
         note("")  # the line that the terminal was in
         note(f"[detached; {target[0]} goes on: shoal attach {target[0]}]")

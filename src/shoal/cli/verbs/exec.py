@@ -39,8 +39,9 @@ def exec(words: tuple[str, ...], interactive: bool, tty: bool, json: bool, home:
     It runs as the job's Unix user, in its container, within its limits, in its
     working directory and with its variables, such as CUDA_VISIBLE_DEVICES.
     Without a command, it is a shell, with -it if you are at a terminal. It
-    ends with the job's member. The exit code is the command's own; 255 means
-    that the connection or the job ended first.
+    ends with the job's member. A job that is asleep is woken first. The exit
+    code is the command's own; 255 means that the connection or the job ended
+    first.
 
     Examples:
       shoal exec j7
@@ -70,7 +71,13 @@ def exec(words: tuple[str, ...], interactive: bool, tty: bool, json: bool, home:
         try:
             command = tuple(words[1:])
             found = converse(
-                client, Kind.EXEC, target, command, interactive=interactive, terminal=tty
+                client,
+                Kind.EXEC,
+                target,
+                command,
+                interactive=interactive,
+                terminal=tty,
+                tell=note,
             )
         except NotBegun as error:
             print_error(str(error))

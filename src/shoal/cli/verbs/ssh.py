@@ -69,6 +69,7 @@ def ssh_proxy(name: str, json: bool, home: Path) -> int:  # noqa: ARG001
       shoal ssh-proxy shoal-j7
     """
     from shoal.cli import cluster
+    from shoal.cli.screen.show import note
     from shoal.cli.verbs.forward import target_of
     from shoal.sessions import sshkeys
     from shoal.sessions.terminal import relay
@@ -76,4 +77,4 @@ def ssh_proxy(name: str, json: bool, home: Path) -> int:  # noqa: ARG001
     found = sshkeys.keys()
     with cluster.connect(home) as client:
         target = target_of(client, name.removeprefix(PREFIX), None)()
-        return relay(client, target, public_key=found.public, host_key=found.host)
+        return relay(client, target, note, public_key=found.public, host_key=found.host)

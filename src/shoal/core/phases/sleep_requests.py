@@ -36,7 +36,7 @@ def wake(round_: Round, request: WakeJob) -> Answer:
         return Refused("job", f"{job.id} is not asleep: it is {job.phase.value}")
     if job.wants:
         return Accepted(job.id, "it wakes as soon as there is room")
-    touch(round_, job, request.why or f"is to wake, says {request.who}")
+    touch(round_, job, request.why or f"is to wake, because {request.who} asked")
     return Accepted(job.id)
 
 

@@ -68,6 +68,7 @@ def hear_sleep(round_: Round, node: Node, inventory: NodeReport) -> None:
     state.heard.uses.pop(node.id, None)
     if inventory.uses:
         state.heard.uses[node.id] = {one.ref: one.gpu_mb for one in inventory.uses}
+    _hear_touches(round_, node, inventory)
     if not state.napping:
         return
     here = state.placed[node.id]
@@ -76,6 +77,21 @@ def hear_sleep(round_: Round, node: Node, inventory: NodeReport) -> None:
             _fall_asleep(round_, node, job, inventory)
         elif job.phase is Phase.WAKING:
             _awake(round_, job, inventory)
+
+
+def _hear_touches(round_: Round, node: Node, inventory: NodeReport) -> None:
+    """Somebody typed into a session with a sleeper, or connected to a port of it. Each touch counts
+    once, because its job may have been put to sleep again since."""
+    state = round_.state
+    before = state.heard.touched.pop(node.id, {})
+    if not inventory.touched:
+        return
+    state.heard.touched[node.id] = {one.ref: one.times for one in inventory.touched}
+    for ref, times in state.heard.touched[node.id].items():
+        job = state.placed[node.id].get(ref)
+        asleep = job is not None and job.phase in (Phase.DOZING, Phase.ASLEEP)
+        if job is not None and asleep and not job.wants and before.get(ref) != times:
+            touch(round_, job, "is to wake, because an open session of it was used")
 
 
 def _fall_asleep(round_: Round, node: Node, job: Job, inventory: NodeReport) -> None:

@@ -42,6 +42,8 @@ class Heard:
         # node -> what its members have on GPUs, in MB
         self.uses: dict[str, dict[MemberRef, int]] = {}
         self.naps: dict[str, dict[int, int]] = {}  # job -> how long members took to sleep or wake
+        # node -> members that were used while they slept, and how often
+        self.touched: dict[str, dict[MemberRef, int]] = {}
         self.watches: dict[str, Watch] = {}  # of jobs whose members report their steps
         self.idles: dict[str, tuple[int, dict[int, int]]] = {}  # job -> attempt, member -> since
         self.warm: dict[str, dict[str, int]] = {}  # job -> nodes ready for it, and when heard
