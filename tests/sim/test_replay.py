@@ -133,7 +133,7 @@ class FailAt(Replay):
             cluster.conditions, failures=Failures(0.0, repair_ms=1000_000, causes=(cause,))
         )
         cluster.order = cluster.order[:1]
-        cluster._at(time_ms, cluster._fail, None)
+        cluster.at(time_ms, cluster._fail, None)
         return self
 
 

@@ -16,6 +16,7 @@ from shoal.model.job import JobSpec
 from shoal.model.ledger import AccountSum, LedgerView
 from shoal.model.node import NodeSpec
 from shoal.model.resources import Slice
+from shoal.sim.replay.naps import SleepUse
 from shoal.sim.replay.traces import Arrival
 from shoal.sim.replay.usage import SupplyUse
 from shoal.sim.replay.usage import time_text as time_text
@@ -189,6 +190,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     currency: str
     cost: float | None
     supply: list[SupplyUse] = []  # nodes that were ordered, and what they cost
+    sleep: SleepUse = SleepUse()
     notes: list[str]  # what the price list leaves out
     events: int
     steps: int
@@ -208,6 +210,7 @@ class Outcome:
         self.requeues: Counter[str] = Counter()  # by cause
         self.failures = failures  # by cause
         self.supply: list[SupplyUse] = []
+        self.sleep = SleepUse()
         self.events = 0
         self.step_ns = array("q")
 
@@ -244,6 +247,7 @@ def summarize(outcome: Outcome) -> Summary:
         currency=ledger.currency,
         cost=ledger.cost,
         supply=outcome.supply,
+        sleep=outcome.sleep,
         notes=ledger.notes,
         events=outcome.events,
         steps=len(steps),

@@ -41,13 +41,15 @@ from shoal.model.job import Outcome as JobOutcome
 from shoal.model.node import NodeSpec
 from shoal.model.policy import Policy
 from shoal.model.prices import PriceList
-from shoal.model.report import Answer, Refused, Submit
+from shoal.model.report import Submit, WakeJob
 from shoal.sim.replay.clusters import NEVER_MS, Conditions
 from shoal.sim.replay.following import Following
 from shoal.sim.replay.gateway import Gateway, RecordedGateway
 from shoal.sim.replay.ledger import ReplayLedger
 from shoal.sim.replay.metrics import Levels, Outcome
+from shoal.sim.replay.naps import Naps
 from shoal.sim.replay.outside import Outside
+from shoal.sim.replay.replies import ReplayReply
 from shoal.sim.replay.simulated import Attempt, Key, SimCluster, SimJob, SimNode
 from shoal.sim.replay.suppliers import SimSuppliers
 from shoal.sim.replay.traces import Arrival, Trace, TraceError
@@ -97,23 +99,6 @@ def too_large(
     return rows
 
 
-class ReplayReply:
-    """Where the answer to a request goes: a job that is refused ends the replay."""
-
-    def __init__(self, where: str) -> None:
-        self._where = where
-
-    def done(self) -> bool:
-        return False
-
-    def set_result(self, answer: Answer) -> None:
-        if isinstance(answer, Refused):
-            raise TraceError(f"{self._where}: {answer.field} {answer.message}")
-
-    def set_exception(self, error: Exception) -> None:
-        raise error
-
-
 class Replay:
     """Also the tick's log of events: it keeps none, but reads each of them once."""
 
@@ -149,7 +134,9 @@ class Replay:
         self._entering: deque[Arrival] = deque()  # submitted, and accepted by the next step
         self._outside = Outside(self.policy)
         self._check_every = 0
+        self._naps = Naps(self.cluster, self.levels, self.outcome, self.jobs)
         self._handlers: dict[type, Callable[[Any], None]] = {
+            **self._naps.handlers,
             JobSubmitted: self._job_submitted,
             JobPlaced: self._job_placed,
             JobRequeued: self._job_requeued,
@@ -177,8 +164,10 @@ class Replay:
             if progress is not None and len(self.outcome.step_ns) % PROGRESS_STEPS == 0:
                 progress(len(self.outcome.records), self.now_ms)
         for node in self.cluster.order:
-            for key in list(node.holding):
-                self._draw(node, node.holding[key], key)
+            for key, attempt in node.holding.items():
+                if not attempt.lent:
+                    self._naps.draw(attempt, key[2], self.now_ms)
+        self.outcome.sleep = self._naps.use()
         self.outcome.ledger = self.ledger.view(self.now_ms)
         self.outcome.supply = self.suppliers.close(self.now_ms)
         return self.outcome
@@ -252,6 +241,9 @@ class Replay:
             tick.gone(one)
         for request in self.gateway.requests(self.state, self.now_ms):
             tick.ask(request, ReplayReply(self.trace.name))
+        while self.cluster.sleepers.touched:
+            woken = WakeJob(self.cluster.sleepers.touched.pop(), why="its user came back")
+            tick.ask(woken, ReplayReply(self.trace.name, may_fail=True))
         for load in self.gateway.loads(self.state, self.now_ms):
             tick.served(load)
         tick.spent(self.ledger.spendings(self.now_ms))
@@ -351,12 +343,14 @@ class Replay:
 
     def _job_requeued(self, event: JobRequeued) -> None:
         job = self.jobs[event.job]
+        self.levels.waiting += 0 if job.waiting else job.amount
         job.waiting = True
-        self.levels.waiting += job.amount
+        self._naps.over(event.job)
         self.outcome.requeues[event.cause.value] += 1
         del self.cluster.attempts[event.job]
 
     def _job_finished(self, event: JobFinished) -> None:
+        self._naps.over(event.job)
         self.cluster.attempts.pop(event.job, None)
 
     def _member_over(self, event: MemberExited | MemberLost) -> None:
@@ -373,12 +367,9 @@ class Replay:
 
     def _release(self, node: SimNode, key: Key) -> None:
         attempt = node.holding.pop(key)
-        self.levels.held -= self.levels.amount(attempt.slices[key[2]])
-        self._draw(node, attempt, key)
-
-    def _draw(self, node: SimNode, attempt: Attempt, key: Key) -> None:
-        row, slice_ = attempt.sim_job.arrival.row, attempt.slices[key[2]]
-        self.outcome.segments.add(node.index, slice_, attempt.placed_ms, self.now_ms, row)
+        if not attempt.lent:
+            self.levels.held -= self.levels.amount(attempt.slices[key[2]])
+            self._naps.draw(attempt, key[2], self.now_ms)
 
     def _record(self, finished: Job) -> None:
         job = self.jobs.pop(finished.id)  # only an entry in the records is left of it

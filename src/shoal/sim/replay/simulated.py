@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from shoal.core.nodebook import NodeBook
-from shoal.model.commands import Check, Envelope, Launch, Stop
+from shoal.model.commands import Check, Envelope, Launch, Sleep, Stop, Wake
 from shoal.model.health import CheckResult
 from shoal.model.job import MemberRef
 from shoal.model.node import NodeSpec
@@ -28,6 +28,7 @@ from shoal.sim.replay.attempts import Attempt as Attempt
 from shoal.sim.replay.attempts import SimJob as SimJob
 from shoal.sim.replay.clusters import DAY_MS, NEVER_MS, Conditions, speeds
 from shoal.sim.replay.metrics import Levels
+from shoal.sim.replay.sleepers import Sleepers
 
 STOPPED_CODE = 143  # as a shell reports the end by SIGTERM
 STEP_MS = 1_000  # a training step at full speed
@@ -70,7 +71,9 @@ class SimNode:
         """The process is gone, and the book has lost it."""
         self.idle.pop(ref, None)
         self.book.alive.pop(ref)
-        self.book.stopping.pop(ref, None)
+        book = self.book
+        for refs in (book.stopping, book.dozing, book.asleep, book.waking, book.woke):
+            refs.pop(ref, None)
 
     def break_down(self) -> None:
         self.up = False
@@ -98,6 +101,8 @@ class SimCluster:
         self.attempts: dict[str, Attempt] = {}  # by job: there is one at most
         self.failures: Counter[str] = Counter()  # by cause
         self.broken = 0  # nodes
+        self.lost = 0  # work that no checkpoint held, in thousandths of GPUs times milliseconds
+        self.sleepers = Sleepers(self)
         self.now_ms = 0
         self._idle_marks = (IDLE_REPORT_MS, *(mark_ms for mark_ms in idle_marks if mark_ms))
         self._heap: list[tuple[int, int, Callable[[Any], None], Any]] = []
@@ -121,6 +126,9 @@ class SimCluster:
             happen(subject)
         news, self._news = self._news, {}
         gone, self._gone = self._gone, []
+        for node in news.values():
+            if node.spec.sleep == "cuda":
+                node.book.uses = self.sleepers.uses(node)
         return [node.report(now_ms) for node in news.values() if node.up], gone
 
     def take(self, node_id: str, envelope: Envelope) -> None:
@@ -133,7 +141,9 @@ class SimCluster:
                 self._launch(node, command.ref)
             elif type(command) is Stop:
                 self._halt(self.attempts[command.ref.job])
-                self._at(self.now_ms + self.conditions.stop_ms, self._stopped, (node, command.ref))
+                self.at(self.now_ms + self.conditions.stop_ms, self._stopped, (node, command.ref))
+            elif type(command) is Sleep or type(command) is Wake:
+                self.sleepers.take(node, command)
             elif type(command) is Check:
                 node.book.measured(_measured(node, command.id))
                 self._news[node_id] = node
@@ -144,22 +154,41 @@ class SimCluster:
         """Have a node report within a second, as a live node does anyway."""
         if node_id not in self._asked:
             self._asked.add(node_id)
-            self._at(self.now_ms + 1_000, self._reports, node_id)
+            self.at(self.now_ms + 1_000, self.reports, node_id)
 
-    def _reports(self, node_id: str) -> None:
+    def reports(self, node_id: str) -> None:
         self._asked.discard(node_id)
         self._news[node_id] = self.nodes[node_id]
 
     def mend(self, node_id: str) -> None:
         """A node that was found slow runs at full speed once it is repaired."""
-        self._at(self.now_ms + self.conditions.failures.repair_ms, self._mended, node_id)
+        self.at(self.now_ms + self.conditions.failures.repair_ms, self._mended, node_id)
 
     def _mended(self, node_id: str) -> None:
         self.nodes[node_id].speed = 1.0
 
-    def _at(self, time_ms: int, happen: Callable[[Any], None], subject: Any) -> None:
+    def at(self, time_ms: int, happen: Callable[[Any], None], subject: Any) -> None:
         self._pushed += 1
         heapq.heappush(self._heap, (time_ms, self._pushed, happen, subject))
+
+    def in_its_run(
+        self, attempt: Attempt, offset_ms: int, happen: Callable[[Attempt], None]
+    ) -> None:
+        """Have it happen so long after the attempt began, without the time that it sleeps."""
+        self.at(attempt.begin_ms + offset_ms, self._due, (attempt, offset_ms, happen))
+
+    def _due(self, subject: tuple[Attempt, int, Callable[[Attempt], None]]) -> None:
+        attempt, offset_ms, happen = subject
+        if attempt.halt_ms >= 0:
+            return
+        if attempt.down:
+            attempt.late.append((offset_ms, happen))
+            if happen != self._beat:
+                self.sleepers.missed(attempt)
+        elif attempt.begin_ms + offset_ms > self.now_ms:  # it has slept since this was planned
+            self.in_its_run(attempt, offset_ms, happen)
+        else:
+            happen(attempt)
 
     # -- the life of an attempt -----------------------------------------------------------
 
@@ -172,7 +201,7 @@ class SimCluster:
             start_up_ms = self.conditions.start_up_ms if own_ms is None else own_ms
             if attempt.number > 1:
                 start_up_ms += self.conditions.restart_cost_ms
-            self._at(self.now_ms + start_up_ms, self._begin, attempt)
+            self.at(self.now_ms + start_up_ms, self._begin, attempt)
 
     def _begin(self, attempt: Attempt) -> None:
         if attempt.halt_ms >= 0:
@@ -193,19 +222,17 @@ class SimCluster:
         attempt.from_step = job.done_ms // STEP_MS
         run_ms = math.ceil(attempt.needed_ms / attempt.speed)
         if arrival.work_ms < NEVER_MS:
-            self._at(self.now_ms + run_ms, self._end, attempt)
+            self.in_its_run(attempt, run_ms, self._end)
         uneven = max(attempt.own_speeds) > attempt.speed
         if uneven or arrival.beats:
             attempt.beats = 0 if uneven else EARLY_BEATS
             self._plan_beat(attempt)
         for from_ms, until_ms in arrival.idle_ms:
-            self._at(self.now_ms + from_ms, self._idles, attempt)
+            self.in_its_run(attempt, from_ms, self._idles)
             if until_ms < NEVER_MS:
-                self._at(self.now_ms + until_ms, self._works, attempt)
+                self.in_its_run(attempt, until_ms, self._works)
 
     def _end(self, attempt: Attempt) -> None:
-        if attempt.halt_ms >= 0:
-            return
         self._halt(attempt, complete=True)
         code = attempt.sim_job.arrival.exit_code
         for node_id, ref in attempt.refs():
@@ -228,8 +255,11 @@ class SimCluster:
             came_ms = attempt.needed_ms if complete else came_ms
             if attempt.beats >= 0:
                 self._send_beats(attempt, came_ms)
-            kept_ms = int((came_ms if complete else attempt.kept_ms(came_ms)) * attempt.scale)
-            job.done_ms = min(job.done_ms + kept_ms, job.arrival.work_ms)
+            kept_ms = came_ms if complete else attempt.kept_ms(came_ms)
+            if kept_ms < came_ms:
+                self.lost += (came_ms - kept_ms) * sum(map(self.levels.amount, attempt.slices))
+            done_ms = job.done_ms + int(kept_ms * attempt.scale)
+            job.done_ms = min(done_ms, job.arrival.work_ms)
 
     def _plan_beat(self, attempt: Attempt) -> None:
         """A few early beats show which member is slow; then one with every checkpoint."""
@@ -241,11 +271,9 @@ class SimCluster:
             next_ms = max(self.now_ms + 1, due_ms)  # rounding may leave a save a hair away
         else:
             next_ms = self.now_ms + BEAT_MS_MAX
-        self._at(next_ms, self._beat, attempt)
+        self.in_its_run(attempt, next_ms - attempt.begin_ms, self._beat)
 
     def _beat(self, attempt: Attempt) -> None:
-        if attempt.halt_ms >= 0:
-            return
         self._send_beats(attempt, attempt.came_ms(self.now_ms))
         attempt.beats += 1
         self._plan_beat(attempt)
@@ -271,24 +299,24 @@ class SimCluster:
             node.progress.append(Progress(ref, beat, 0))
 
     def _idles(self, attempt: Attempt) -> None:
-        if attempt.halt_ms < 0:
-            for node_id, ref in attempt.refs():
-                self.nodes[node_id].idle[ref] = self.now_ms
-                for mark_ms in self._idle_marks:
-                    self._at(self.now_ms + mark_ms, self._reports, node_id)
+        attempt.idle = True
+        for node_id, ref in attempt.refs():
+            self.nodes[node_id].idle[ref] = self.now_ms
+            for mark_ms in self._idle_marks:
+                self.at(self.now_ms + mark_ms, self.reports, node_id)
 
     def _works(self, attempt: Attempt) -> None:
-        if attempt.halt_ms < 0:
-            for node_id, ref in attempt.refs():
-                self.nodes[node_id].idle.pop(ref, None)
-                self._reports(node_id)
+        attempt.idle = False
+        for node_id, ref in attempt.refs():
+            self.nodes[node_id].idle.pop(ref, None)
+            self.reports(node_id)
 
     # -- failures -------------------------------------------------------------------------
 
     def _plan_failure(self) -> None:
         rate = self.conditions.failures.per_1000_node_days * len(self.order) / (1000 * DAY_MS)
         if rate > 0:
-            self._at(self.now_ms + 1 + int(self.rng.expovariate(rate)), self._fail, None)
+            self.at(self.now_ms + 1 + int(self.rng.expovariate(rate)), self._fail, None)
 
     def _fail(self, _: None) -> None:
         failures = self.conditions.failures
@@ -307,7 +335,7 @@ class SimCluster:
             node.break_down()
             self.levels.resize(self.now_ms, -self.levels.size(node.spec))
             self.broken += 1
-            self._at(self.now_ms + failures.repair_ms, self._repair, node)
+            self.at(self.now_ms + failures.repair_ms, self._repair, node)
             return
         for ref in refs:
             if ref not in node.book.getting:  # a starting member comes up afterwards
