@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from shoal.core.nodebook import Action
-from shoal.model.commands import Launch, Stop
+from shoal.model.commands import Launch, Sleep, Stop, Wake
 from shoal.model.job import Job, MemberRef, Phase
 from shoal.model.report import Accepted, Answer, SetService, StopService
 from shoal.model.service import ReplicaLoad, Service, ServiceLoad, ServiceSpec
@@ -39,8 +39,9 @@ class Serving(Cluster):
         self.orders: list[Action] = []  # that nodes have obeyed
         self.silent = False  # nothing is heard of the gateway
         self.trouble = ""
+        self.restless = ""  # why no node can put a job to sleep
         for name in "abcdef"[:nodes]:
-            self.join(name, cpus=cpus)
+            self.join(name, cpus=cpus, sleep="freeze")
 
     def serve(self, name: str = "chat", **fields: Any) -> Answer:
         answer = self.ask(SetService(service_spec(name, **fields)))
@@ -78,7 +79,8 @@ class Serving(Cluster):
                 in_flight=self.work.get(job_id, 0),
                 answers_per_ks=self.answers_per_ks.get(job_id, 0),
             )
-            for job_id in service.ready
+            for job_id in (job.id for job in self.replicas(name))
+            if job_id in service.ready or job_id in self.work
         }
         if self.trouble:
             return ServiceLoad(service=name, ready=tuple(ready), trouble=self.trouble)
@@ -103,6 +105,12 @@ class Serving(Cluster):
                     self.books[order.node].exited(order.ref, 1, "it crashed")
                 elif isinstance(order, Stop):
                     self.books[order.node].exited(order.ref, 0)
+                elif isinstance(order, Sleep) and self.restless:
+                    self.books[order.node].refuses(order.ref, self.restless)
+                elif isinstance(order, Sleep):
+                    self.books[order.node].slept(order.ref, 0, 100)
+                elif isinstance(order, Wake):
+                    self.books[order.node].awoke(order.ref, 50)
             self.hear(*self.books)
         raise AssertionError("orders without end")
 

@@ -10,7 +10,7 @@ from shoal.api.keys import service_without_keys, without_keys
 from shoal.api.reach import Reach
 from shoal.control.loop import ControlLoop
 from shoal.core.answers.arrays import counts
-from shoal.core.answers.rollouts import stalled
+from shoal.core.answers.rollouts import sleeps, stalled
 from shoal.core.answers.supplies import supply_lines
 from shoal.core.answers.why import explain
 from shoal.core.state.apply_array import parts_of
@@ -234,7 +234,11 @@ def service_view(reach: Reach, service: Service, entry: GatewayEntry) -> Service
 
 def service_why(reach: Reach, service: Service) -> str:
     loop = reach.loop
-    return reach.text(stalled(loop.state, service, loop.policy, loop.clock.now_ms()) or service.why)
+    state, now_ms = loop.state, loop.clock.now_ms()
+    why = stalled(state, service, loop.policy, now_ms) or sleeps(
+        state, service, loop.policy, now_ms
+    )
+    return reach.text(why or service.why)
 
 
 def service_state(service: Service, load: ServiceLoad, replicas: list[ReplicaView]) -> str:
@@ -244,6 +248,11 @@ def service_state(service: Service, load: ServiceLoad, replicas: list[ReplicaVie
         return "failing"
     ready = [replica for replica in replicas if replica.state == "ready"]
     new = [replica for replica in ready if replica.version == service.version]
+    napping = [one.state for one in replicas if one.version == service.version]
+    if not ready and "waking" in napping:
+        return "waking"
+    if not ready and any(word in ("asleep", "dozing") for word in napping):
+        return "asleep"
     if len(new) >= service.wanted and len(new) == len(ready):
         return "ready" if service.wanted else "idle"
     if service.failures:

@@ -94,7 +94,7 @@ class GatewayLink:
             return
         await self._loop.settled()
         state = self._loop.state
-        loads = together(state.services, seen, read_reports(self.others()))
+        loads = together(state.services, seen, read_reports(self.others()), _dozing(state))
         ready = [
             job_id for job_id, attempt in self._probed.items() if _lives(state, job_id, attempt)
         ]
@@ -200,6 +200,15 @@ def door(state: State, job: Job) -> str:
     node = state.nodes.get(job.members[0].slice.node)
     near = node is not None and not node.spec.origin
     return f"127.0.0.1:{job.serves_at.rpartition(':')[2]}" if near else job.serves_at
+
+
+def _dozing(state: State) -> dict[str, list[str]]:
+    """Replicas that fall asleep, by service."""
+    found: dict[str, list[str]] = {}
+    for job in (state.jobs[job_id] for job_id in state.napping):
+        if job.phase is Phase.DOZING and job.spec.service:
+            found.setdefault(job.spec.service, []).append(job.id)
+    return found
 
 
 def _lives(state: State, job_id: str, attempt: int) -> bool:

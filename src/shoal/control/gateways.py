@@ -53,9 +53,11 @@ def together(
     services: Mapping[str, Service],
     own: Mapping[str, ServiceLoad],
     others: Sequence[GatewayReport],
+    dozing: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, ServiceLoad]:
     """Sums, so that services scale by all their requests. A replica that drains counts as busy
-    until every gateway has stopped sending it new requests."""
+    until every gateway has stopped sending it new requests; so does one that falls asleep
+    (`dozing`, by service)."""
     if not others:
         return dict(own)
     found = {}
@@ -66,7 +68,8 @@ def together(
         load = loads[0]
         for other in loads[1:]:
             load = _sum(load, other)
-        late = {job for job in service.draining if any(job in one.open for one in others)}
+        leaving = (*service.draining, *(dozing or {}).get(name, ()))
+        late = {job for job in leaving if any(job in one.open for one in others)}
         found[name] = msgspec.structs.replace(load, replicas=_held(load.replicas, late))
     return found
 

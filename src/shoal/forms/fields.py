@@ -197,6 +197,9 @@ SERVICE = _table({
               "scale.target", "Requests at each replica to aim for."),
         Field("idle", "TIME", "5m", time("5m or 30s", DAY_MS, 1), "scale.idle_ms",
               "Scale to zero after this long without requests."),
+        Field("sleep_after", "TIME", "", time("10m or 30s", DAY_MS, 1), "sleep_after_ms",
+              "Put the last replica to sleep after this long without requests. The next one wakes"
+              " it."),
         Field("probe", "PATH", "/", readers.probe, "probe.path probe.models",
               "A replica is ready when this path answers with a status below 500, or, with openai,"
               " when /v1/models lists a model."),

@@ -166,6 +166,8 @@ class ServiceSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     rollout: Rollout = Rollout.SURGE
     # Replicas that a roll-out replaces at a time. 0: a quarter of them, and at least one.
     at_a_time: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 0
+    # The last replica sleeps after this long without requests. 0: never.
+    sleep_after_ms: Annotated[int, msgspec.Meta(ge=0, le=86_400_000)] = 0
 
     @property
     def way(self) -> Route:
@@ -250,6 +252,9 @@ def problem_with_service(spec: ServiceSpec) -> tuple[str, str] | None:
         return "replicas", f"{spec.scale.least}..{spec.scale.most} has its ends the wrong way round"
     if spec.replica.elastic:
         return "members", "a replica has a fixed number of members, such as 2; scale with replicas"
+    if spec.sleep_after_ms and (spec.replica.no_sleep or spec.replica.whole_nodes):
+        what = "no_sleep" if spec.replica.no_sleep else "whole_nodes"
+        return "sleep_after", f"a replica with {what} cannot sleep; leave one of them out"
     if spec.way.service != spec.name:
         return "route", f"is for {spec.way.service}, not for {spec.name}"
     if not spec.probe.path.startswith("/"):

@@ -10,6 +10,7 @@ from shoal.model.views import JobRow, NodeView, ServiceView, StatusView
 NODES_NAMED_MAX = 4
 # After this time a restart of the controller is no longer news.
 YOUNG_MS = 600_000
+ASLEEP = ("asleep", "waking")  # a service without requests
 
 
 class Alarm(NamedTuple):
@@ -34,7 +35,8 @@ def alarms(
         if some:
             found.append(_of_nodes(some, word))
     for service in services:
-        if service.state == "failing" or (service.wanted and not service.ready):
+        missing = service.wanted and not service.ready and service.state not in ASLEEP
+        if service.state == "failing" or missing:
             why = f": {service.why}" if service.why else ""
             text = f"service {service.name} has {service.ready} of {service.wanted} replicas{why}"
             found.append(Alarm(text, f"shoal service {service.name}"))

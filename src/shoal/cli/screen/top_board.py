@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from shoal.cli.screen.alarms import ASLEEP
 from shoal.cli.screen.show import Cell, Column, state_cell
 from shoal.cli.verbs.ps import elapsed_ms, nodes_text, shape_text
 from shoal.forms.units import duration_text, memory_text
@@ -211,7 +212,10 @@ def service_rows(seen: Seen) -> list[Row]:
         cells = [
             Cell(one.name, "bold"),
             state_cell(one.state),
-            Cell(f"{one.ready}/{one.wanted}", "red" if one.ready < one.wanted else ""),
+            Cell(
+                f"{one.ready}/{one.wanted}",
+                "red" if one.ready < one.wanted and one.state not in ASLEEP else "",
+            ),
             Cell(f"{one.requests_per_s:.1f}"),
             Cell(f"{one.failed_per_s:.1f}", "red" if one.failed_per_s else "dim"),
             Cell(f"{one.response_ms}"),

@@ -168,7 +168,7 @@ def _settled(view: ServiceView, doubt: Doubt) -> bool:
         raise Failure(f"{view.name} is version {view.version}, not {doubt.version}: {because}")
     if view.state == "stopping" or doubt.hopeless(view):
         raise Failure(f"{view.name} is {view.state}: {because}")
-    return view.state in ("ready", "idle")
+    return view.state in ("ready", "idle", "asleep")
 
 
 def _show(progress: Spinner, view: ServiceView) -> None:

@@ -141,7 +141,7 @@ def print_services(views: list[ServiceView]) -> None:
     ]
     table(columns, rows)
     for view in views:
-        if view.state not in ("ready", "idle") and view.why:
+        if view.state not in ("ready", "idle", "asleep") and view.why:
             _print_why(view.name, view.why)
 
 

@@ -1,14 +1,24 @@
-"""Why a roll-out does not go on, and what would help: computed from the state on request."""
+"""Why a roll-out does not go on, or a service sleeps: computed from the state on request."""
 
 from __future__ import annotations
 
 from shoal.core.answers.why import explain
+from shoal.core.phases.serve_sleep import stays_awake
 from shoal.core.state.state import State
 from shoal.model.job import Phase
 from shoal.model.policy import Policy
 from shoal.model.service import Rollout, Service
 
 TRIED_MS = 2_000  # it takes a few looks until an old replica leaves for a new one
+
+
+def sleeps(state: State, service: Service, policy: Policy, now_ms: int) -> str:
+    """Why its replicas sleep, or cannot sleep without requests; empty if neither is so."""
+    if not service.ready:
+        for job_id in state.replicas.get(service.spec.name, {}):
+            if (job := state.jobs[job_id]).napping:
+                return f"{job_id}: {explain(state, job, policy, now_ms)}"
+    return stays_awake(state, service)
 
 
 def stalled(state: State, service: Service, policy: Policy, now_ms: int) -> str:

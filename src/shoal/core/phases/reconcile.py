@@ -6,12 +6,13 @@ from typing import NamedTuple
 
 from shoal.core.phases.gang_hosts import EVERYWHERE_MAX, HOSTS, hosts_text
 from shoal.core.phases.round import Round
+from shoal.core.phases.serve_sleep import may_freeze
 from shoal.core.phases.sleeping import naps_wanted
 from shoal.core.phases.trackers import for_trackers, run_id
 from shoal.core.scheduling.roots import copying, travels
 from shoal.core.state.state import State
 from shoal.model.commands import Acknowledge, Command, Launch, Limits, Sleep, Stop, Wake
-from shoal.model.events import JobDozing, JobEvent, JobPlaced, JobStopping, JobWaking, SleepRefused
+from shoal.model.events import JobDozing, JobPlaced, JobStopping, JobWaking, SleepRefused
 from shoal.model.job import Job, MemberRef, MemberStatus, Phase, StopCause
 from shoal.model.moments import rfc3339
 from shoal.model.report import NodeReport
@@ -34,15 +35,14 @@ def reconcile(round_: Round, inventories: list[NodeReport]) -> list[Command]:
     """
     state = round_.state
     commands: dict[MemberRef, Command] = {}
-    for event in round_.events:
-        if type(event) in DECIDED:
-            assert isinstance(event, JobEvent)
-            job = state.jobs.get(event.job)
-            if job is not None and job.active:
-                for number, member in enumerate(job.members):
-                    if not member.over:
-                        ref = MemberRef(job.id, job.attempt, number)
-                        commands[ref] = _command(state, job, ref)
+    decided = [event.job for event in round_.events if isinstance(event, DECIDED)]
+    for job_id in (*decided, *round_.quiet):
+        job = state.jobs.get(job_id)
+        if job is not None and job.active and not _waits(state, job):
+            for number, member in enumerate(job.members):
+                if not member.over:
+                    ref = MemberRef(job.id, job.attempt, number)
+                    commands[ref] = _command(state, job, ref)
     acknowledgements: list[Command] = []
     for inventory in inventories:
         _compare(state, inventory, commands, acknowledgements)
@@ -82,7 +82,8 @@ def _compare(
             job.phase is not Phase.STARTING
             and (naps := naps_wanted(job, ref, inventory)) is not None
         ):
-            commands[ref] = _nap(state, job, ref, asleep=naps)
+            if not _waits(state, job):
+                commands[ref] = _nap(state, job, ref, asleep=naps)
             continue
         else:
             # While a stranger may sit on its GPUs, the node would refuse to start it.
@@ -90,6 +91,11 @@ def _compare(
             missing = pending and ref not in alive and not strangers
         if missing:
             commands[ref] = _command(state, job, ref)
+
+
+def _waits(state: State, job: Job) -> bool:
+    """A replica is not put to sleep while it answers requests."""
+    return job.phase is Phase.DOZING and not may_freeze(state, job)
 
 
 def _nap(state: State, job: Job, ref: MemberRef, *, asleep: bool) -> Command:

@@ -23,6 +23,7 @@ class Round:
         "more",
         "now_ms",
         "policy",
+        "quiet",
         "quotas",
         "state",
         "supplies",
@@ -39,6 +40,7 @@ class Round:
         self.quotas = any(tenant.quota_gpus for tenant in policy.tenants)
         self.judged = False  # were all running jobs ranked since a job was last stopped?
         self.supplies: list[SupplyCommand] = []  # for those who bring nodes
+        self.quiet: list[str] = []  # replicas that may be put to sleep now
         self.more = False  # work is left that another step should take up at once
 
     def look_again(self, at_ms: int) -> None:

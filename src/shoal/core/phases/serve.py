@@ -14,6 +14,7 @@ from shoal.core.phases.ending import cancel
 from shoal.core.phases.rollout import at_a_time, leave_first, side_by_side
 from shoal.core.phases.round import Round
 from shoal.core.phases.scale import RecentWork, Wish, wish
+from shoal.core.phases.serve_sleep import nap_and_wake, sized_to_sleep
 from shoal.core.scheduling.ends import end_text, lead_ms, stop_ms
 from shoal.core.state.state import State
 from shoal.model.durations import duration_text
@@ -131,8 +132,9 @@ def _tend(round_: Round, name: str, service: Service, load: ServiceLoad | None) 
     _replace_late(round_, service, jobs)
     _go_back(round_, service)
     if load is not None and load.tells and not service.stopping:
-        _scale(round_, service, load)
+        _scale(round_, service, jobs, load)
     _size(round_, service, jobs)
+    nap_and_wake(round_, service, jobs, load)
     _let_drained_go(round_, service, jobs, load)
     if service.stopping and not state.replicas.get(name):
         why = "all its replicas have ended"
@@ -142,10 +144,11 @@ def _tend(round_: Round, name: str, service: Service, load: ServiceLoad | None) 
 def _greet(round_: Round, service: Service, jobs: list[Job], load: ServiceLoad) -> None:
     for job in jobs:
         if job.id in load.ready and job.phase is Phase.RUNNING and job.id not in service.ready:
-            taken_ms = round_.now_ms - (job.running_ms or round_.now_ms)
-            why = f"its probe answered {duration_text(taken_ms)} after it started"
+            taken_ms = round_.now_ms - (job.awake_ms or round_.now_ms)
+            began = "woke" if job.naps else "started"
+            why = f"its probe answered {duration_text(taken_ms)} after it {began}"
             recent = round_.state.heard.recent_work.setdefault(service.spec.name, RecentWork())
-            recent.start_ms = taken_ms
+            recent.start_ms = recent.start_ms if job.naps else taken_ms
             if round_.state.endings:  # replicas need more or less time to leave a node than before
                 round_.state.agenda.other_gaps()
                 round_.state.agenda.ends_ms = 0
@@ -156,15 +159,16 @@ def _replace_late(round_: Round, service: Service, jobs: list[Job]) -> None:
     """A replica that does not get ready in time is stopped."""
     start_ms = service.spec.probe.start_ms
     for job in jobs:
-        if job.phase is not Phase.RUNNING or job.running_ms is None or job.id in service.ready:
+        since_ms = job.awake_ms or job.running_ms
+        if job.phase is not Phase.RUNNING or since_ms is None or job.id in service.ready:
             continue
-        if round_.now_ms - job.running_ms > start_ms:
+        if round_.now_ms - since_ms > start_ms:
             probe = service.spec.probe
             did = "listed no model" if probe.models else "did not answer"
             why = f"its probe {probe.path} {did} within {duration_text(start_ms)}"
             _stop(round_, job, StopCause.FAILURE, why)
         else:
-            _look_at(round_, job.running_ms + start_ms + 1)
+            _look_at(round_, since_ms + start_ms + 1)
 
 
 def _replace_unreached(round_: Round, service: Service, jobs: list[Job], load: ServiceLoad) -> None:
@@ -186,7 +190,7 @@ def _replace_hung(round_: Round, service: Service, jobs: list[Job], load: Servic
     more would not help. A replica that answers requests is alive, whatever its probe says, and the
     replicas of a silent node are not taken to hang."""
     probe, state = service.spec.probe, round_.state
-    staying = [job for job in jobs if job.id not in service.draining]
+    staying = [job for job in jobs if job.id not in service.draining and not job.napping]
     if any(job.id not in service.ready for job in staying):
         return
     hung = [
@@ -220,7 +224,7 @@ def _go_back(round_: Round, service: Service) -> None:
     )
 
 
-def _scale(round_: Round, service: Service, load: ServiceLoad) -> None:
+def _scale(round_: Round, service: Service, jobs: list[Job], load: ServiceLoad) -> None:
     state, now_ms = round_.state, round_.now_ms
     name, scale = service.spec.name, service.spec.scale
     recent = state.heard.recent_work.setdefault(name, RecentWork())
@@ -229,6 +233,7 @@ def _scale(round_: Round, service: Service, load: ServiceLoad) -> None:
         # No request yet: one replica shows that the version works, then it may scale to zero.
         recent.asked_ms = now_ms
         wished = Wish(1, "the first replica shows that the version works")
+    wished = sized_to_sleep(round_, service, jobs, load, wished)
     if wished.wanted != service.wanted:
         _scaled(round_, name, wished.wanted, wished.why)
 
@@ -255,8 +260,10 @@ def _size(round_: Round, service: Service, jobs: list[Job]) -> None:
             _start(round_, service)
     ready_new = [job for job in new if job.id in service.ready]
     ready_old = side_by_side(round_.state, service, [job for job in old if job.id in service.ready])
-    # An old replica that answers stays until a new one answers in its place.
-    for job in [job for job in old if job.id not in service.ready]:
+    # An old replica that answers, or does when it is awake, stays until a new one answers in its
+    # place.
+    enough = len(ready_new) + len(ready_old) + sum(job.napping for job in new) >= wanted
+    for job in [j for j in old if j.id not in service.ready and (enough or not j.naps)]:
         _drain(round_, service, job, leaving[job.id])
     for job in ready_old[: max(0, len(ready_new) + len(ready_old) - wanted)]:
         _drain(round_, service, job, leaving[job.id])

@@ -83,6 +83,7 @@ def not_served(state: State, job: Job) -> None:
     if service is not None:
         service.ready.pop(job.id, None)
     state.heard.down_ms.pop(job.id, None)
+    state.heard.quiet.pop(job.id, None)
 
 
 def replica_over(state: State, job: Job, event: JobFinished) -> None:

@@ -9,6 +9,7 @@ import msgspec
 
 from shoal.core.state.apply_queue import runs_no_more, runs_on
 from shoal.core.state.apply_room import change
+from shoal.core.state.apply_service import not_served
 from shoal.core.state.state import State
 from shoal.model.events import (
     EventBase,
@@ -26,6 +27,7 @@ from shoal.model.job import Job, Member, Phase
 
 def _job_dozing(state: State, event: JobDozing) -> None:
     job = state.jobs[event.job]
+    not_served(state, job)
     job.phase = Phase.DOZING
     job.sleep_cause, job.wants = event.cause, event.cause.wants
     job.dozed_ms, job.why = event.at_ms, event.why

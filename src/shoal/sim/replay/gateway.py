@@ -13,6 +13,7 @@ from shoal.sim.replay.clusters import NEVER_MS
 from shoal.sim.replay.traces import RecordedService
 
 LOOK_MS = 30_000  # between two looks at live services
+SOON_MS = 1_000  # while a replica falls asleep or wakes
 
 
 class Gateway(Protocol):
@@ -74,6 +75,8 @@ class RecordedGateway:
                     ready.append(job_id)
                 else:
                     times.append(ready_ms)
+            elif job.napping and (job.phase is not Phase.ASLEEP or job.wants):
+                times.append(now_ms + SOON_MS)
         serving = [job_id for job_id in service.ready if job_id not in service.draining]
         work = next((work for at_ms, work in reversed(recorded.work) if at_ms <= now_ms), 0)
         replicas = {

@@ -149,6 +149,7 @@ class Services:
             scale=self._draw_scale(least),
             probe=Probe(start_ms=rng.choice((4_000, 8_000)), failures=rng.choice((2, 5))),
             drain_ms=rng.choice((1_000, 5_000, 20_000)),
+            sleep_after_ms=rng.choice((0, 0, 1_000, 5_000)),
             **self._draw_rollout(),
         )
 
@@ -323,7 +324,9 @@ class Services:
 
 def _unsettled(state: State, service: Service) -> str:
     name = service.spec.name
-    serving = [job_id for job_id in service.ready if job_id not in service.draining]
+    jobs = [state.jobs[job_id] for job_id in state.replicas.get(name, {})]
+    serving = [job.id for job in jobs if job.id in service.ready and job.id not in service.draining]
+    serving += [job.id for job in jobs if job.phase is Phase.ASLEEP and not job.wants]
     if service.stopping:
         return f"{name} is still being stopped"
     if len(serving) != service.wanted:

@@ -9,6 +9,8 @@ from shoal.core.phases.serve import TRIES_MAX
 from shoal.model.events import (
     Event,
     EventBase,
+    JobAwake,
+    JobDozing,
     JobFinished,
     JobPlaced,
     JobRequeued,
@@ -39,6 +41,7 @@ class Seen:
         self.jobs: dict[str, JobSpec] = {}
         self.ready: dict[str, None] = {}
         self.draining: dict[str, None] = {}
+        self.sleepers: dict[str, None] = {}
 
     @property
     def serving(self) -> list[str]:
@@ -160,14 +163,27 @@ class ServiceTruth:
         if event.why.endswith("it hangs"):
             if not self.hangs(event.job, event.attempt):
                 raise Untruth(f"{event.job} of {name} is said to hang, but it answers")
-            if starting := [j for j in seen.jobs if j not in seen.ready and j not in seen.draining]:
+            well = {*seen.ready, *seen.draining, *seen.sleepers}
+            if starting := [job_id for job_id in seen.jobs if job_id not in well]:
                 raise Untruth(f"{event.job} is stopped while {starting[0]} is not yet ready")
         seen.ready.pop(event.job, None)
+        seen.sleepers.pop(event.job, None)
+
+    def _dozing(self, event: JobDozing) -> None:
+        """It gets no requests from now on."""
+        if name := self._of_job.get(event.job):
+            self._services[name].ready.pop(event.job, None)
+            self._services[name].sleepers[event.job] = None
+
+    def _awake(self, event: JobAwake) -> None:
+        if name := self._of_job.get(event.job):
+            self._services[name].sleepers.pop(event.job, None)
 
     def _requeued(self, event: JobRequeued) -> None:
         name = self._of_job.get(event.job)
         if name is not None:
             self._services[name].ready.pop(event.job, None)
+            self._services[name].sleepers.pop(event.job, None)
 
     def _finished(self, event: JobFinished) -> None:
         name = self._of_job.pop(event.job, None)
@@ -176,6 +192,7 @@ class ServiceTruth:
         seen = self._services[name]
         spec = seen.jobs.pop(event.job)
         seen.ready.pop(event.job, None)
+        seen.sleepers.pop(event.job, None)
         drained = event.job in seen.draining
         seen.draining.pop(event.job, None)
         if event.outcome is not Outcome.CANCELLED and not drained:
@@ -202,6 +219,8 @@ JUDGES: dict[type[EventBase], Callable[[ServiceTruth, Any], None]] = {
     JobSubmitted: ServiceTruth._submitted,
     JobPlaced: ServiceTruth._placed,
     JobStopping: ServiceTruth._stopping_job,
+    JobDozing: ServiceTruth._dozing,
+    JobAwake: ServiceTruth._awake,
     JobRequeued: ServiceTruth._requeued,
     JobFinished: ServiceTruth._finished,
 }

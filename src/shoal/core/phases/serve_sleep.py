@@ -1,0 +1,148 @@
+"""Replicas that sleep: they count as replicas, get no requests, and wake when requests come.
+
+A replica that is put to sleep, for whatever reason, is drained first: the gateway sends it nothing
+new, and its node is told to put it to sleep when nothing is under way there.
+"""
+
+from __future__ import annotations
+
+from shoal.core.phases.round import Round
+from shoal.core.phases.scale import Wish
+from shoal.core.phases.sleeping import awake, doze, touch
+from shoal.core.scheduling.sleeping import why_not
+from shoal.core.state.state import State
+from shoal.model.durations import duration_text
+from shoal.model.events import ReplicaReady
+from shoal.model.job import Job, Phase, SleepCause
+from shoal.model.service import Service, ServiceLoad
+
+# The gateway is told twice a second; after this long its figures are from after that.
+TOLD_MS = 2_000
+
+
+def sized_to_sleep(
+    round_: Round, service: Service, jobs: list[Job], load: ServiceLoad, wished: Wish
+) -> Wish:
+    """A replica that can sleep does not end: the last one stays. Without requests for long enough
+    to sleep, no more than that stay."""
+    least = max(1, service.spec.scale.least)
+    if not service.spec.sleep_after_ms or not _can_sleep(round_.state, service, jobs):
+        return wished
+    idle_ms = _idle_ms(round_, service)
+    if wished.wanted > least and not load.work and idle_ms >= service.spec.sleep_after_ms:
+        return Wish(least, f"no request for {duration_text(idle_ms)}")
+    return wished if wished.wanted else Wish(least, wished.why)
+
+
+def nap_and_wake(
+    round_: Round, service: Service, jobs: list[Job], load: ServiceLoad | None
+) -> None:
+    known = load is not None and load.tells
+    if load is not None and known and not service.stopping:
+        _wake(round_, service, jobs, load)
+        _put_to_sleep(round_, service, jobs, load)
+    for job in jobs:
+        if job.phase is Phase.DOZING:
+            _let_sleep(round_, service, job, load if known else None)
+
+
+def may_freeze(state: State, job: Job) -> bool:
+    """Whether a job that falls asleep need not be waited for: it is not a replica, or its requests
+    are answered."""
+    if job.spec.service not in state.services:
+        return True
+    return state.heard.quiet.get(job.id) == job.dozed_ms
+
+
+def stays_awake(state: State, service: Service) -> str:
+    """Why a service that should sleep without requests cannot; empty if it can."""
+    for job_id in service.ready if service.spec.sleep_after_ms else ():
+        if job_id not in service.draining and (
+            reason := why_not(state, state.jobs[job_id], asked=True)
+        ):
+            return f"{job_id} stays awake without requests: {reason}"
+    return ""
+
+
+def _can_sleep(state: State, service: Service, jobs: list[Job]) -> bool:
+    return any(
+        job.napping or (job.id in service.ready and not why_not(state, job, asked=True))
+        for job in jobs
+        if job.id not in service.draining
+    )
+
+
+def _idle_ms(round_: Round, service: Service) -> int:
+    """How long there has been no request, and a replica that could have answered it."""
+    recent = round_.state.heard.recent_work.get(service.spec.name)
+    if recent is None or recent.asked_ms < 0:
+        return 0
+    return round_.now_ms - max(recent.asked_ms, *service.ready.values(), 0)
+
+
+def _put_to_sleep(round_: Round, service: Service, jobs: list[Job], load: ServiceLoad) -> None:
+    """All that stay without requests: one, or the least that the service asks for."""
+    staying = [
+        job
+        for job in jobs
+        if job.id not in service.draining and job.phase not in (Phase.STOPPING, Phase.FINISHED)
+    ]
+    settled = (
+        service.proven
+        and len(staying) == service.wanted <= max(1, service.spec.scale.least)
+        and all(job.spec.version == service.version for job in staying)
+        and all(job.id in service.ready or job.napping for job in staying)
+    )
+    after_ms = service.spec.sleep_after_ms
+    if not after_ms or load.work or not settled:
+        return
+    idle_ms = _idle_ms(round_, service)
+    for job in staying if idle_ms >= after_ms else ():
+        if job.id in service.ready and not why_not(round_.state, job, asked=True):
+            why = f"no request for {duration_text(idle_ms)}; wakes with the next one"
+            doze(round_, job, SleepCause.IDLE, why)
+
+
+def _wake(round_: Round, service: Service, jobs: list[Job], load: ServiceLoad) -> None:
+    serves = any(job_id not in service.draining for job_id in service.ready)
+    # A gateway that cannot hold requests answers them with an error.
+    asked = load.held or (not serves and (load.work or load.answers_per_ks or load.failures_per_ks))
+    for job in jobs:
+        if job.phase not in (Phase.DOZING, Phase.ASLEEP):
+            continue
+        seen = load.replicas.get(job.id)
+        caught = job.phase is Phase.ASLEEP and seen is not None and seen.in_flight
+        if _just_dozes(round_.state, job) and load.work:
+            _call_back(round_, service, job)
+        elif not job.wants and (asked or caught):
+            touch(round_, job, f"requests for {service.spec.name} wait for it")
+
+
+def _just_dozes(state: State, job: Job) -> bool:
+    """It should sleep because it is idle, and its node was not told yet."""
+    idle = job.phase is Phase.DOZING and job.sleep_cause is SleepCause.IDLE
+    return idle and not may_freeze(state, job) and not any(m.asleep for m in job.members)
+
+
+def _call_back(round_: Round, service: Service, job: Job) -> None:
+    awake(round_, job)
+    why = "requests have come before it slept"
+    name = service.spec.name
+    round_.emit(ReplicaReady(at_ms=round_.now_ms, service=name, job=job.id, why=why))
+
+
+def _let_sleep(round_: Round, service: Service, job: Job, load: ServiceLoad | None) -> None:
+    """Its node may put it to sleep when it has answered its requests, or its time for that is over:
+    then it answers them when it is awake again."""
+    state, now_ms, since_ms = round_.state, round_.now_ms, job.dozed_ms or 0
+    if may_freeze(state, job):
+        return
+    seen = load.replicas.get(job.id) if load is not None else None
+    told = load is not None and now_ms - since_ms >= TOLD_MS
+    over_ms = since_ms + max(TOLD_MS, service.spec.drain_ms)
+    if (told and not (seen and seen.in_flight)) or now_ms >= over_ms:
+        state.heard.quiet[job.id] = since_ms
+        round_.quiet.append(job.id)
+    else:
+        agenda = state.agenda
+        agenda.serve_ms = over_ms if agenda.serve_ms is None else min(agenda.serve_ms, over_ms)
