@@ -6,7 +6,9 @@ finished work is not repeated because the node died before it could report it.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import logging
 import os
 import signal
 from pathlib import Path
@@ -19,10 +21,13 @@ from shoal.model.report import MemberExit
 MEMBERS = "members"  # the folder of a node that has one for each member
 EXIT = "exit"
 EXIT_BYTES_MAX = 64 * 1024
+WRITE_S_MAX = 5.0  # an exit waits no longer than this for the disk
 # Signals that every process gets when a machine goes down: such an exit is not a result.
 FROM_OUTSIDE = tuple(
     128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 )
+
+log = logging.getLogger("shoal.agent")
 
 _decode = msgspec.json.Decoder(MemberExit).decode
 
@@ -55,6 +60,16 @@ def write_exit(members: Path, exit_: MemberExit) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+async def keep_exit(members: Path, exit_: MemberExit) -> None:
+    """An exit is on disk before it is reported, unless the disk is sick: then it is only in the
+    agent's memory."""
+    try:
+        await asyncio.wait_for(asyncio.to_thread(write_exit, members, exit_), WRITE_S_MAX)
+    except OSError as error:  # a timeout, too
+        why = str(error) or "the disk is too slow"
+        log.warning("the exit of %s is only in memory: %s", exit_.ref, why)
 
 
 def remove_exit(members: Path, ref: MemberRef) -> None:

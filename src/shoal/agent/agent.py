@@ -26,6 +26,7 @@ from shoal.agent.secrets import Secrets
 from shoal.agent.shares.mps import MpsDaemons
 from shoal.agent.shares.shares import Shares
 from shoal.agent.shipping import Shipping
+from shoal.agent.sleeping.choice import described
 from shoal.agent.supplies import Supplies
 from shoal.core.nodebook import Action, NodeBook
 from shoal.ends import EndFile
@@ -34,7 +35,17 @@ from shoal.exits import MEMBERS, read_exits
 from shoal.files import write_private
 from shoal.folder import CONTACT, LEAVING
 from shoal.formats import VERSION
-from shoal.model.commands import Acknowledge, Check, Dismiss, Envelope, Launch, Prepare, Stop
+from shoal.model.commands import (
+    Acknowledge,
+    Check,
+    Dismiss,
+    Envelope,
+    Launch,
+    Prepare,
+    Sleep,
+    Stop,
+    Wake,
+)
 from shoal.model.health import CheckResult
 from shoal.model.job import MemberRef
 from shoal.model.kept import FileWanted
@@ -105,7 +116,8 @@ class Agent:
         self._supplies.own_user = self.members.processes.own_user
         processes = self.members.processes
         missing = unenforced(processes.groups, bool(devices()), processes.apart.problem)
-        self._book.spec = msgspec.structs.replace(spec, unenforced=missing)
+        spec = msgspec.structs.replace(spec, unenforced=missing)
+        self._book.spec = described(spec, self.members.naps.way)
         self.members.processes.helpers = (
             self._checks,
             self._supplies.environments,
@@ -222,6 +234,10 @@ class Agent:
                 self.members.launch(action)
             case Stop():
                 self.members.stop(action)
+            case Sleep():
+                self.members.naps.sleep(action)
+            case Wake():
+                self.members.naps.wake(action)
             case Check():
                 self._checks.ask(action, busy=bool(self._book.alive))
             case Prepare():
@@ -299,6 +315,7 @@ class Agent:
                 self._book.leaving = (self._directory / LEAVING).exists()
                 changed = self._end.look()
                 self.members.audit()
+                self.members.naps.tend()
                 self._tell(self._book.report if changed else self._book.heartbeat)
 
         async def ship() -> None:

@@ -63,6 +63,11 @@ class Beats:
         self._living.pop(str(ref), None)
         self._newest.pop(ref, None)
 
+    def woke(self, ref: MemberRef) -> None:
+        """It slept, so it could not advance."""
+        if ref in self._newest:
+            self._newest[ref].advanced_at = time.monotonic()
+
     def step(self, ref: MemberRef) -> int | None:
         newest = self._newest.get(ref)
         return newest.beat.step if newest is not None else None

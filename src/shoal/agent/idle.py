@@ -46,6 +46,11 @@ class IdleWatch:
         if launch.gpus:
             self._gpus[launch.ref] = launch.gpus
 
+    def rests(self, ref: MemberRef) -> None:
+        """It sleeps, which is not idle. From `expect` on, it is seen as new."""
+        self._gpus.pop(ref, None)
+        self._seen.pop(ref, None)
+
     def idle(self, sample: NodeSample | None) -> tuple[Idle, ...]:
         """Members that have been idle for a while. Called often, measures seldom."""
         self._sample = sample or self._sample

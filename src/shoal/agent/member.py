@@ -30,12 +30,18 @@ class State(enum.Enum):
     LAUNCHED = "launched"  # the command to start it has been taken
     PREPARING = "preparing"  # its package or environment is not here yet
     RUNNING = "running"  # it has a process
+    DOZING = "dozing"  # it is being put to sleep
+    ASLEEP = "asleep"  # none of its processes runs
+    WAKING = "waking"  # it is being woken
     DUMPING = "dumping"  # it is to stop; its stacks are saved first
     STOPPING = "stopping"  # it got SIGTERM; SIGKILL follows after the grace time
     ENDED = "ended"  # its exit is known, but not reported: output is on the way, or the disk slow
     REPORTED = "reported"  # its exit is in every report until the controller acknowledges it
     LEFTOVER = "leftover"  # only output is left, of this life or an earlier one
 
+
+NAPPING = (State.DOZING, State.ASLEEP, State.WAKING)
+LIVING = (State.RUNNING, *NAPPING, State.DUMPING, State.STOPPING)  # it has a process
 
 # Each edge and what causes it. Any other change is a bug, and raises.
 EDGES = {
@@ -47,6 +53,13 @@ EDGES = {
     (State.RUNNING, State.DUMPING): "it is to stop, and to say first what it was doing",
     (State.RUNNING, State.STOPPING): "it is to stop",
     (State.RUNNING, State.ENDED): "its process has ended",
+    (State.RUNNING, State.DOZING): "it is to sleep",
+    (State.DOZING, State.ASLEEP): "all its processes are stopped",
+    (State.DOZING, State.RUNNING): "it could not be put to sleep",
+    (State.ASLEEP, State.WAKING): "it is to wake",
+    (State.WAKING, State.RUNNING): "its processes go on",
+    **{(state, State.STOPPING): "it is to stop" for state in NAPPING},
+    **{(state, State.ENDED): "its process has ended" for state in NAPPING},
     (State.DUMPING, State.STOPPING): "its stacks are saved",
     (State.DUMPING, State.ENDED): "its process ended while its stacks were being saved",
     (State.STOPPING, State.ENDED): "its process has ended",
@@ -56,10 +69,11 @@ EDGES = {
 
 
 class Member:
-    """`task` prepares it or saves its stacks; `kill` is the timer for SIGKILL; `why` says what it
-    was doing when it was stopped; `exit` is None until its process has ended."""
+    """`task` prepares it, puts it to sleep, wakes it or saves its stacks; `kill` is the timer for
+    SIGKILL; `why` says what it was doing when it was stopped, or why it was killed, and `fault`
+    whether its node is to blame; `exit` is None until its process has ended."""
 
-    __slots__ = ("ended_at", "exit", "kill", "ref", "state", "task", "unwritten", "why")
+    __slots__ = ("ended_at", "exit", "fault", "kill", "ref", "state", "task", "unwritten", "why")
 
     def __init__(self, ref: MemberRef, state: State = State.LAUNCHED) -> None:
         self.ref = ref
@@ -67,6 +81,7 @@ class Member:
         self.task: asyncio.Task[None] | None = None
         self.kill: asyncio.TimerHandle | None = None
         self.why = ""
+        self.fault = Fault.NONE
         self.exit: MemberExit | None = None
         self.ended_at = 0.0
         self.unwritten = False  # its exit is on the way to the disk

@@ -17,18 +17,19 @@ from shoal.agent.faults import CannotStart, disk_problem, fault_of, fills_disk, 
 from shoal.agent.idle import IdleWatch
 from shoal.agent.images.reasons import not_started
 from shoal.agent.keeping.keeping import Keeping
-from shoal.agent.member import Member, State, grace_s
+from shoal.agent.member import LIVING, NAPPING, Member, State, grace_s
 from shoal.agent.memory import OUT_OF_MEMORY, MemoryWatch, refusal
 from shoal.agent.numbers import own_gpus
 from shoal.agent.process import Ended
 from shoal.agent.processes import CANNOT_START_CODE, KILLED_CODE, MARK, Processes
 from shoal.agent.shipping import Shipping, append, last_words, parting_words
+from shoal.agent.sleeping.naps import Naps
 from shoal.agent.stacks import stacks
 from shoal.agent.supplies import Supplies
 from shoal.agent.surroundings import Surroundings
 from shoal.cgroups.groups import Cgroups
 from shoal.core.nodebook import STOPPED_BEFORE_START_CODE, NodeBook
-from shoal.exits import FROM_OUTSIDE, MEMBERS, member_ref, remove_exit, write_exit
+from shoal.exits import FROM_OUTSIDE, MEMBERS, keep_exit, member_ref, remove_exit
 from shoal.model.commands import Launch, Prepare, Stop
 from shoal.model.job import Fault, MemberRef
 from shoal.model.progress import BEATS_ENV
@@ -37,7 +38,6 @@ from shoal.model.report import MemberExit
 log = logging.getLogger("shoal.agent")
 
 ENDING_S = 1.0  # so long after a member was signalled, its agent knows whether the node ends
-WRITE_S_MAX = 5.0  # an exit waits no longer than this for the disk
 SIGNALS_FROM = 128  # higher codes mean a signal, which the last line of output does not explain
 
 
@@ -70,6 +70,9 @@ class Members:
         self._preparing_jobs: dict[str, asyncio.Task[None]] = {}  # jobs that may come here
         self._writing: set[asyncio.Task[None]] = set()
         self.left: list[Callable[[MemberRef], None]] = []  # called when a member has ended
+        watches = self.beats, self.idle
+        self.naps = Naps(self.processes, book, self._members, *watches, changed)
+        self.left.append(self.naps.ended)
         self._closing = False
         self._reaped = asyncio.Event()
 
@@ -169,6 +172,8 @@ class Members:
                 member.task = asyncio.create_task(self._dump_and_stop(member, command, pid))
             else:
                 self._terminate(member, command)
+        elif member.state in NAPPING:
+            self._terminate(member, command, obeys=self.naps.stop(member))
 
     async def _dump_and_stop(self, member: Member, command: Stop, pid: int) -> None:
         """Save what it is doing while it still does it. That takes bounded time."""
@@ -185,13 +190,13 @@ class Members:
             if member.state is State.DUMPING:
                 self._terminate(member, command)
 
-    def _terminate(self, member: Member, command: Stop) -> None:
+    def _terminate(self, member: Member, command: Stop, *, obeys: bool = True) -> None:
         """SIGTERM first. The agent keeps the grace time itself and needs no controller for it."""
         member.become(State.STOPPING)
         self.processes.signal(member.ref, signal.SIGTERM)
         self.processes.signal(member.ref, signal.SIGCONT)  # a stopped process takes no signal
         member.kill = asyncio.get_running_loop().call_later(
-            command.grace_ms / 1000, self.processes.signal, member.ref, signal.SIGKILL
+            command.grace_ms / 1000 * obeys, self.processes.signal, member.ref, signal.SIGKILL
         )
 
     def overused(self, ref: MemberRef, why: str, *, end: bool) -> None:
@@ -210,7 +215,7 @@ class Members:
         exit. A member that has neither would hold its GPUs for ever, so it ends here."""
         for ref in list(self._book.alive):
             member = self._members.setdefault(ref, Member(ref))
-            lost = member.state in (State.RUNNING, State.DUMPING, State.STOPPING)
+            lost = member.state in LIVING
             if member.state is State.LAUNCHED or (lost and self.processes.pid(ref) is None):
                 log.error("%s has no process that this agent knows", ref)
                 self._ended(member, CANNOT_START_CODE, "the agent lost track of its process")
@@ -245,7 +250,7 @@ class Members:
         """Why it ended, and whether that is the node's fault. A member that was told to stop needs
         no reason but what it was doing."""
         if member.why or member.ref in self._book.stopping:
-            return member.why, Fault.NONE
+            return member.why, member.fault
         code, output = ended.code, self._directory / str(member.ref) / "output"
         why = refusal(ended.used, ended.ceiling) if code else ""
         if why:
@@ -290,14 +295,8 @@ class Members:
             task.add_done_callback(self._writing.discard)
 
     async def _write(self, member: Member, exit_: MemberExit) -> None:
-        """An exit is on disk before it is reported, unless the disk is sick: then it is only in
-        this agent's memory."""
         try:
-            writing = asyncio.to_thread(write_exit, self._directory, exit_)
-            await asyncio.wait_for(writing, WRITE_S_MAX)
-        except OSError as error:  # a timeout, too
-            why = str(error) or "the disk is too slow"
-            log.warning("the exit of %s is only in memory: %s", exit_.ref, why)
+            await keep_exit(self._directory, exit_)
         finally:
             member.unwritten = False
         self.settle(exit_.ref)
@@ -388,6 +387,7 @@ class Members:
                 task.cancel()
         for ref in list(self._book.alive):
             self.processes.signal(ref, signal.SIGTERM)
+            self.naps.close(ref)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s(self._book.alive.values())):
                 while self.processes:

@@ -94,9 +94,42 @@ class Group:
             return False
         return True
 
+    @property
+    def freezes(self) -> bool:
+        """Can the kernel stop all of it where it is? In version 1 a process that it has stopped
+        cannot be killed, so that one is not used."""
+        return self._unified and os.access(f"{self._first}/cgroup.freeze", os.W_OK)
+
+    def freeze(self, *, on: bool) -> None:
+        _write(f"{self._first}/cgroup.freeze", "1" if on else "0")
+
+    @property
+    def frozen(self) -> bool:
+        return self.empty or _numbers(f"{self._first}/cgroup.events").get("frozen") == 1
+
+    def hold_memory(self, memory_mb: int) -> None:
+        """From now on; 0: no limit. One that is exceeded already is not set: in version 2, the
+        kernel would kill for it."""
+        folder = self._folders.get("memory")
+        if folder is None:
+            return
+        most = str(memory_mb * 1024**2) if memory_mb else "max" if self._unified else "-1"
+        used = int(_text(f"{folder}/memory.current") or 0)
+        used -= _numbers(f"{folder}/memory.stat").get("file", 0)
+        if self._unified and memory_mb and used >= int(most):
+            return
+        files = ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes")
+        for file in ("memory.max",) if self._unified else files if memory_mb else files[::-1]:
+            with contextlib.suppress(OSError):
+                _write(f"{folder}/{file}", most)
+
+    @property
+    def _first(self) -> str:
+        return next(iter(self._folders.values()))
+
     def pids(self) -> Iterator[int]:
         """Of groups inside this one as well, because a container makes its own."""
-        for inner in _tree(next(iter(self._folders.values()))):
+        for inner in _tree(self._first):
             for word in _text(f"{inner}/{PROCESSES}").split():
                 if word != "0":  # a process of another namespace
                     yield int(word)

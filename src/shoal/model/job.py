@@ -213,6 +213,7 @@ class Fault(enum.StrEnum):
     NONE = ""
     START = "start"  # the node could not start it: no disk space, inodes or processes left
     SICK = "sick"  # it ran and failed, and nothing can be written to the node's disk
+    WAKE = "wake"  # it slept, and the node could not wake it
     MISSING = "missing"  # its program or folder is missing; another node may have it
 
 

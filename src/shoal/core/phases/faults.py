@@ -52,7 +52,7 @@ def _is_nodes(state: State, job: Job, node: Node, exit_: MemberExit) -> bool:
     match exit_.fault:
         case Fault.START:
             return True
-        case Fault.SICK:
+        case Fault.SICK | Fault.WAKE:
             return job.faults < SICK_MAX
         case _:
             return _may_be_elsewhere(state, job, node)
@@ -73,5 +73,7 @@ def _may_be_elsewhere(state: State, job: Job, node: Node) -> bool:
 
 def _text(job: Job, node: Node, exit_: MemberExit) -> str:
     who = f"member {exit_.ref.member}" if len(job.members) > 1 else "it"
-    how = f"exited {exit_.code}" if exit_.fault is Fault.SICK else "could not start"
+    how = "could not start"
+    if exit_.fault in (Fault.SICK, Fault.WAKE):
+        how = "ended" if exit_.fault is Fault.WAKE else f"exited {exit_.code}"
     return f"{who} {how} on {node.id} ({exit_.why})"

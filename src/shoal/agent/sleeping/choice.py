@@ -1,0 +1,20 @@
+"""Which way to sleep this node has."""
+
+from __future__ import annotations
+
+import msgspec
+
+from shoal.agent.sleeping.freeze import Freeze
+from shoal.agent.sleeping.port import Sleeping
+from shoal.model.node import NodeSpec
+
+WHY_LETTERS_MAX = 200
+
+
+def described(spec: NodeSpec, way: Sleeping) -> NodeSpec:
+    """What the controller has to know of it. `why_not` may take a moment."""
+    why = way.why_not()[:WHY_LETTERS_MAX]
+    frozen = way.name == Freeze.name  # GPUs that exist only in the books can be any
+    return msgspec.structs.replace(
+        spec, sleep="" if why else way.name, sleep_why=why, remaps=frozen
+    )

@@ -1,0 +1,203 @@
+"""Puts members of this node to sleep and wakes them, beside everything else that the agent does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import time
+from collections.abc import Callable, Mapping
+
+from shoal.agent.beats import Beats
+from shoal.agent.idle import IdleWatch
+from shoal.agent.member import NAPPING, Member, State
+from shoal.agent.processes import Processes
+from shoal.agent.sleeping.freeze import Freeze, Tree
+from shoal.agent.sleeping.port import Lost, Refused, Sleeping
+from shoal.core.nodebook import NodeBook
+from shoal.model.commands import Launch, Sleep, Wake
+from shoal.model.job import Fault, MemberRef
+
+log = logging.getLogger("shoal.agent")
+
+# One that takes longer is woken again, or given up. 1 TB of GPU memory takes about 9 minutes.
+SLEEP_S_MAX = 900.0
+WAKE_S_MAX = 1_800.0
+HOLD_S = 5.0  # so often, sleepers are looked at
+
+
+class Naps:
+    """`way`: how members of this node sleep. Each nap is a task of the member."""
+
+    def __init__(
+        self,
+        processes: Processes,
+        book: NodeBook,
+        members: Mapping[MemberRef, Member],
+        beats: Beats,
+        idle: IdleWatch,
+        changed: Callable[[], None],
+    ) -> None:
+        self.way: Sleeping = Freeze()
+        self._processes = processes
+        self._book = book
+        self._members = members
+        self._beats = beats
+        self._idle = idle
+        self._changed = changed
+        self._trees: dict[MemberRef, Tree] = {}
+        self._slept_on: dict[MemberRef, Launch] = {}  # with the GPUs that it had
+        self._moved: set[MemberRef] = set()  # a part of them may not be in its processes now
+        self._hold_at = 0.0
+
+    # -- falling asleep and waking ---------------------------------------------------------
+
+    def sleep(self, command: Sleep) -> None:
+        member = self._members.get(command.ref)
+        if member is None or member.state is not State.RUNNING:
+            self._book.refuses(command.ref, "it does not run")
+            self._changed()
+            return
+        member.become(State.DOZING)
+        self._slept_on[member.ref] = self._book.alive[member.ref]
+        self._trees[member.ref] = Tree(self._processes, member.ref)
+        member.task = asyncio.create_task(self._doze(member))
+        self._idle.rests(member.ref)
+
+    async def _doze(self, member: Member) -> None:
+        ref, began, why, between = member.ref, time.monotonic(), "", True
+        if self.way.name != Freeze.name:
+            self._moved.add(ref)
+            self._limit(ref, on=False)
+        try:
+            async with asyncio.timeout(SLEEP_S_MAX):
+                moved_mb = await self.way.sleep(self._trees[ref])
+        except Refused as refused:
+            why, between = str(refused), False
+        except TimeoutError:
+            why = f"it was not asleep after {SLEEP_S_MAX:.0f} s"
+        except Exception as error:
+            log.exception("%s could not be put to sleep", ref)
+            why = f"the agent failed: {error}"
+        if member.state is not State.DOZING:
+            return
+        if why:
+            log.info("%s is not put to sleep: %s", ref, why)
+            if not between or await self._woken(member, {}):
+                member.become(State.RUNNING)
+                self._book.refuses(ref, why)
+                self._over(member)
+            return
+        if not moved_mb:
+            self._moved.discard(ref)
+        member.become(State.ASLEEP)
+        took_ms = _since_ms(began)
+        log.info("%s sleeps after %d ms, with %d MB moved", ref, took_ms, moved_mb)
+        self._book.slept(ref, moved_mb, took_ms)
+        self._changed()
+
+    def wake(self, command: Wake) -> None:
+        member = self._members.get(command.ref)
+        if member is None or member.state is not State.ASLEEP:
+            self._book.awoke(command.ref, 0)
+            self._changed()
+            return
+        member.become(State.WAKING)
+        before = self._slept_on[member.ref].gpus
+        gpus = dict(zip(before, command.gpus, strict=False)) if before != command.gpus else {}
+        member.task = asyncio.create_task(self._wake(member, gpus))
+
+    async def _wake(self, member: Member, gpus: Mapping[int, int]) -> None:
+        began = time.monotonic()
+        if await self._woken(member, gpus):
+            member.become(State.RUNNING)
+            took_ms = _since_ms(began)
+            log.info("%s is awake after %d ms", member.ref, took_ms)
+            self._book.awoke(member.ref, took_ms)
+            self._over(member)
+
+    async def _woken(self, member: Member, gpus: Mapping[int, int]) -> bool:
+        """False if it has ended or has to: then nobody waits for it."""
+        ref, why = member.ref, ""
+        try:
+            async with asyncio.timeout(WAKE_S_MAX):
+                await self.way.wake(self._trees[ref], gpus)
+        except Lost as lost:
+            why = str(lost)
+        except TimeoutError:
+            why = f"it was not awake after {WAKE_S_MAX:.0f} s"
+        except Exception as error:
+            log.exception("%s could not be woken", ref)
+            why = f"the agent failed: {error}"
+        if member.state not in NAPPING:
+            return False
+        if why:
+            log.error("%s is killed, because it could not be woken: %s", ref, why)
+            member.why, member.fault = f"it could not be woken: {why}", Fault.WAKE
+            self._processes.signal(ref, signal.SIGKILL)
+            self._release(ref)
+        return not why
+
+    def _over(self, member: Member) -> None:
+        """It runs again, and is watched as if it had just begun."""
+        ref = member.ref
+        self._limit(ref, on=True)
+        self._forget(ref)
+        self._beats.woke(ref)
+        self._idle.expect(self._book.alive[ref])
+        self._changed()
+
+    def _limit(self, ref: MemberRef, *, on: bool) -> None:
+        """What is moved from its GPUs is memory of its processes. The controller has set it aside;
+        its own limit does not count it."""
+        process = self._processes.get(ref)
+        if process is not None and process.group is not None and process.ceiling.memory_mb:
+            with contextlib.suppress(OSError):
+                process.group.hold_memory(process.ceiling.memory_mb if on else 0)
+
+    # -- the rest of a member's life -------------------------------------------------------
+
+    def stop(self, member: Member) -> bool:
+        """It is to end, so its processes go on. False if it cannot obey: a part of it is not in its
+        processes, so that it could do nothing but wait for it."""
+        if member.task is not None:
+            member.task.cancel()
+        obeys = member.ref not in self._moved
+        self._release(member.ref)
+        return obeys
+
+    def close(self, ref: MemberRef) -> None:
+        """The agent ends, and the member has got SIGTERM."""
+        member = self._members.get(ref)
+        if member is not None and member.state in NAPPING and not self.stop(member):
+            self._processes.signal(ref, signal.SIGKILL)
+
+    def ended(self, ref: MemberRef) -> None:
+        member = self._members.get(ref)
+        if ref in self._trees and member is not None and member.task is not None:
+            member.task.cancel()
+        self._forget(ref)
+
+    def tend(self) -> None:
+        """Called about once a second."""
+        now = time.monotonic()
+        if now < self._hold_at:
+            return
+        self._hold_at = now + HOLD_S
+        for ref, tree in self._trees.items():
+            if self._members[ref].state is State.ASLEEP:
+                tree.hold()
+
+    def _release(self, ref: MemberRef) -> None:
+        if ref in self._trees:
+            self._trees[ref].release()
+
+    def _forget(self, ref: MemberRef) -> None:
+        self._trees.pop(ref, None)
+        self._slept_on.pop(ref, None)
+        self._moved.discard(ref)
+
+
+def _since_ms(began: float) -> int:
+    return int((time.monotonic() - began) * 1000)
