@@ -18,5 +18,7 @@ SHIPPED: dict[str, Policy] = {
         Policy(name="srsf", order="srsf", preempt=Preempt.RANK, reservations=0, run_ms_min=0),
         # Least attained service in three levels.
         Policy(name="tiresias", order="tiresias", preempt=Preempt.RANK, reservations=0),
+        # As `fair`, and more jobs than GPUs take turns: one sleeps while another runs.
+        Policy(name="time-slice", turn_cost_percent=5),
     )
 }

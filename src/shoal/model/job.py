@@ -356,6 +356,7 @@ class Job(msgspec.Struct, kw_only=True):
     said: str = ""  # why this attempt ended well, in its own words
     sleep_cause: SleepCause | None = None  # of its present sleep
     wants: bool = False  # it is to be woken as soon as there is room
+    wanted_ms: int | None = None  # since when
     dozed_ms: int | None = None  # when its present sleep began
     naps: int = 0  # how often this attempt has slept
     slept_ms: int = 0  # how long this attempt has slept in all; not a part of its run time

@@ -21,6 +21,7 @@ SUMMARIES = {
     "srtf": "Shortest remaining time first, by the jobs' estimates. For comparison.",
     "srsf": "Shortest remaining time x GPUs first, by the estimates. For comparison.",
     "tiresias": "Least attained service first, in three levels. Needs no estimates.",
+    "time-slice": "Like fair, and more jobs than GPUs take turns: one sleeps, another runs.",
 }
 
 

@@ -30,7 +30,7 @@ def holders_text(
     for node in suited:
         for ref in state.placed[node.id]:
             owner = state.jobs[ref.job]
-            gpus = owner.members[ref.member].slice.gpus
+            gpus = owner.members[ref.member].held.gpus
             held |= {(node.id, gpu) for gpu in gpus}
             if gpus and sees(owner):
                 owners.add(number_of(owner.id))

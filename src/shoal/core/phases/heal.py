@@ -5,10 +5,12 @@ from __future__ import annotations
 from shoal.core.health.failures import Failure, FailureBook, blame, failed, same_way
 from shoal.core.phases.ending import CANCELLED_CODE, is_served, stop
 from shoal.core.phases.round import Round
+from shoal.core.phases.sleeping import rouse
 from shoal.core.phases.watch import suspect
-from shoal.core.scheduling.ends import end_text, must_leave
+from shoal.core.scheduling.ends import end_text, goes_on, must_leave
 from shoal.core.scheduling.leave import leave
-from shoal.core.state.saving import kept_ms
+from shoal.core.scheduling.sleeping import bed
+from shoal.core.state.saving import kept_ms, worked_until_ms
 from shoal.model.durations import duration_text
 from shoal.model.events import JobFinished, JobRequeued
 from shoal.model.health import Suspicion
@@ -47,11 +49,22 @@ def heal(round_: Round) -> None:
         elif job.phase is not Phase.STOPPING:
             cause = _cause_to_stop(round_, job)
             if cause is not None:
-                stop(round_, job, *cause)
+                _end(round_, job, *cause)
             else:
                 leave(round_, job)
     # Stopping a job puts it here again, but nothing is left to decide until a member ends.
     round_.state.agenda.attention = {}
+
+
+def _end(round_: Round, job: Job, cause: StopCause, why: str) -> None:
+    """A sleeper that has to leave its node is woken first, if it can be: asleep, it cannot save its
+    work."""
+    if cause is StopCause.DRAIN and job.phase is Phase.ASLEEP and goes_on(job):
+        given = bed(round_.state, job)
+        if given is not None and job.id not in round_.state.claims:
+            rouse(round_, job, given, f", to save its work and stop: {why}")
+            return
+    stop(round_, job, cause, why)
 
 
 def _enforce_limits(round_: Round) -> None:
@@ -173,7 +186,8 @@ def _settle_failure(round_: Round, job: Job) -> None:
 def _backoff_ms(round_: Round, job: Job) -> int:
     """A job that made progress is tried again at once: it took steps, or ran for long enough."""
     watch = round_.state.heard.watches.get(job.id)
-    ran_ms = round_.now_ms - (job.running_ms if job.running_ms is not None else round_.now_ms)
+    until_ms = worked_until_ms(job, round_.now_ms)
+    ran_ms = until_ms - (job.running_ms if job.running_ms is not None else until_ms)
     if (watch is not None and watch.pace.steps) or ran_ms > GOOD_WHILE * job.spec.backoff_ms:
         return 0
     doublings = min(job.failures, BACKOFF_DOUBLINGS_MAX)
@@ -223,7 +237,8 @@ def _cost_text(job: Job, cause: StopCause, now_ms: int) -> str:
     """What the restart costs: the time since the last checkpoint, on all GPUs of the gang."""
     if job.running_ms is None or job.spec.service:
         return ""
-    lost_ms = now_ms - job.running_ms - kept_ms(job, cause, now_ms)
+    ran_ms = worked_until_ms(job, now_ms) - job.running_ms
+    lost_ms = ran_ms - kept_ms(job, cause, now_ms)
     if lost_ms < 1000:
         return ""
     gpus = sum(len(member.slice.gpus) for member in job.members)

@@ -12,8 +12,11 @@ from shoal.model.events import (
     JobDozing,
     JobTouched,
     JobWaking,
+    MemberExited,
+    MemberLost,
     MembersAsleep,
     MembersAwake,
+    NodeLost,
     SleepRefused,
 )
 from shoal.model.job import Job, MemberRef, Phase, SleepCause
@@ -42,7 +45,7 @@ def touch(round_: Round, job: Job, why: str, *, wants: bool = True) -> None:
     )
 
 
-def rouse(round_: Round, job: Job, given: tuple[Slice, ...]) -> None:
+def rouse(round_: Round, job: Job, given: tuple[Slice, ...], why: str = "") -> None:
     """It holds these GPUs again, and is woken."""
     slept = duration_text(round_.now_ms - (job.dozed_ms or 0))
     moved = [
@@ -57,7 +60,7 @@ def rouse(round_: Round, job: Job, given: tuple[Slice, ...]) -> None:
             job=job.id,
             attempt=job.attempt,
             gpus=tuple(slice_.gpus for slice_ in given),
-            why=f"is woken after {slept}{where}",
+            why=f"is woken after {slept}{where}{why}",
         )
     )
 
@@ -94,28 +97,37 @@ def _hear_touches(round_: Round, node: Node, inventory: NodeReport) -> None:
             touch(round_, job, "is to wake, because an open session of it was used")
 
 
+def _refuse(round_: Round, job: Job, number: int, why: str) -> None:
+    node_id = job.members[number].slice.node
+    round_.emit(
+        SleepRefused(
+            at_ms=round_.now_ms,
+            job=job.id,
+            attempt=job.attempt,
+            member=number,
+            node=node_id,
+            why=f"member {number} on {node_id} could not be put to sleep: {why}",
+        )
+    )
+    round_.state.heard.naps.pop(job.id, None)
+
+
 def _fall_asleep(round_: Round, node: Node, job: Job, inventory: NodeReport) -> None:
     for refusal in inventory.refused:
         if refusal.ref[:2] == (job.id, job.attempt):
-            why = (
-                f"member {refusal.ref.member} on {node.id} could not be put to sleep: {refusal.why}"
-            )
-            round_.emit(
-                SleepRefused(
-                    at_ms=round_.now_ms,
-                    job=job.id,
-                    attempt=job.attempt,
-                    member=refusal.ref.member,
-                    node=node.id,
-                    why=why,
-                )
-            )
+            _refuse(round_, job, refusal.ref.member, refusal.why)
             return
     new = {
         slept.ref.member: slept
         for slept in inventory.asleep
         if slept.ref[:2] == (job.id, job.attempt) and not job.members[slept.ref.member].asleep
     }
+    more_mb = sum(slept.memory_mb - job.members[n].host_mb for n, slept in new.items())
+    left_mb = round_.state.rooms[node.index].memory_mb
+    if more_mb > max(0, left_mb):  # of what was set aside for it; nothing is promised twice
+        why = f"it took {more_mb} MB more of the node's memory than was set aside for it"
+        _refuse(round_, job, min(new), f"{why}, and {max(0, left_mb)} MB are left")
+        return
     if new:
         numbers = tuple(sorted(new))
         round_.emit(
@@ -182,7 +194,13 @@ def awake(round_: Round, job: Job) -> None:
 
 def settle_naps(round_: Round) -> None:
     """The last member that was waited for may have ended instead."""
-    for job_id in list(round_.state.napping):
+    if not round_.state.napping:
+        return
+    ended = (event.job for event in round_.events if isinstance(event, MemberExited | MemberLost))
+    nodes = any(type(event) is NodeLost for event in round_.events)
+    for job_id in list(round_.state.napping if nodes else dict.fromkeys(ended)):
+        if job_id not in round_.state.napping:
+            continue
         job = round_.state.jobs[job_id]
         living = [member for member in job.members if not member.over]
         if not living:

@@ -16,7 +16,7 @@ from shoal.core.scheduling.order import takes_turns
 from shoal.core.state.queue import Gang, gang_of
 from shoal.core.state.state import State
 from shoal.model.events import JobReserved
-from shoal.model.job import Job
+from shoal.model.job import Job, Phase
 from shoal.model.policy import Preempt
 
 TYPICAL = 50  # percent of jobs done by then: gives the most likely time
@@ -159,7 +159,7 @@ def _gains(
         return gains
     future = room.copy()
     for end_ms, job, number in _ends(state, index, now_ms, percent):
-        future.change(job.members[number].slice, +1, exclusive=job.spec.whole_nodes)
+        future.change(job.members[number].held, +1, exclusive=job.spec.whole_nodes)
         now_holds = members_here(gang, room.kind, future.level)
         if now_holds > holds:
             gains.append((end_ms, index, now_holds - holds))
@@ -170,6 +170,8 @@ def _gains(
 def _ends(state: State, index: int, now_ms: int, percent: int) -> list[tuple[int, Job, int]]:
     found = []
     for ref, job in state.placed[state.order[index].id].items():
+        if job.phase is Phase.ASLEEP:
+            continue  # it cannot end before it wakes
         left = left_ms(state, job, now_ms, percent)
         if left is not None:
             found.append((now_ms + left, job.number, ref.member, job))

@@ -275,6 +275,7 @@ def start_claimed(round_: Round) -> None:
         rooms = [state.rooms[node.index] for node in nodes]
         stopping = any(
             other.phase in (Phase.STOPPING, Phase.DOZING)
+            or (other.phase is Phase.WAKING and other.refused)  # it is stopped when it is awake
             for node in nodes
             for other in state.placed[node.id].values()
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shoal.core.scheduling.order import ran_ms as has_run_ms
 from shoal.core.state.state import State
 from shoal.model.job import Job
 
@@ -20,6 +21,6 @@ def run_ms(state: State, job: Job, percent: int, ran_ms: int = 0) -> int | None:
 
 def left_ms(state: State, job: Job, now_ms: int, percent: int) -> int | None:
     """How much longer it will run."""
-    ran_ms = job.attained_ms + (now_ms - job.running_ms if job.running_ms is not None else 0)
+    ran_ms = has_run_ms(job, now_ms)
     total = run_ms(state, job, percent, ran_ms)
     return None if total is None else max(1, total - ran_ms)

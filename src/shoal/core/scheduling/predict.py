@@ -15,6 +15,7 @@ from shoal.core.scheduling.backfill import NODES_MAX, SAFE, TYPICAL, first_openi
 from shoal.core.scheduling.ends import too_short
 from shoal.core.scheduling.expect import left_ms, run_ms
 from shoal.core.scheduling.order import Rank, gpu_milli_of, place_in_line, takes_turns
+from shoal.core.scheduling.sleeping import sleep_ms
 from shoal.core.state.room import Level
 from shoal.core.state.state import Node, State
 from shoal.model.job import Job, Phase
@@ -63,13 +64,13 @@ def predict(state: State, job: Job, now_ms: int) -> Prediction | None:
 
 
 def _when_let_go(state: State, job: Job, now_ms: int) -> Prediction:
-    """The jobs in its place are stopping, within their grace time."""
+    """The jobs in its place are stopping, within their grace time, or fall asleep."""
     names = {slice_.node for slice_ in state.claims[job.id]}
     graces = [
-        other.spec.stop_grace_ms
+        other.spec.stop_grace_ms if other.phase is Phase.STOPPING else sleep_ms(state, other)
         for node in sorted(names)
         for other in state.placed[node].values()
-        if other.phase is Phase.STOPPING
+        if other.phase in (Phase.STOPPING, Phase.DOZING)
     ]
     return Prediction(now_ms, now_ms + max(graces, default=0))
 
@@ -120,6 +121,8 @@ def _ends(
     left: dict[str, int | None] = {}
     for node in nodes:
         for ref, job in state.placed[node.id].items():
+            if job.phase is Phase.ASLEEP:
+                continue  # it holds no GPU
             if job.id not in left:
                 left[job.id] = _left_ms(state, job, now_ms, percent)
             left_ms_ = left[job.id]

@@ -192,7 +192,7 @@ def _claimed_milli(state: State, tenant: str) -> int:
     return sum(
         len(slice_.gpus) * slice_.gpu_milli
         for job_id, given in state.claims.items()
-        if state.jobs[job_id].phase is Phase.WAITING
+        if state.jobs[job_id].phase in (Phase.WAITING, Phase.ASLEEP)
         and state.accounts.guarantor(state.jobs[job_id].spec.tenant) == guarantor
         for slice_ in given
     )

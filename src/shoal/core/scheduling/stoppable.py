@@ -24,18 +24,23 @@ class Stoppable:
         self._line: list[tuple[Entitlement, int, str]] = []  # (entitlement, number, job)
         self._place: dict[str, tuple[Entitlement, int, str]] = {}
         self._due: list[tuple[int, str, int]] = []  # heap of (when to rank it, job, attempt)
+        self._watched: dict[str, int] = {}  # the same by job: an entry that differs is old
         self._turns: list[tuple[int, str]] = []  # heap of (when its rank changes, job)
         self._turn: dict[str, int] = {}  # the same by job
 
     def watch(self, job: Job, at_ms: int) -> None:
         """It runs; rank it at this time."""
+        self._watched[job.id] = at_ms
         heapq.heappush(self._due, (at_ms, job.id, job.attempt))
 
-    def joins(self, job: Job, run_ms_min: int) -> None:
-        """If it runs, it may be stopped once it has run for this long."""
+    def joins(self, job: Job, run_ms_min: int, awake_ms_min: int = 0) -> None:
+        """If it runs, it may be stopped once it has run for this long, and has been awake for as
+        long as this since it last slept."""
         if job.phase is not Phase.RUNNING or not job.spec.yields or job.running_ms is None:
             return
         at_ms = job.running_ms + run_ms_min
+        if job.naps and job.awake_ms is not None:
+            at_ms = max(at_ms, job.awake_ms + min(run_ms_min, awake_ms_min))
         self.watch(job, at_ms)
         self._turn[job.id] = at_ms
         heapq.heappush(self._turns, (at_ms, job.id))
@@ -45,20 +50,27 @@ class Stoppable:
 
     def drop(self, job_id: str) -> None:
         self._turn.pop(job_id, None)
+        self._watched.pop(job_id, None)
         self._take_out(job_id)
 
     def catch_up(self, now_ms: int, jobs: Mapping[str, Job], judge: Judge) -> int | None:
         """Rank the jobs that are due; returns when a rank changes next or a job may be stopped."""
         while self._due and self._due[0][0] <= now_ms:
-            _, job_id, attempt = heapq.heappop(self._due)
+            at_ms, job_id, attempt = heapq.heappop(self._due)
             job = jobs.get(job_id)
+            if self._watched.get(job_id) != at_ms:
+                continue
             if job is not None and job.attempt == attempt and job.phase is Phase.RUNNING:
                 self.rank(job, judge)
                 turn_ms = self._turn.get(job_id, now_ms)
                 renew_ms = now_ms + RENEW_MS
                 self.watch(job, min(turn_ms, renew_ms) if turn_ms > now_ms else renew_ms)
         if len(self._due) > 2 * len(jobs) + 64:  # most belong to jobs long gone
-            self._due = [entry for entry in self._due if _lives(entry, jobs)]
+            self._due = [
+                entry
+                for entry in self._due
+                if _lives(entry, jobs) and self._watched.get(entry[1]) == entry[0]
+            ]
             heapq.heapify(self._due)
         while self._turns and (
             self._turns[0][0] <= now_ms or self._turn.get(self._turns[0][1]) != self._turns[0][0]

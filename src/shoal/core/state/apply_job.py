@@ -129,7 +129,8 @@ def _job_promoted(state: State, event: JobPromoted) -> None:
         leave_queue(state, job)
     job.elder = True
     state.elder = job.id
-    state.agenda.stoppable.joins(job, state.policy.run_ms_min)  # it is more entitled now
+    least = (state.policy.run_ms_min, state.policy.turn_ms_min)
+    state.agenda.stoppable.joins(job, *least)  # it is more entitled now
     if waits:
         join_queue(state, job)
 
@@ -196,6 +197,7 @@ def _job_stopping(state: State, event: JobStopping) -> None:
     if job.id in state.claims and job.phase is Phase.ASLEEP:
         unclaim(state, job)
     end_nap(state, job, event.at_ms)
+    state.awake.pop(job.id, None)
     job.phase = Phase.STOPPING
     job.stop_cause = event.cause
     job.why = event.why
@@ -207,6 +209,8 @@ def _job_requeued(state: State, event: JobRequeued) -> None:
     job = state.jobs[event.job]
     let_go(state, job)
     not_served(state, job)
+    if job.id in state.claims and job.phase is Phase.ASLEEP:
+        unclaim(state, job)  # it was for waking up
     end_nap(state, job, event.at_ms)
     if job.running_ms is not None:
         learn_run(state, job, job.attained_ms + event.at_ms - job.running_ms)
@@ -271,6 +275,7 @@ def _job_adopted(state: State, event: JobAdopted) -> None:
     job.not_before_ms = 0
     if job.running_ms is None:
         job.running_ms = event.at_ms
+    job.awake_ms = event.at_ms
     job.why = event.why
     runs_on(state, job)
     state.agenda.attention[job.id] = None  # its node may be draining by now

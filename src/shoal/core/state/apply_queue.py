@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 
 from shoal.core.scheduling.order import ORDERINGS
 from shoal.core.scheduling.stoppable import Stoppable
@@ -39,7 +40,7 @@ def adopt_policy(state: State, policy: Policy) -> None:
     agenda.look_ms = agenda.ends_ms = 0
     agenda.stoppable = Stoppable()
     for job in state.jobs.values():
-        agenda.stoppable.joins(job, policy.run_ms_min)
+        agenda.stoppable.joins(job, policy.run_ms_min, policy.turn_ms_min)
 
 
 def _reorder(state: State) -> None:
@@ -90,7 +91,8 @@ def judge_holds(state: State) -> None:
     if not state.accounts.budgets and not queue.held:
         return
     waiting = [job for job in state.jobs.values() if job.phase is Phase.WAITING]
-    for job in waiting:
+    sleepers = [state.jobs[job_id] for job_id in state.wakeful if job_id in state.claims]
+    for job in (*waiting, *sleepers):
         if state.accounts.held_by(job.spec.tenant):
             if job.id in state.claims:
                 unclaim(state, job)
@@ -127,9 +129,19 @@ def add_job(state: State, job: Job) -> None:
     else:
         if job.napping:
             state.napping[job.id] = None
+            heed(state, job)
         hold(state, job)
         runs_on(state, job)
         state.agenda.attention[job.id] = None
+
+
+def heed(state: State, job: Job) -> None:
+    """Keep track of whether it sleeps and is to be woken."""
+    if job.phase is Phase.ASLEEP and job.wants:
+        state.wakeful[job.id] = state.agenda.beds[job.id] = None
+    else:
+        state.wakeful.pop(job.id, None)
+        state.agenda.beds.pop(job.id, None)
 
 
 def drop_job(state: State, job: Job) -> None:
@@ -221,6 +233,7 @@ def let_go(state: State, job: Job) -> None:
     state.heard.watches.pop(job.id, None)
     state.preemptible.pop(job.id, None)
     state.elastic.pop(job.id, None)
+    state.awake.pop(job.id, None)
 
 
 def runs_on(state: State, job: Job) -> None:
@@ -230,9 +243,12 @@ def runs_on(state: State, job: Job) -> None:
         return
     if job.spec.time_limit_ms:
         deadline_ms = job.running_ms + job.spec.time_limit_ms
-        state.limits = _pushed(state, state.limits, (deadline_ms, job.id, job.attempt))
+        state.limits = _pushed(state, state.limits, (deadline_ms, job.id, job.attempt), _due)
     _watch_age(state, job, job.running_ms)
-    state.agenda.stoppable.joins(job, state.policy.run_ms_min)
+    state.agenda.stoppable.joins(job, state.policy.run_ms_min, state.policy.turn_ms_min)
+    if job.awake_ms is not None:
+        state.awake.pop(job.id, None)
+        state.awake[job.id] = None
 
 
 def runs_no_more(state: State) -> None:
@@ -257,28 +273,45 @@ def _due(state: State, at_ms: int, job_id: str, attempt: int) -> bool:
 Due = tuple[int, str, int]  # (when, job, attempt)
 
 
-def _pushed(state: State, heap: list[Due], entry: Due) -> list[Due]:
+def _pushed(
+    state: State, heap: list[Due], entry: Due, holds: Callable[[State, int, str, int], bool]
+) -> list[Due]:
+    """`holds`: whether an entry still says when it is due."""
     heapq.heappush(heap, entry)
-    if len(heap) > 2 * len(state.jobs) + 64:  # most belong to jobs long finished
-        heap = [due for due in heap if due[1] in state.jobs]
+    if len(heap) > 2 * len(state.jobs) + 64:  # most belong to jobs long finished, or that slept
+        heap = [due for due in heap if holds(state, *due)]
         heapq.heapify(heap)
     return heap
 
 
 def _watch_age(state: State, job: Job, running_ms: int) -> None:
     """A running job enters one span of run time after another: see `grow_older`."""
+    when_ms = _older_ms(job, running_ms)
+    if when_ms is not None:
+        state.aging = _pushed(state, state.aging, (when_ms, job.id, job.attempt), _ages)
+
+
+def _older_ms(job: Job, running_ms: int) -> int | None:
+    """Once an octave; the spans entered since the last time are learned then."""
     known_ms = max(job.attained_ms, begin_ms(max(0, job.told)))
-    if span(known_ms) < SPANS - 4:
-        # Once an octave; the spans entered since the last time are learned then.
-        when_ms = running_ms + (4096 << octave(known_ms)) - job.attained_ms
-        state.aging = _pushed(state, state.aging, (when_ms, job.id, job.attempt))
+    if span(known_ms) >= SPANS - 4:
+        return None
+    return running_ms + (4096 << octave(known_ms)) - job.attained_ms
+
+
+def _ages(state: State, at_ms: int, job_id: str, attempt: int) -> bool:
+    """One that has slept enters its next span later than it would have."""
+    job = state.jobs.get(job_id)
+    if job is None or job.running_ms is None or not _running(state, job_id, attempt):
+        return False
+    return _older_ms(job, job.running_ms) == at_ms
 
 
 def grow_older(state: State, now_ms: int) -> None:
     """Learn from running jobs that they are not shorter than their time so far."""
     while state.aging and state.aging[0][0] <= now_ms:
-        _, job_id, attempt = heapq.heappop(state.aging)
-        if _running(state, job_id, attempt):
+        at_ms, job_id, attempt = heapq.heappop(state.aging)
+        if _ages(state, at_ms, job_id, attempt):
             job = state.jobs[job_id]
             assert job.running_ms is not None, "a running job knows since when"
             learn_run(state, job, job.attained_ms + now_ms - job.running_ms)

@@ -193,6 +193,10 @@ def change(state: State, slice_: Slice, sign: int, *, exclusive: bool = False) -
     room = _shift(state, slice_, sign, exclusive=exclusive)
     if sign > 0 and state.nodes[slice_.node].schedulable:
         gained(state, room)
+    if sign > 0 and state.wakeful:
+        for job in state.placed[slice_.node].values():
+            if job.id in state.wakeful:
+                state.agenda.beds[job.id] = None
 
 
 def _shift(state: State, slice_: Slice, sign: int, *, exclusive: bool) -> Room:

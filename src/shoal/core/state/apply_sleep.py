@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from shoal.core.state.apply_queue import runs_no_more, runs_on
+from shoal.core.state.apply_queue import heed, runs_no_more, runs_on, unclaim
 from shoal.core.state.apply_room import change
 from shoal.core.state.apply_service import not_served
 from shoal.core.state.state import State
@@ -31,11 +31,13 @@ def _job_dozing(state: State, event: JobDozing) -> None:
     job.phase = Phase.DOZING
     job.sleep_cause, job.wants = event.cause, event.cause.wants
     job.dozed_ms, job.why = event.at_ms, event.why
+    job.wanted_ms = event.at_ms if job.wants else None
     job.idle_since_ms = None
     job.naps += 1
     state.napping[job.id] = None
     state.heard.watches.pop(job.id, None)
     state.agenda.stoppable.drop(job.id)
+    state.awake.pop(job.id, None)
     runs_no_more(state)
     for member, host_mb in zip(job.members, event.host_mb, strict=True):
         _rehold(state, job, member, host_mb=host_mb)
@@ -51,10 +53,12 @@ def _job_asleep(state: State, event: JobAsleep) -> None:
     """It holds nothing but memory."""
     job = state.jobs[event.job]
     job.phase = Phase.ASLEEP
-    job.sleep_mb, job.sleep_cost_ms, job.why = event.memory_mb, event.took_ms, event.why
+    job.sleep_mb, job.why = event.memory_mb, event.why
+    job.sleep_cost_ms = event.took_ms or job.sleep_cost_ms
     account(state, job, -_living(job), event.at_ms)
     for member in job.members:
         _rehold(state, job, member, lent=True)
+    heed(state, job)
     for member in job.members:
         node = state.nodes[member.slice.node]
         node.sleep_mb_s = _rate(event.memory_mb, event.took_ms) or node.sleep_mb_s
@@ -71,6 +75,10 @@ def _sleep_refused(state: State, event: SleepRefused) -> None:
 def _job_touched(state: State, event: JobTouched) -> None:
     job = state.jobs[event.job]
     job.wants, job.why = event.wants, event.why
+    job.wanted_ms = event.at_ms if event.wants else None
+    heed(state, job)
+    if not event.wants and job.id in state.claims:
+        unclaim(state, job)
 
 
 def _job_waking(state: State, event: JobWaking) -> None:
@@ -80,6 +88,8 @@ def _job_waking(state: State, event: JobWaking) -> None:
             change(state, slice_, +1, exclusive=job.spec.whole_nodes)
     job.phase = Phase.WAKING
     job.wants, job.why = False, event.why
+    heed(state, job)
+    state.agenda.other_gaps()  # its nodes may have been kept for it
     for member, gpus in zip(job.members, event.gpus, strict=True):
         slice_ = msgspec.structs.replace(member.slice, gpus=gpus)
         _rehold(state, job, member, slice=slice_, lent=False)
@@ -110,15 +120,18 @@ def _job_awake(state: State, event: JobAwake) -> None:
 def end_nap(state: State, job: Job, at_ms: int) -> None:
     """It no longer sleeps. The time is not a part of its run time."""
     state.napping.pop(job.id, None)
+    if state.wakeful.pop(job.id, 0) is None:
+        state.agenda.beds.pop(job.id, None)
+        state.agenda.other_gaps()
     if job.dozed_ms is None:
         return
-    slept_ms = at_ms - job.dozed_ms
+    slept_ms = max(0, at_ms - job.dozed_ms)
     job.slept_ms += slept_ms
     if job.running_ms is not None:
         job.running_ms += slept_ms
     if job.saved_ms is not None:
         job.saved_ms += slept_ms
-    job.dozed_ms, job.sleep_cause, job.wants = None, None, False
+    job.dozed_ms, job.sleep_cause, job.wants, job.wanted_ms = None, None, False, None
 
 
 def account(state: State, job: Job, members: int, at_ms: int, penalty: int = 0) -> None:

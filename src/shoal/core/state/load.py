@@ -41,6 +41,9 @@ def restore(snapshot: Snapshot) -> State:
         add_array(state, array)
     for job in snapshot.jobs:
         add_job(state, job)
+    state.awake = dict(
+        sorted(state.awake.items(), key=lambda entry: state.jobs[entry[0]].awake_ms or 0)
+    )
     for schedule in snapshot.schedules:
         add_schedule(state, schedule, schedule.next_ms)
     for job_id, slices in snapshot.claims.items():
