@@ -25,6 +25,7 @@ from shoal.api.feed_rows import (
     rounded,
     service_line,
 )
+from shoal.api.nap_views import naps_mark
 from shoal.api.principal import THE_OPERATOR
 from shoal.api.reach import Reach
 from shoal.api.views import known_nodes, status_view
@@ -236,6 +237,7 @@ class Feed:
                 node.end,
                 node.spec,
                 tuple(placed[node.id]),
+                naps_mark(placed[node.id].values()),
             )
             known = before.get(node.id)
             if known is None or known.mark != mark:
@@ -282,7 +284,7 @@ class Feed:
 
     def _job(self, job: Job, change: Change) -> Line:
         watch = self._loop.state.heard.watches.get(job.id)
-        mark = (job.phase, job.attempt, len(job.members), job.why, self._pace(watch))
+        mark = (job.phase, job.attempt, len(job.members), job.why, job.wants, self._pace(watch))
         known = self._jobs.get(job.id)
         if known is not None and known.mark == mark:
             return known

@@ -71,9 +71,14 @@ class Own:
                 line,
                 held=tuple(map(self._held, line.held)),
                 why=STANDING_HIDDEN if line.standing else line.why,
+                asleep=tuple(job for job in line.asleep if self._own(job)),
             )
             for line in lines
         ]
+
+    def _own(self, job_id: str) -> bool:
+        job = self._reach.loop.state.jobs.get(job_id)
+        return job is not None and job.spec.tenant == self.tenant
 
     def _held(self, held: Held) -> Held:
         """The GPUs of others are taken; their job has no id here, at most its tenant as @TENANT."""

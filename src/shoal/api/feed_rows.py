@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from shoal.api.nap_views import sleepers_of
 from shoal.api.reach import Reach
 from shoal.api.views import job_state, node_state, replica_view, service_state, service_why
 from shoal.control.loop import ControlLoop
@@ -43,6 +44,9 @@ class NodeLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ends_ms: int = 0  # until when it lives; 0: no end is known
     ends_why: str = ""
     labels: str = ""  # and taints, as in `shoal nodes --labels`; the first of them
+    asleep: tuple[str, ...] = ()  # jobs with members that hold no GPU here because they sleep
+    sleepers_mb: int = 0  # memory that is set aside for those that sleep, or are on the way
+    sleep: str = ""  # how members sleep here; empty: they cannot
 
 
 class JobLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -74,6 +78,8 @@ class JobLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     loss: float | None = None
     heat: tuple[int, ...] = ()
     slow: tuple[int, ...] = ()
+    nap_ms: int = 0  # since when it has been falling asleep, asleep or waking
+    wants: bool = False  # it is to wake as soon as there is room
 
 
 class ReplicaLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -131,10 +137,13 @@ class Change(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 def node_line(loop: ControlLoop, node: Node) -> NodeLine:
     ailing = node.health is NodeHealth.READY and node.record.standing is not Standing.OK
-    held = []
+    held, asleep = [], dict[str, None]()
     for ref, job in loop.state.placed[node.id].items():
-        slice_ = job.members[ref.member].slice
-        if slice_.gpus:
+        member = job.members[ref.member]
+        slice_ = member.slice
+        if member.lent:
+            asleep[job.id] = None
+        elif slice_.gpus:
             held.append(Held(job.id, ref.member, slice_.gpus, slice_.gpu_milli))
     return NodeLine(
         id=node.id,
@@ -148,6 +157,9 @@ def node_line(loop: ControlLoop, node: Node) -> NodeLine:
         standing=node.record.standing.value if ailing else "",
         ends_ms=node.ends_ms or 0,
         ends_why=node.ends_why,
+        asleep=tuple(asleep),
+        sleepers_mb=sleepers_of(loop, node).host_mb,
+        sleep=node.spec.sleep,
         labels=_labels_text(node) if node.spec.labels or node.labels_set or node.taints else "",
     )
 
@@ -190,6 +202,8 @@ def job_line(loop: ControlLoop, job: Job, heat: tuple[int, ...] = ()) -> JobLine
         loss=next((b.loss for _, b in sorted(beats.items()) if b.loss is not None), None),
         heat=heat,
         slow=tuple(sorted(watch.slow)) if watch is not None else (),
+        nap_ms=(job.dozed_ms or 0) if job.napping else 0,
+        wants=job.napping and job.wants,
     )
 
 

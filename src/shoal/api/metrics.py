@@ -22,11 +22,13 @@ from shoal.api.exposition import (
     large_family,
     simple,
 )
+from shoal.api.nap_views import sleepers_of
 from shoal.api.principal import Needs
 from shoal.api.views import DRAINED, gpu_counts, known_nodes, node_state, progress_view
 from shoal.control.counters import OTHERS, TENANTS_MAX
 from shoal.control.history.history import History
 from shoal.control.loop import ControlLoop
+from shoal.core.state.state import Node
 from shoal.model.job import Job, Phase
 from shoal.model.node import NodeHealth
 from shoal.model.samples import GpuSample, NodeSample
@@ -148,6 +150,8 @@ def _nodes(loop: ControlLoop, history: History) -> Iterator[str]:
         "GPUs by state: held by jobs, free, or unusable because of their node.",
         [({"state": state}, count) for state, count in gpu_counts(loop).items()],
     )
+    if loop.state.napping:
+        yield from _sleepers(loop, nodes)
     samples = [
         (node, history.newest[node.id])
         for node in nodes
@@ -165,6 +169,23 @@ def _nodes(loop: ControlLoop, history: History) -> Iterator[str]:
     ]
     for name, text, tell in GPU_VALUES:
         yield from large_family(name, "gauge", text, marks, [tell(one) for one in gpus])
+
+
+def _sleepers(loop: ControlLoop, nodes: list[Node]) -> Iterator[str]:
+    """Only nodes where members sleep: most have none."""
+    found = [(node.id, told) for node in nodes if (told := sleepers_of(loop, node)).members]
+    yield family(
+        "shoal_node_sleepers",
+        "gauge",
+        "Members that sleep there, or are on the way there or back.",
+        [({"node": node}, told.members) for node, told in found],
+    )
+    yield family(
+        "shoal_node_sleepers_memory_bytes",
+        "gauge",
+        "Memory that is set aside for what they had on GPUs.",
+        [({"node": node}, told.host_mb * 2**20) for node, told in found],
+    )
 
 
 def _ratio(milli: int | None) -> float | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from shoal import __version__
 from shoal.api.keys import service_without_keys, without_keys
+from shoal.api.nap_views import nap_view, node_naps
 from shoal.api.reach import Reach
 from shoal.control.loop import ControlLoop
 from shoal.core.answers.arrays import counts
@@ -71,6 +72,8 @@ def job_view(reach: Reach, job: Job) -> JobView:
         hangs=job.hangs,
         master=job.master,
         notes=list(job.notes),
+        naps=job.naps,
+        slept_ms=job.slept_ms,
     )
 
 
@@ -112,6 +115,7 @@ def _row_fields(job: Job) -> dict[str, Any]:
         "command": command,
         "user": job.spec.user,
         "labels": job.spec.labels,
+        "nap": nap_view(job),
         "idle_since_ms": job.idle_since_ms if job.phase is Phase.RUNNING else None,
     }
 
@@ -156,6 +160,7 @@ def node_view(reach: Reach, node: Node) -> NodeView:
         ends_ms=node.ends_ms,
         ends_in_ms=None if node.ends_ms is None else node.ends_ms - loop.clock.now_ms(),
         ends_why=node.ends_why,
+        **node_naps(loop, node),
     )
 
 

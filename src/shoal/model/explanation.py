@@ -66,6 +66,9 @@ class AttemptRecord(msgspec.Struct, kw_only=True):
     from_step: int = 0
     to_step: int | None = None  # as far as is known
     saved_step: int | None = None  # step of its newest checkpoint
+    naps: int = 0  # how often it slept
+    slept_ms: int = 0  # in all, with the time to fall asleep and to wake
+    dozed_ms: int | None = None  # since when it sleeps now
 
 
 class Learned(msgspec.Struct, kw_only=True):

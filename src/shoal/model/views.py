@@ -25,6 +25,15 @@ class ProgressView(msgspec.Struct, kw_only=True):
     slow: list[int]
 
 
+class NapView(msgspec.Struct, kw_only=True):
+    """A job's present sleep, from when it began to fall asleep until all of it is awake."""
+
+    since_ms: int
+    cause: str  # preempt, turn, idle or user
+    wants: bool  # it wakes as soon as there is room; otherwise when it is touched
+    host_mb: int  # memory of its nodes that is set aside for what it had on GPUs
+
+
 class JobRow(msgspec.Struct, kw_only=True):
     """A job in a list. `state` is its phase while it is live and its outcome afterwards."""
 
@@ -52,6 +61,7 @@ class JobRow(msgspec.Struct, kw_only=True):
     array: ArrayCounts | None = None  # it is an array, and this is how far it is
     user: str = ""
     labels: dict[str, str] = {}
+    nap: NapView | None = None  # it sleeps, or is on the way there or back
 
 
 class MemberView(msgspec.Struct, kw_only=True):
@@ -74,6 +84,8 @@ class JobView(JobRow, kw_only=True):
     hangs: int
     master: str
     notes: list[Note] = []
+    naps: int = 0  # how often this attempt has been put to sleep
+    slept_ms: int = 0  # how long it slept before; not part of its run time
 
 
 class NodeView(msgspec.Struct, kw_only=True):
@@ -111,6 +123,10 @@ class NodeView(msgspec.Struct, kw_only=True):
     ends_ms: int | None = None  # until when it lives, if that is known
     ends_in_ms: int | None = None  # the same, from now, because clocks differ
     ends_why: str = ""
+    sleep: str = ""  # how members sleep there: cuda or freeze; empty: they cannot
+    sleep_why: str = ""  # why they cannot
+    sleepers: int = 0  # members that sleep there, or are on the way there or back
+    sleepers_mb: int = 0  # memory that is set aside for what they had on GPUs
 
 
 class PackageView(msgspec.Struct, kw_only=True):

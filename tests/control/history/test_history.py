@@ -46,7 +46,7 @@ class Stage:
 
     def job(self, job: str, nodes: list[str], attempt: int = 1) -> Watch:
         members = [SimpleNamespace(slice=SimpleNamespace(node=node)) for node in nodes]
-        self.state.jobs[job] = SimpleNamespace(attempt=attempt, members=members)
+        self.state.jobs[job] = SimpleNamespace(attempt=attempt, members=members, naps=0)
         watch = Watch(attempt=attempt, pace=Pace(began_ms=self.now_ms))
         self.state.heard.watches[job] = watch
         return watch
@@ -296,3 +296,19 @@ def test_a_very_large_gang_that_often_fails_stays_bounded() -> None:
     assert len(series.members) == members
     assert max(len(one.at_ms) for one in series.members) <= 16
     assert len(history.body()) < 1_500_000
+
+
+def test_a_step_in_which_a_job_slept_is_not_in_its_curve() -> None:
+    history, kept = JobHistory("j1"), []
+
+    def look(second: int, naps: int, beat: Beat) -> None:
+        sample = history.sample(1, ["n1"], {0: beat}, second * 1000, naps)
+        if sample is not None:
+            kept.append((sample.step, sample.step_ms))
+
+    look(1, 0, Beat(ref="", steps=1, step=1, compute_us=500_000))
+    look(2, 0, Beat(ref="", steps=2, step=2, compute_us=1_000_000))
+    look(3, 1, Beat(ref="", steps=2, step=2, compute_us=1_000_000))  # asleep
+    look(500, 1, Beat(ref="", steps=3, step=3, compute_us=498_000_000))
+    look(501, 1, Beat(ref="", steps=4, step=4, compute_us=498_500_000))
+    assert kept == [(1, 500.0), (2, 500.0), (4, 500.0)]

@@ -94,7 +94,10 @@ def _attempt(
     if one.running_ms is None:
         ran = f"never ran, {duration_text(ended_ms - one.placed_ms)}"
     else:
-        ran = f"ran {duration_text(ended_ms - one.running_ms)}"
+        slept_ms = one.slept_ms + (ended_ms - one.dozed_ms if one.dozed_ms is not None else 0)
+        ran = f"ran {duration_text(ended_ms - one.running_ms - slept_ms)}"
+        if one.naps:
+            ran += f", slept {duration_text(slept_ms)} ({plural(one.naps, 'nap')})"
     cause = one.cause.value if one.sure else f"{one.cause.value} (probably)"
     head = f"Attempt {one.attempt}, {_moment(one.placed_ms, zone)}, on {nodes}: {ran}, {cause}"
     lines = _wrapped(head, 0)

@@ -138,6 +138,8 @@ def line_text(view: JobView, now_ms: int) -> str:
     since_ms = view.running_ms if running and view.running_ms is not None else view.submitted_ms
     elapsed = duration_text(max(0, now_ms - since_ms))
     progress = view.progress
+    if view.nap is not None:
+        elapsed = duration_text(max(0, now_ms - view.nap.since_ms))
     if not running or progress is None:
         return f"{view.id} {view.state} {elapsed}"
     text = f"{progress_text(progress)}; {elapsed} so far"

@@ -199,6 +199,13 @@ def ends_text(in_ms: int, why: str) -> str:
     return f"{when}: {why}" if why else when
 
 
+def sleepers_text(view: NodeView) -> str:
+    from shoal.forms.units import memory_text
+
+    held = f", {memory_text(view.sleepers_mb)} of memory for them" if view.sleepers_mb else ""
+    return f"{view.sleepers} asleep{held}"
+
+
 def labels_text(view: NodeView) -> str:
     """A taint is marked by an exclamation mark."""
     pairs = [f"{key}={value}" for key, value in sorted(view.labels.items())]
@@ -231,6 +238,8 @@ def _cells(view: NodeView, models: bool) -> list[str | Cell]:
         jobs = f"{jobs} (suspect: {view.why})".strip()
     elif (view.health != "ready" or view.standing != "ok") and view.why:
         jobs = f"{jobs} ({view.why})".strip()
+    if view.sleepers:
+        jobs = f"{jobs} ({sleepers_text(view)})".strip()
     if view.ends_in_ms is not None:
         jobs = f"{jobs} ({ends_text(view.ends_in_ms, view.ends_why)})".strip()
     row: list[str | Cell] = [

@@ -129,6 +129,8 @@ def print_jobs(rows: list[JobRow], now_ms: int, waits: int = 1, *, labels: bool 
     for row in rows if at_terminal() else []:
         if row.idle_since_ms is not None:
             line(fitted(f"{row.id} {row.why}"), "yellow dim")
+    for row in [row for row in rows if row.nap is not None][:waits] if at_terminal() else []:
+        line(fitted(f"{row.id} {nap_text(row, now_ms)}"), "blue")
 
 
 def _cells(row: JobRow, now_ms: int, tenants: bool, progress: bool) -> list[str | Cell]:
@@ -150,6 +152,19 @@ def _cells(row: JobRow, now_ms: int, tenants: bool, progress: bool) -> list[str 
     if tenants:
         cells.insert(2, row.tenant)
     return cells
+
+
+def nap_text(row: JobRow, now_ms: int) -> str:
+    """'asleep for 5m, wakes when it is touched: put to sleep by ann'"""
+    from shoal.forms.units import duration_text, memory_text
+
+    assert row.nap is not None, "the caller has looked"
+    told = [f"{row.state} for {duration_text(max(0, now_ms - row.nap.since_ms))}"]
+    if row.nap.host_mb:
+        told.append(f"{memory_text(row.nap.host_mb)} of its GPUs' memory on its nodes")
+    if row.state == "asleep" and not row.nap.wants:
+        told.append(f"wakes when it is touched (shoal wake {row.id})")
+    return f"{', '.join(told)}: {row.why}"
 
 
 def how_far(row: JobRow) -> str:
@@ -187,4 +202,5 @@ def elapsed_ms(row: JobRow, now_ms: int) -> int:
     """How long the job ran, has been running, or has been waiting."""
     ran = row.running_ms is not None and row.state != "waiting"
     begin = row.running_ms if ran and row.running_ms is not None else row.submitted_ms
-    return max((row.finished_ms or now_ms) - begin, 0)
+    end = row.nap.since_ms if row.nap is not None else now_ms  # sleep is not run time
+    return max((row.finished_ms or end) - begin, 0)

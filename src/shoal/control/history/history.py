@@ -203,7 +203,8 @@ class History:
         if not nodes and watch.beats:
             nodes = list(history.nodes(watch.attempt))
         if nodes:
-            sample = history.sample(watch.attempt, nodes, watch.beats, now_ms)
+            naps = job.naps if job is not None and same else 0
+            sample = history.sample(watch.attempt, nodes, watch.beats, now_ms, naps)
             if sample is not None:
                 self._keep(sample)
 

@@ -99,6 +99,8 @@ class JobHistory:
         self._members_told: Beats = {}  # ... of the sheet
         self._attempt = 0
         self._nodes: tuple[str, ...] = ()
+        self._naps = 0
+        self._napped = False  # the next step that it reports is one in which it slept
 
     def nodes(self, attempt: int) -> tuple[str, ...]:
         """Of the attempt that was looked at last."""
@@ -108,14 +110,18 @@ class JobHistory:
         return self._curve.due(now_ms)
 
     def sample(
-        self, attempt: int, nodes: Sequence[str], beats: Beats, now_ms: int
+        self, attempt: int, nodes: Sequence[str], beats: Beats, now_ms: int, naps: int = 0
     ) -> JobSample | None:
-        """What the beats say since the last look; None if no step was made since."""
+        """What the beats say since the last look; None if no step was made since, or if it slept
+        in that step: the curve has a gap there."""
         if attempt != self._attempt:
             self._attempt, self._nodes = attempt, tuple(nodes)
             # An attempt that an earlier controller looked at goes on from here.
             old = any(one.number == attempt and len(one.sheet) for one in self._attempts)
             self._told = self._members_told = dict(beats) if old else {}
+            self._naps, self._napped = naps, False
+        if naps != self._naps:
+            self._naps, self._napped = naps, True
         asked = {n: beats[n] for n in sorted(beats)[:MEMBERS_ASKED_MAX]}
         paces = [
             pace
@@ -123,6 +129,9 @@ class JobHistory:
             if (pace := shares(self._told.get(number), beat)[0]) is not None
         ]
         if not paces:
+            return None
+        if self._napped:
+            self._told, self._members_told, self._napped = dict(asked), dict(beats), False
             return None
         sheet = self._sheet(attempt, nodes).sheet
         members: list[Value] = []

@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from shoal.model.events import (
     Event,
     JobAdopted,
+    JobAwake,
     JobCheckpointed,
+    JobDozing,
     JobFinished,
     JobPlaced,
     JobRequeued,
@@ -141,9 +143,15 @@ def learned_of(events: Iterable[Event], job: str) -> list[Learned]:
 
 def _take(attempt: _Attempt, event: Event) -> None:
     told = attempt.told
+    if isinstance(event, JobStopping | JobRequeued | JobFinished):
+        _end_nap(told, event.at_ms)
     match event:
         case JobRunning():
             told.running_ms = event.at_ms
+        case JobDozing():
+            told.naps, told.dozed_ms = told.naps + 1, event.at_ms
+        case JobAwake():
+            _end_nap(told, event.at_ms)
         case MemberExited():
             attempt.over(event.member, event.at_ms)
             if event.step is not None:
@@ -175,6 +183,11 @@ def _take(attempt: _Attempt, event: Event) -> None:
             told.why, told.ended_ms = event.why, event.at_ms
         case _:
             pass
+
+
+def _end_nap(told: AttemptRecord, at_ms: int) -> None:
+    if told.dozed_ms is not None:
+        told.slept_ms, told.dozed_ms = told.slept_ms + at_ms - told.dozed_ms, None
 
 
 def _first(
