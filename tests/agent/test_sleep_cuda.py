@@ -6,6 +6,8 @@ The driver here is a stand-in with the real one's states, so that this runs with
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any
 import pytest
 
 from shoal.agent.sleeping import cuda, cuda_work
+from shoal.agent.sleeping.choice import described, way_of
 from shoal.agent.sleeping.cuda import Cuda
 from shoal.agent.sleeping.cuda_driver import (
     CHECKPOINTED,
@@ -27,6 +30,10 @@ from shoal.agent.sleeping.cuda_driver import (
 )
 from shoal.agent.sleeping.host_memory import free_mb
 from shoal.agent.sleeping.port import Lost, Refused
+from shoal.agent.sleeping.uses import uses
+from shoal.model.job import MemberRef
+from shoal.model.naps import Uses
+from shoal.model.node import NodeSpec
 
 NOT_SUPPORTED, NOT_READY = 801, 600
 NEXT = {
@@ -288,3 +295,52 @@ def test_the_tightest_cgroup_limits_what_can_be_moved(tmp_path: Path) -> None:
     (group.parent / "memory.stat").write_text(f"anon 1\ninactive_file {1_000 << 20}\n")
     assert free_mb([7], proc) == (4_000, "its memory limit")
     assert free_mb([8], proc) == (20_000, "the host")  # it has ended
+
+
+def test_only_a_node_with_real_gpus_asks_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.agent.sleeping.cuda_driver.LIBRARY", "libnone.so.1")
+    node, bare = (NodeSpec(id="n1", cpu_milli=1, memory_mb=1, gpus=gpus) for gpus in (1, 0))
+    assert [way_of(node, real=real).name for real in (True, False)] == ["cuda", "freeze"]
+    assert way_of(bare, real=True).name == "freeze"
+    told = described(node, way_of(node, real=True))
+    why = "this machine has no NVIDIA driver (libnone.so.1)"
+    assert (told.sleep, told.sleep_why, told.remaps) == ("", why, False)
+
+
+def test_members_report_their_gpu_memory_in_whole_gb() -> None:
+    one, two, gone = MemberRef("j1", 1, 0), MemberRef("j2", 1, 0), MemberRef("j0", 1, 0)
+    owners = {7: one, 8: one, 9: two, 10: gone}
+    usage = {0: {7: 1_500, 9: 20, 10: 5, 11: 5}, 1: {7: 400, 8: 200}}
+    assert uses(usage, owners.get, {one, two}) == (Uses(one, 3_000), Uses(two, 1_000))
+
+
+GO_ON = """
+import ctypes, itertools, sys, time
+cuda = ctypes.CDLL("libcuda.so.1")
+context, place, number = ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_int()
+assert not cuda.cuInit(0) and not cuda.cuCtxCreate_v2(ctypes.byref(context), 0, 0)
+assert not cuda.cuMemAlloc_v2(ctypes.byref(place), ctypes.c_size_t(1 << 28))
+for step in itertools.count():
+    assert not cuda.cuMemcpyHtoD_v2(place, ctypes.byref(ctypes.c_int(step)), 4)
+    assert not cuda.cuMemcpyDtoH_v2(ctypes.byref(number), place, 4)
+    print(number.value, flush=True)
+    time.sleep(0.01)
+"""
+
+
+def test_on_a_real_gpu_a_process_goes_on_where_it_was() -> None:
+    if why := Nvidia().why_not():
+        pytest.skip(f"needs an NVIDIA GPU: {why}")
+    process = subprocess.Popen([sys.executable, "-c", GO_ON], stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"0\n"
+        member, sleeping = Member(process.pid), Cuda()
+        assert run(sleeping.sleep(member)) >= 256
+        assert process.pid not in Nvidia().memory_mb()
+        run(sleeping.wake(member, {}))
+        for step in range(1, 200):
+            assert process.stdout.readline() == b"%d\n" % step
+    finally:
+        process.kill()
+        process.communicate()

@@ -26,7 +26,7 @@ from shoal.agent.secrets import Secrets
 from shoal.agent.shares.mps import MpsDaemons
 from shoal.agent.shares.shares import Shares
 from shoal.agent.shipping import Shipping
-from shoal.agent.sleeping.choice import described
+from shoal.agent.sleeping.choice import described, way_of
 from shoal.agent.supplies import Supplies
 from shoal.core.nodebook import Action, NodeBook
 from shoal.ends import EndFile
@@ -117,6 +117,7 @@ class Agent:
         processes = self.members.processes
         missing = unenforced(processes.groups, bool(devices()), processes.apart.problem)
         spec = msgspec.structs.replace(spec, unenforced=missing)
+        self.members.naps.way = way_of(spec, real=bool(devices()))
         self._book.spec = described(spec, self.members.naps.way)
         self.members.processes.helpers = (
             self._checks,
@@ -308,14 +309,14 @@ class Agent:
                 self._supplies.packages.ask_again(all_of_them=False)
                 self._supplies.secrets.ask_again()
                 self.members.memory.look()
-                self._sampler.shared = self._supplies.shares.gpus
+                self._sampler.shared = self._supplies.shares.gpus | self.members.naps.gpus
                 self._supplies.shares.keep(
                     self._sampler.processes, self.members.processes.owner, self.members.overused
                 )
                 self._book.leaving = (self._directory / LEAVING).exists()
                 changed = self._end.look()
                 self.members.audit()
-                self.members.naps.tend()
+                self.members.naps.tend(self._sampler.processes)
                 self._tell(self._book.report if changed else self._book.heartbeat)
 
         async def ship() -> None:

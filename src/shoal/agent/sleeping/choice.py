@@ -11,6 +11,15 @@ from shoal.model.node import NodeSpec
 WHY_LETTERS_MAX = 200
 
 
+def way_of(spec: NodeSpec, *, real: bool) -> Sleeping:
+    """`real`: this machine has NVIDIA's devices. Members without GPUs only have to be stopped."""
+    if not (spec.gpus and real):
+        return Freeze()
+    from shoal.agent.sleeping.cuda import Cuda  # other nodes do without ctypes and its memory
+
+    return Cuda()
+
+
 def described(spec: NodeSpec, way: Sleeping) -> NodeSpec:
     """What the controller has to know of it. `why_not` may take a moment."""
     why = way.why_not()[:WHY_LETTERS_MAX]

@@ -15,6 +15,7 @@ from shoal.agent.member import NAPPING, Member, State
 from shoal.agent.processes import Processes
 from shoal.agent.sleeping.freeze import Freeze, Tree
 from shoal.agent.sleeping.port import Lost, Refused, Sleeping
+from shoal.agent.sleeping.uses import uses
 from shoal.core.nodebook import NodeBook
 from shoal.model.commands import Launch, Sleep, Wake
 from shoal.model.job import Fault, MemberRef
@@ -179,8 +180,16 @@ class Naps:
             member.task.cancel()
         self._forget(ref)
 
-    def tend(self) -> None:
-        """Called about once a second."""
+    @property
+    def gpus(self) -> set[int]:
+        """Those whose processes are worth reading."""
+        if self.way.name == Freeze.name:
+            return set()
+        return {gpu for launch in self._book.alive.values() for gpu in launch.gpus}
+
+    def tend(self, usage: Mapping[int, Mapping[int, int]]) -> None:
+        """Called about once a second. `usage`: MB by GPU and process."""
+        self._book.uses = uses(usage, self._processes.owner, self._book.alive)
         now = time.monotonic()
         if now < self._hold_at:
             return

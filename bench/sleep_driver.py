@@ -1,0 +1,182 @@
+"""What NVIDIA's driver does alone, without a cluster: `python -m bench.sleep_driver [--gb 1,8]`.
+
+Rates out and in by the memory of a process, who pays for that memory, and what happens in bad
+moments: the GPU is full when a process wakes, a kernel does not end, a process has no CUDA.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bench.figures import machine
+from shoal.agent.sleeping import cuda_work
+from shoal.agent.sleeping.cuda import Cuda
+from shoal.agent.sleeping.cuda_driver import DriverError, Nvidia
+from shoal.agent.sleeping.port import Refused
+
+WORK = Path(__file__).parent / "sleep_work.py"
+BUSY = (
+    "import torch, time, sys; x = torch.zeros(1, device='cuda'); torch.cuda.synchronize()\n"
+    "print('on', flush=True); torch.cuda._sleep(int(12e9)); torch.cuda.synchronize()\n"
+    "print('done', flush=True); time.sleep(60)"
+)
+
+
+class One:
+    """One process, which is not frozen: what the driver does is looked at alone."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def pids(self) -> list[int]:
+        return [self.pid]
+
+    async def freeze(self) -> None: ...
+
+    async def thaw(self) -> None: ...
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--gb", default="1,8")
+    asked = parser.parse_args()
+    driver = Nvidia()
+    found: dict[str, Any] = {"machine": machine(), "why_not": driver.why_not()}
+    with tempfile.TemporaryDirectory() as folder:
+        for gb in asked.gb.split(","):
+            with training(Path(folder), int(gb) * 1000) as (process, steps):
+                tell(found, f"{gb} GB", lambda: moved(process.pid, steps))
+                if gb == asked.gb.split(",")[0]:
+                    tell(found, "full GPU", lambda: woken_when_full(driver, process.pid, steps))
+    tell(found, "busy", lambda: busy(driver))
+    tell(found, "no CUDA", lambda: no_cuda(driver))
+    tell(found, "own memory", lambda: {"mb": driver.memory_mb().get(os.getpid(), 0)})
+    print(msgspec.json.encode(found).decode())
+
+
+def tell(found: dict[str, Any], name: str, call: Callable[[], dict[str, Any]]) -> None:
+    began = time.monotonic()
+    try:
+        found[name] = call()
+    except Exception as error:  # a finding like any other
+        found[name] = {"failed": f"{type(error).__name__}: {error}"}
+    found[name]["took_s"] = round(time.monotonic() - began, 2)
+    print(name, found[name], flush=True)
+
+
+@contextlib.contextmanager
+def training(folder: Path, mb: int) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    marks = folder / f"{mb}"
+    process = subprocess.Popen([sys.executable, str(WORK), "train", str(marks), "0.02", str(mb)])
+    try:
+        until(lambda: count(marks) > 10)
+        yield process, marks
+    finally:
+        process.kill()
+        process.wait()
+
+
+def moved(pid: int, marks: Path) -> dict[str, Any]:
+    sleeping, one = Cuda(), One(pid)
+    anon = rss_mb(pid)
+    began = time.monotonic()
+    mb = asyncio.run(sleeping.sleep(one))
+    out_s = time.monotonic() - began
+    more, steps = rss_mb(pid) - anon, count(marks)
+    began = time.monotonic()
+    asyncio.run(sleeping.wake(one, {}))
+    in_s = time.monotonic() - began
+    until(lambda: count(marks) > steps + 5)
+    return {
+        "moved_mb": mb,
+        "out_s": round(out_s, 2),
+        "in_s": round(in_s, 2),
+        "out_gb_s": round(mb / 1000 / out_s, 2),
+        "in_gb_s": round(mb / 1000 / in_s, 2),
+        "grown_rss_mb": more,
+    }
+
+
+def woken_when_full(driver: Nvidia, pid: int, marks: Path) -> dict[str, Any]:
+    """Another process has all of the GPU, until it ends."""
+    sleeping, one = Cuda(), One(pid)
+    asyncio.run(sleeping.sleep(one))
+    folder = marks.parent / "take"
+    taker = subprocess.Popen([sys.executable, str(WORK), "take", str(folder), "4", "142000"])
+    until(lambda: folder.exists() and ("holds" in folder.read_text() or taker.poll() is not None))
+    first = ""
+    try:
+        driver.restore(pid)
+    except DriverError as error:
+        first = str(error)
+    state = driver.state(pid)
+    asyncio.run(sleeping.wake(one, {}))
+    steps = count(marks)
+    until(lambda: count(marks) > steps + 5)
+    return {"taker": taker.wait(30), "first_restore": first, "state_after": state, "lives": True}
+
+
+def busy(driver: Nvidia) -> dict[str, Any]:
+    """A kernel of several seconds, and a lock that waits less."""
+    process = subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    old, cuda_work.LOCK_MS = cuda_work.LOCK_MS, (300, 500, 500)
+    began, why = time.monotonic(), "slept"
+    try:
+        asyncio.run(Cuda().sleep(One(process.pid)))
+    except Refused as refused:
+        why = str(refused)
+    finally:
+        cuda_work.LOCK_MS = old
+    took = time.monotonic() - began
+    state = driver.state(process.pid)
+    done = process.stdout.readline().decode().strip()
+    process.kill()
+    process.wait()
+    return {"why": why, "refused_after_s": round(took, 2), "state": state, "then": done}
+
+
+def no_cuda(driver: Nvidia) -> dict[str, Any]:
+    process = subprocess.Popen(["sleep", "60"])
+    try:
+        return {"state": driver.state(process.pid)}
+    except DriverError as error:
+        return {"code": error.code, "text": str(error)}
+    finally:
+        process.kill()
+        process.wait()
+
+
+def rss_mb(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) // 1024
+    return 0
+
+
+def count(marks: Path) -> int:
+    return len(marks.read_text().splitlines()) if marks.exists() else 0
+
+
+def until(found: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not found():
+        assert time.monotonic() < deadline, "nothing for 60 s"
+        time.sleep(0.02)
+
+
+if __name__ == "__main__":
+    main()
