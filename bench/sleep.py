@@ -2,7 +2,7 @@
 
 Run with `python -m bench.sleep` on a machine with an NVIDIA GPU, torch with CUDA and
 `nvidia-ml-py`, or with `--virtual` anywhere: then GPUs are numbers, members are frozen, and the
-figures show only what Shoal itself takes. `--parts` picks from `lend,turns,serve,refuse`. Each part
+figures show only what Shoal itself takes. `--parts` picks from `lend,serve,refuse,turns`. Each part
 prints its figures when it has them; the last line is JSON.
 """
 
@@ -45,14 +45,14 @@ class Size(NamedTuple):
     share_mb: int
 
 
-GPU = Size(0.02, 8_000, 120_000, 3.0, 100, 6_000, 1_000, 15.0, 62.0, 5, 500)
+GPU = Size(0.02, 8_000, 120_000, 3.0, 100, 4_000, 300, 15.0, 60.0, 5, 500)
 VIRTUAL = Size(0.01, 1, 1, 0.3, 30, 8, 1, 0.5, 4.0, 50, 1)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--virtual", action="store_true")
-    parser.add_argument("--parts", default="lend,turns,serve,refuse")
+    parser.add_argument("--parts", default="lend,serve,refuse,turns")
     asked = parser.parse_args()
     print(machine(), flush=True)
     size = VIRTUAL if asked.virtual else GPU
@@ -177,18 +177,15 @@ def write_weights(file: Path, mb: int, *, virtual: bool) -> None:
 
 def turns(cluster: Cluster, size: Size) -> Figures:
     """Two jobs of the same priority and one GPU: steps of both, against those of one alone."""
-    alone = cluster.run("train", size.step_s, size.turn_mb)
-    alone.seen("ready")
-    alone.stepped(1, since=time.time() + size.turn_s / 3)
-    wait_known(cluster, alone)
-    rate = rate_of(alone.steps())
     cluster.policy(turn_cost_percent=size.turn_percent, turn_ms_min=int(size.turn_s * 1000))
+    first = cluster.run("train", size.step_s, size.turn_mb)
+    first.seen("ready")
     other = cluster.run("train", size.step_s, size.turn_mb)
-    other.seen("ready")
-    began = time.time()
+    began = other.seen("ready").at
+    rate = rate_of([mark for mark in first.steps() if mark.at < other.seen("begin").at])
     time.sleep(size.turns_s)
     ended = time.time()
-    jobs = (alone, other)
+    jobs = (first, other)
     steps = [[mark for mark in job.steps() if began <= mark.at < ended] for job in jobs]
     together = sum(map(len, steps)) / (ended - began)
     figures = {
@@ -198,7 +195,7 @@ def turns(cluster: Cluster, size: Size) -> Figures:
         "share_of_first": round(len(steps[0]) / max(1, sum(map(len, steps))), 2),
         "changes": changes(steps),
         "seconds": size.turns_s,
-        **cluster.sleeps(alone),
+        **cluster.sleeps(first),
     }
     for job in jobs:
         job.end()
