@@ -115,8 +115,9 @@ def get(
     method: str = "GET",
     headers: dict[str, str] | None = None,
     body: bytes | None = None,
+    timeout_s: float = WAIT_S,
 ) -> Answer:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_S)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
     with contextlib.closing(connection):
         connection.request(method, path, body=body, headers=headers or {})
         response = connection.getresponse()
