@@ -6,6 +6,7 @@ from shoal.core.phases.arrays import no_live_job
 from shoal.core.phases.round import Round
 from shoal.core.phases.sleeping import doze, touch
 from shoal.core.scheduling.sleeping import why_not
+from shoal.core.state.apply_array import parts_of
 from shoal.model.job import Job, Phase, SleepCause
 from shoal.model.report import Accepted, Answer, Refused, SleepJob, WakeJob
 
@@ -19,7 +20,8 @@ def put_to_sleep(round_: Round, request: SleepJob) -> Answer:
         if job.wants:
             touch(round_, job, why, wants=False)
             return Accepted(job.id, "it was asleep already; now it stays so until it is woken")
-        return Accepted(job.id, f"it is {job.phase.value} already")
+        asleep = job.phase is Phase.ASLEEP
+        return Accepted(job.id, f"it is already {'asleep' if asleep else 'falling asleep'}")
     if reason := why_not(round_.state, job, asked=True):
         return Refused("job", f"{job.id} cannot be put to sleep: {reason}")
     doze(round_, job, SleepCause.USER, why)
@@ -42,7 +44,8 @@ def wake(round_: Round, request: WakeJob) -> Answer:
 
 def _found(round_: Round, job_id: str) -> Job | Refused:
     state = round_.state
-    if job_id in state.arrays:
-        return Refused("job", f"{job_id} is an array; name one of its elements, e.g. {job_id}.0")
+    if (array := state.arrays.get(job_id)) is not None:
+        first = f"{job_id}.{parts_of(array)[0].index_at(0)}"
+        return Refused("job", f"{job_id} is an array; name one of its elements, e.g. {first}")
     job = state.jobs.get(job_id)
     return job if job is not None else no_live_job(state, job_id)
