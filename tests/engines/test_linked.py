@@ -22,6 +22,7 @@ from shoal.sim.storm.node import Fate
 from tests.engines.contract import ProcessContract, play, play_two
 from tests.engines.hand import SLEEPS, WAIT_S, Hand, Program, clean
 from tests.engines.linked_rig import LinkedRig, until
+from tests.engines.sleep_contract import SleepContract
 
 pytestmark = pytest.mark.filterwarnings("ignore::litestar.exceptions.LitestarDeprecationWarning")
 
@@ -44,7 +45,7 @@ def rig() -> Iterator[LinkedRig]:
         clean(scratch)
 
 
-class TestLinked(ProcessContract):
+class TestLinked(ProcessContract, SleepContract):
     def test_a_link_that_is_cut_in_the_middle_of_a_log_loses_nothing_of_it(
         self, rig: LinkedRig
     ) -> None:

@@ -17,6 +17,7 @@ from shoal.files import held
 from shoal.model.node import NodeSpec
 from tests.engines.contract import ProcessContract
 from tests.engines.hand import WAIT_S, Rig, clean
+from tests.engines.sleep_contract import SleepContract
 
 NODES = ("n1", "n2")
 
@@ -77,5 +78,5 @@ def rig() -> Iterator[LocalRig]:
         clean(scratch)
 
 
-class TestLocal(ProcessContract):
+class TestLocal(ProcessContract, SleepContract):
     pass
