@@ -71,9 +71,7 @@ def test_a_list_says_since_when_why_and_what_wakes_it(made: Cluster) -> None:
     assert (row.nap.cause, row.nap.wants, row.nap.host_mb) == ("user", False, 300)
     assert elapsed_ms(row, made.now_ms) == 10_000  # sleep is not run time
     slept = "asleep for 1m, 300M of its GPUs' memory on its nodes"
-    assert nap_text(row, made.now_ms) == (
-        f"{slept}, wakes when it is touched (shoal wake j1): {made.job('j1').why}"
-    )
+    assert nap_text(row, made.now_ms) == f"{slept}: {made.job('j1').why}"
     assert nap_view(made.job("j2")) is None
 
 

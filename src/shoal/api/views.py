@@ -54,8 +54,8 @@ def job_view(reach: Reach, job: Job) -> JobView:
         MemberView(
             member=number,
             node=member.slice.node,
-            gpus=list(member.slice.gpus),
-            status=member.status.value,
+            gpus=list(member.held.gpus),
+            status="asleep" if member.asleep and not member.over else member.status.value,
             code=member.code,
         )
         for number, member in enumerate(job.members)

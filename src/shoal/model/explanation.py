@@ -69,6 +69,7 @@ class AttemptRecord(msgspec.Struct, kw_only=True):
     naps: int = 0  # how often it slept
     slept_ms: int = 0  # in all, with the time to fall asleep and to wake
     dozed_ms: int | None = None  # since when it sleeps now
+    slept_at: list[tuple[int, int]] = []  # from and until when, of its newest naps that are over
 
 
 class Learned(msgspec.Struct, kw_only=True):

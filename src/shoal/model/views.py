@@ -67,7 +67,7 @@ class JobRow(msgspec.Struct, kw_only=True):
 class MemberView(msgspec.Struct, kw_only=True):
     member: int
     node: str
-    gpus: list[int]
+    gpus: list[int]  # that it holds: none while its job is asleep
     status: str
     code: int | None
 

@@ -24,9 +24,20 @@ export function jobActions(job) {
       return answer;
     },
   }));
+  const sleep = button("Sleep", () => confirm({
+    title: `Put ${jobName(job)} to sleep`, verb: "Put it to sleep",
+    text: "It gives up its GPUs and keeps its place in memory. It goes on at the same instruction when somebody uses it or wakes it.",
+    act: () => post(`${path}/sleep`),
+  }));
+  const wake = button("Wake", () => confirm({
+    title: `Wake ${jobName(job)}`, verb: "Wake the job",
+    text: "It goes on where it was as soon as its nodes have room.",
+    act: () => post(`${path}/wake`),
+  }));
+  const nap = job.state === "running" && !job.array ? [sleep] : job.state === "asleep" && !job.nap?.wants ? [wake] : [];
   if (over && job.array?.elements > job.array?.succeeded) return [requeue, retry(job, path)];
-  if (job.service) return over ? [] : [cancel];
-  return over ? [requeue] : job.state === "waiting" ? [cancel] : [requeue, cancel];
+  if (job.service) return over ? [] : [...nap, cancel];
+  return over ? [requeue] : job.state === "waiting" ? [cancel] : [...nap, requeue, cancel];
 }
 
 const retry = (job, path) => button("Retry", () => confirm({

@@ -36,7 +36,7 @@ export function heatColour(share, dark = isDark()) {
 
 // The ledger's accounts: useful time is blue or green, lost time is warm, free time is grey.
 const ACCOUNTS = {
-  useful: [200, 62, 45], serving: [174, 55, 40], warm: [174, 30, 66], startup: [222, 45, 68], checkpoint: [262, 35, 64], straggler: [36, 78, 56],
+  useful: [200, 62, 45], serving: [174, 55, 40], warm: [174, 30, 66], startup: [222, 45, 68], checkpoint: [262, 35, 64], asleep: [250, 42, 58], straggler: [36, 78, 56],
   recompute: [8, 64, 56], preempted: [20, 68, 64], idle: [48, 62, 60], fragmented: [300, 22, 66], reserved: [240, 22, 74], free: [210, 12, 84],
   closed: [210, 8, 62], quarantined: [340, 45, 55], lost: [0, 55, 42],
 };

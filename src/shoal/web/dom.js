@@ -84,6 +84,7 @@ const LOOKS = {
   running: ["live", "▶"], ready: ["ok", "●"], succeeded: ["ok", "✓"], waiting: ["", "◔"], starting: ["live", "◌"],
   stopping: ["warn", "■"], failed: ["bad", "✕"], "timed-out": ["bad", "⏱"], cancelled: ["", "⊘"], lost: ["bad", "✕"],
   silent: ["warn", "?"], suspect: ["warn", "?"], quarantined: ["bad", "!"], draining: ["warn", "↓"], drained: ["warn", "⏏"], cordoned: ["warn", "–"], joining: ["", "…"],
+  dozing: ["sleep", "☽"], asleep: ["sleep", "☾"], waking: ["sleep", "☀"],
   rolling: ["live", "↻"], failing: ["bad", "!"], idle: ["", "○"], down: ["bad", "✕"],
 };
 export const glyphOf = (state) => LOOKS[state]?.[1] ?? "•";

@@ -10,7 +10,7 @@ const PAGE = 50;
 const LIMIT_MAX = 10_000;
 // What is shown of the counts, the states that they stand for, and the chip's look.
 const KINDS = [
-  ["failed", "failed", "failed"], ["timed_out", "timed-out", "timed-out"], ["running", "running,starting,stopping", "running"],
+  ["failed", "failed", "failed"], ["timed_out", "timed-out", "timed-out"], ["running", "running,starting,stopping,dozing,asleep,waking", "running"],
   ["waiting", "waiting", "waiting"], ["cancelled", "cancelled", "cancelled"], ["succeeded", "succeeded", "succeeded"],
 ];
 

@@ -7,6 +7,7 @@ import { layout } from "./layout.js";
 import { cluster, jobOf } from "./live.js";
 
 const WELL = new Set(["ready"]);
+const HALVES = new Map([["starting", true], ["waking", true], ["stopping", false], ["dozing", false]]); // whether it begins
 const TONES = { lost: "--bad", quarantined: "--bad", silent: "--warn", suspect: "--warn", draining: "--warn", drained: "--warn", cordoned: "--warn", joining: "--ink-3" };
 
 /** What runs on each GPU of a node: a list of `{job, member, milli}`. */
@@ -169,8 +170,8 @@ export class ClusterMap {
       pen.globalAlpha = this.hoverJob && this.hoverJob !== one.job ? 0.25 : 1;
       const colour = this.colourOf(one, look.dark);
       pen.fillStyle = colour || look.free;
-      // Starting or stopping: half a cell.
-      if (job?.state === "starting" || job?.state === "stopping") { pen.beginPath(); pen.moveTo(left, y + size); pen.lineTo(left + wide, y + size); pen.lineTo(job.state === "starting" ? left : left + wide, y); pen.fill(); }
+      // Starting or stopping, waking or falling asleep: half a cell.
+      if (HALVES.has(job?.state)) { pen.beginPath(); pen.moveTo(left, y + size); pen.lineTo(left + wide, y + size); pen.lineTo(HALVES.get(job.state) ? left : left + wide, y); pen.fill(); }
       else pen.fillRect(left, y, wide, size);
       if (!colour) { pen.strokeStyle = look.ink2; pen.lineWidth = 1; pen.strokeRect(left + 0.5, y + 0.5, wide - 1, size - 1); } // held, but not measured
       if (job?.slow?.includes(one.member)) { pen.fillStyle = look.ink; pen.beginPath(); pen.arc(left + wide - Math.max(2, size / 6), y + Math.max(2, size / 6), Math.max(1.2, Math.min(3, size / 9)), 0, 7); pen.fill(); }

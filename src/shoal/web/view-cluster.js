@@ -4,7 +4,7 @@ import { nodeActions } from "./actions.js";
 import { get, maybe } from "./api.js";
 import { lineChart } from "./charts.js";
 import { heatColour, hue, jobColour } from "./colours.js";
-import { chip, clock, css, empty, glyphOf, h, jobName, natural, percent, plural, replace, shape, short, span, throttled, whole } from "./dom.js";
+import { bytes, chip, clock, css, empty, glyphOf, h, jobName, natural, percent, plural, replace, shape, short, span, throttled, whole } from "./dom.js";
 import { cluster, jobOf, listen, now } from "./live.js";
 import { ClusterMap, cellsOf, tenantOf } from "./map.js";
 import { describe as describeEvent } from "./words.js";
@@ -88,7 +88,7 @@ export function mount(root) {
     node.ends_ms ? h("p", { class: "small" }, endsText(node)) : null,
     node.why ? h("p", { class: node.state === "ready" && !node.standing ? "dim small" : "small" }, `${node.why}${node.since_ms ? `, since ${span(now() - node.since_ms)}` : ""}`) : null,
     h("ul", { class: "plain" }, jobs.length ? jobs.map((job) => h("li", {}, h("i", { class: "dot", style: { background: jobColour(job.id) } }), " ", h("a", { href: `#/job/${job.id}`, "data-key": job.id }, jobName(job)), " ", h("span", { class: "dim small" }, `${shape(job)} ${job.state}`))) : h("li", { class: "dim" }, "no jobs")),
-    load.element, h("div", { class: "row" }, nodeActions(node)));
+    asleepPart(node), load.element, h("div", { class: "row" }, nodeActions(node)));
   }
 
   const update = throttled(120, () => {
@@ -134,7 +134,7 @@ function line({ seq, event }) {
 }
 
 function figures(element, status) {
-  const jobs = status.jobs ?? {}, share = status.gpus ? status.gpus_held / status.gpus : 0;
+  const jobs = status.jobs ?? {}, asleep = (jobs.dozing ?? 0) + (jobs.asleep ?? 0) + (jobs.waking ?? 0), share = status.gpus ? status.gpus_held / status.gpus : 0;
   const nodes = Object.entries(status.nodes ?? {});
   const all = nodes.reduce((sum, [, count]) => sum + count, 0), ready = status.nodes?.ready ?? 0;
   const rps = [...cluster.services.values()].reduce((sum, one) => sum + (one.rps ?? 0), 0);
@@ -142,7 +142,7 @@ function figures(element, status) {
   replace(element,
     figure("GPUs in use", `${whole(status.gpus_held)} / ${whole(status.gpus)}`, status.gpus ? percent(share) : "none yet", h("div", { class: "bar", role: "img", "aria-label": `${percent(share)} of the GPUs are in use` }, h("i", { style: { width: `${100 * share}%` } }))),
     figure("Nodes ready", `${whole(ready)} / ${whole(all)}`, nodes.filter(([state]) => state !== "ready").map(([state, count]) => `${count} ${state}`).join(", ") || "no problems"),
-    figure("Jobs", whole((jobs.running ?? 0) + (jobs.starting ?? 0)), `running, ${whole(jobs.waiting ?? 0)} waiting`),
+    figure("Jobs", whole((jobs.running ?? 0) + (jobs.starting ?? 0)), `running, ${whole(jobs.waiting ?? 0)} waiting${asleep ? `, ${whole(asleep)} asleep` : ""}`),
     status.submitted === null ? null : figure("Finished", whole(status.finished), `of ${whole(status.submitted)} submitted`),
     cluster.services.size ? figure("Requests", short(Number(rps.toFixed(1))), `per second, ${plural(cluster.services.size, "service")}`) : null);
 }
@@ -178,6 +178,14 @@ const owner = (id) => (id === "" ? "another tenant's job" : id.startsWith("@") ?
 function endsText(node) {
   const left = node.ends_ms - now();
   return `${left > 0 ? `ends in ${span(left)}` : "its end has come"}${node.ends_why ? `: ${node.ends_why}` : ""}`;
+}
+
+/** Jobs that sleep on a node hold no cell of the map. */
+function asleepPart(node) {
+  const jobs = (node.asleep ?? []).map((id) => jobOf(id)).filter(Boolean);
+  if (!jobs.length) return null;
+  const memory = node.sleepers_mb ? h("p", { class: "dim small" }, `${bytes(node.sleepers_mb * 2 ** 20)} of memory for what they had on GPUs`) : null;
+  return h("div", { class: "asleep" }, h("ul", { class: "plain" }, jobs.map((job) => h("li", {}, chip("asleep"), " ", h("a", { href: `#/job/${job.id}`, "data-key": job.id }, jobName(job)), " ", h("span", { class: "dim small" }, `for ${span(now() - job.nap_ms)}`)))), memory);
 }
 
 function describe(id, gpu) {

@@ -5,7 +5,7 @@ import { jobActions } from "./actions.js";
 import { get, maybe } from "./api.js";
 import { lineChart, strip } from "./charts.js";
 import { accountColour, accountRank, jobColour } from "./colours.js";
-import { chip, clock, css, empty, h, moment, percent, plural, replace, s, shape, short, span, throttled, whole } from "./dom.js";
+import { bytes, chip, clock, css, empty, h, moment, percent, plural, replace, s, shape, short, span, throttled, whole } from "./dom.js";
 import { Elements } from "./elements.js";
 import { KeptFiles } from "./kept.js";
 import { jobOf, listen, now } from "./live.js";
@@ -70,7 +70,8 @@ export function mount(root, id) {
       h("div", {}, progress(jobOf(id) ?? {})),
       h("dl", { class: "facts" },
         fact("Requests", shape(job)), fact("Tenant", job.tenant), job.spec.user ? fact("User", job.spec.user) : null, job.array ? null : fact("Attempt", String(job.attempt)),
-        fact("Submitted", moment(job.submitted_ms, now())), fact(job.finished_ms ? "Ran for" : "Running for", job.running_ms ? span((job.finished_ms ?? now()) - job.running_ms) : "–"),
+        fact("Submitted", moment(job.submitted_ms, now())), fact(job.finished_ms ? "Ran for" : "Running for", job.running_ms ? span((job.finished_ms ?? job.nap?.since_ms ?? now()) - job.running_ms) : "–"),
+        napFact(job),
         job.losses || job.failures || job.hangs ? fact("Setbacks", [job.losses && plural(job.losses, "lost node"), job.failures && plural(job.failures, "failure"), job.hangs && plural(job.hangs, "hang")].filter(Boolean).join(", ")) : null,
         about(job),
         job.progress?.saved_step ? fact("Saved up to", `step ${whole(job.progress.saved_step)}`) : null,
@@ -100,12 +101,12 @@ export function mount(root, id) {
     cost.hidden = !spent;
     left.hidden = gang.hidden && cost.hidden;
     if (!spent) return;
-    const hours = spent.gpu_ms / 3600000;
     const parts = [...(spent.accounts ?? [])].filter((part) => part.gpu_us > 0).sort((a, b) => accountRank(a.account) - accountRank(b.account));
     replace(cost, h("h2", {}, "Cost so far"),
-      h("p", {}, h("b", {}, spent.cost === null || spent.cost === undefined ? "no price list" : `${spent.cost.toFixed(2)} ${spent.currency}`), h("span", { class: "dim" }, ` for ${hours < 0.1 ? `${whole(spent.gpu_ms / 1000)} GPU-seconds` : `${short(hours)} GPU-hours`}${spent.energy_wh ? `, ${short(spent.energy_wh / 1000)} kWh` : ""}`)),
+      h("p", {}, h("b", {}, spent.cost === null || spent.cost === undefined ? "no price list" : `${spent.cost.toFixed(2)} ${spent.currency}`), h("span", { class: "dim" }, ` for ${gpuTime(spent.gpu_ms)}${spent.energy_wh ? `, ${short(spent.energy_wh / 1000)} kWh` : ""}`)),
       h("div", { class: "share", role: "img", "aria-label": parts.map((part) => `${part.title} ${percent(part.gpu_us / spent.gpu_us, 1)}`).join(", ") }, parts.map((part) => h("i", { title: part.title, style: { width: `${(100 * part.gpu_us) / spent.gpu_us}%`, background: accountColour(part.account) } }))),
-      h("div", { class: "legend row small" }, parts.map((part) => h("span", { class: "key" }, h("i", { class: "dot", style: { background: accountColour(part.account) } }), part.title, h("span", { class: "dim" }, ` ${percent(part.gpu_us / spent.gpu_us, 1)}`)))));
+      h("div", { class: "legend row small" }, parts.map((part) => h("span", { class: "key" }, h("i", { class: "dot", style: { background: accountColour(part.account) } }), part.title, h("span", { class: "dim" }, ` ${percent(part.gpu_us / spent.gpu_us, 1)}`)))),
+      spent.slept_ms ? h("p", { class: "dim small" }, `Slept ${span(spent.slept_ms)}, and lent out ${gpuTime(spent.lent_gpu_us / 1000)} by that, which are not part of the sum.`) : null);
   }
 
   const soon = throttled(400, ask);
@@ -122,6 +123,14 @@ export function mount(root, id) {
   const timer = setInterval(() => { turn += 1; if (!over && !document.hidden && (job?.state !== "waiting" || turn % 4 === 0)) ask(); }, ASK_MS);
   ask();
   return () => { alive = false; stop(); soon.stop(); clearInterval(timer); logs.stop(); loss.stop(); pace.stop(); heat.stop(); };
+}
+
+const gpuTime = (ms) => (ms < 360000 ? `${whole(ms / 1000)} GPU-seconds` : `${short(ms / 3600000)} GPU-hours`);
+
+function napFact(job) {
+  if (!job.nap && !job.slept_ms) return null;
+  const words = [job.nap && `for ${span(now() - job.nap.since_ms)}`, job.nap?.host_mb && `${bytes(job.nap.host_mb * 2 ** 20)} of GPU memory kept on its nodes`, job.nap && (job.nap.wants ? "wakes when there is room" : job.state === "asleep" && "wakes when it is used"), job.slept_ms && `${job.nap ? "before" : plural(job.naps, "nap")}: ${span(job.slept_ms)}`];
+  return fact(job.nap ? "Asleep" : "Slept", words.filter(Boolean).join(", "));
 }
 
 const fact = (name, value) => h("div", {}, h("dt", {}, name), h("dd", {}, value));
@@ -163,6 +172,8 @@ function members(job) {
 
 const summary = (one) => `${one.nodes.join(", ")}${one.ended_ms || one.stopping_ms ? `: ${one.cause}` : ""}`;
 
+const naps = (one, end) => [...(one.slept_at ?? []), ...(one.dozed_ms ? [[one.dozed_ms, end]] : [])];
+
 function timeline(card, found, job) {
   const begin = job.submitted_ms, finish = job.finished_ms ?? now();
   const width = Math.max(200, (card.clientWidth || card.parentElement.clientWidth || 700) - 34), label = Math.min(90, width * 0.25), row = 26;
@@ -177,6 +188,7 @@ function timeline(card, found, job) {
     const ink = one.cause === "succeeded" || !one.ended_ms ? css("--accent") : css("--ink-3");
     return s("g", {}, s("text", { x: 0, y: y + 11 }, `attempt ${one.attempt}`),
       bar(one.placed_ms, began, y, css("--line-2"), "starting"), one.running_ms ? bar(one.running_ms, one.stopping_ms || end, y, ink, `ran ${span((one.stopping_ms || end) - one.running_ms)} on ${one.nodes.join(", ")}`) : null,
+      naps(one, end).map(([from, to]) => bar(from, to, y, css("--sleep"), `asleep for ${span(to - from)}`)),
       one.stopping_ms ? bar(one.stopping_ms, end, y, css("--warn"), `stopping: ${one.cause}`) : null,
       wide ? s("text", { x: X(began) + 6, y: y + 11, style: { fill: css("--surface") } }, text) : s("text", { x: X(end) + 6 > width - 60 ? X(one.placed_ms) - 6 : X(end) + 6, y: y + 11, "text-anchor": X(end) + 6 > width - 60 ? "end" : "start" }, text.slice(0, 60)));
   });

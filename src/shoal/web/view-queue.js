@@ -75,14 +75,15 @@ function name(job) {
 
 function runningPart() {
   const jobs = [...cluster.jobs.values()].filter((job) => (job.state !== "waiting" || job.elements) && !job.array).sort((a, b) => natural(b.id, a.id));
-  const head = h("div", { class: "row" }, h("h2", {}, "Running"), h("span", { class: "dim" }, jobs.length ? plural(jobs.length, "job") : ""));
+  const asleep = jobs.filter((job) => job.nap_ms).length;
+  const head = h("div", { class: "row" }, h("h2", {}, "Running"), h("span", { class: "dim" }, jobs.length ? `${plural(jobs.length, "job")}${asleep ? `, ${whole(asleep)} asleep` : ""}` : ""));
   if (!jobs.length) return [head, h("p", { class: "dim" }, "No jobs are running.")];
   const rows = jobs.slice(0, RUNNING_SHOWN).map((job) => h("tr", { "data-key": job.id, "data-job": job.id },
     h("td", {}, h("i", { class: "dot", style: { background: jobColour(job.id) } }), " ", name(job)),
     h("td", {}, chip(job.state)),
     h("td", {}, shape(job), h("span", { class: "dim" }, ` · ${job.service ? `replica of ${job.service}` : job.tenant}`)),
-    h("td", {}, progress(job)),
-    h("td", { class: "num", "data-name": "for" }, job.running_ms ? span(now() - job.running_ms) : "–"),
+    h("td", {}, progress(job), job.nap_ms ? h("span", { class: "dim" }, ` ${job.state} for ${span(now() - job.nap_ms)}: ${job.why ?? ""}`) : null),
+    h("td", { class: "num", "data-name": "for" }, job.running_ms ? span((job.nap_ms || now()) - job.running_ms) : "–"),
     h("td", { class: "num", "data-name": "attempt" }, String(job.attempt || "–"))));
   return [head, table(["Job", "", "Requests", "Progress", "num:Running for", "num:Attempt"], rows)];
 }

@@ -30,6 +30,14 @@ const WORDS = {
   ArrayCancelled: () => "no further element begins",
   ArrayRetried: (e) => (e.index === null || e.index === undefined ? "elements without success run again" : `element ${e.index} runs again`),
   ArrayFinished: (e) => `${e.outcome}, all elements have ended`,
+  JobDozing: () => "falls asleep",
+  MembersAsleep: (e) => `${plural(e.members?.length ?? 0, "member")} asleep`,
+  JobAsleep: (e) => `asleep after ${span(e.took_ms)}, holds no GPU`,
+  SleepRefused: (e) => `could not sleep on ${e.node}, goes on`,
+  JobTouched: (e) => (e.wants ? "is to wake" : "stays asleep"),
+  JobWaking: () => "wakes",
+  MembersAwake: (e) => `${plural(e.members?.length ?? 0, "member")} awake`,
+  JobAwake: () => "awake, goes on where it was",
   JobFinished: (e) => `${e.outcome}, code ${e.code}`,
 };
 

@@ -155,15 +155,13 @@ def _cells(row: JobRow, now_ms: int, tenants: bool, progress: bool) -> list[str 
 
 
 def nap_text(row: JobRow, now_ms: int) -> str:
-    """'asleep for 5m, wakes when it is touched: put to sleep by ann'"""
+    """'asleep for 5m: put to sleep by ann; wakes when it is used, or by: shoal wake j3'"""
     from shoal.forms.units import duration_text, memory_text
 
     assert row.nap is not None, "the caller has looked"
     told = [f"{row.state} for {duration_text(max(0, now_ms - row.nap.since_ms))}"]
     if row.nap.host_mb:
         told.append(f"{memory_text(row.nap.host_mb)} of its GPUs' memory on its nodes")
-    if row.state == "asleep" and not row.nap.wants:
-        told.append(f"wakes when it is touched (shoal wake {row.id})")
     return f"{', '.join(told)}: {row.why}"
 
 

@@ -29,6 +29,7 @@ from shoal.model.resources import Slice
 KILLED_CODE = 137
 # A check that fails this soon after a job failed points to the same cause.
 CHECK_AFTER_MS = 3_600_000
+NAPS_TOLD_MAX = 64  # one that takes turns sleeps often
 
 CAUSES = {
     StopCause.CANCEL.value: Cause.CANCELLED,
@@ -187,6 +188,7 @@ def _take(attempt: _Attempt, event: Event) -> None:
 
 def _end_nap(told: AttemptRecord, at_ms: int) -> None:
     if told.dozed_ms is not None:
+        told.slept_at = [*told.slept_at, (told.dozed_ms, at_ms)][-NAPS_TOLD_MAX:]
         told.slept_ms, told.dozed_ms = told.slept_ms + at_ms - told.dozed_ms, None
 
 
