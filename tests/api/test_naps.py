@@ -49,7 +49,7 @@ def made() -> Cluster:
 def test_the_map_shows_who_holds_a_gpu_and_who_sleeps_beside_it(made: Cluster) -> None:
     line = node_line(loop_of(made), made.node("a"))
     assert [(held.job, held.gpus) for held in line.held] == [("j2", (0,))]
-    assert (line.asleep, line.sleepers_mb, line.sleep) == (("j1",), 300, "cuda")
+    assert (line.asleep, line.sleepers_mb, line.no_sleep) == (("j1",), 300, "")
     told = job_line(loop_of(made), made.job("j1"))
     assert (told.state, told.nap_ms, told.wants) == ("asleep", 11_000, False)
 
@@ -76,10 +76,11 @@ def test_a_list_says_since_when_why_and_what_wakes_it(made: Cluster) -> None:
 
 
 def test_a_node_says_how_members_sleep_there_or_why_not(made: Cluster) -> None:
-    made.join("b", sleep_why="the driver is too old")
+    made.join("b", gpus=1, sleep_why="the driver is too old")
     told = node_naps(loop_of(made), made.node("a"))
     assert told == {"sleep": "cuda", "sleep_why": "", "sleepers": 1, "sleepers_mb": 300}
     assert node_naps(loop_of(made), made.node("b"))["sleep_why"] == "the driver is too old"
+    assert node_line(loop_of(made), made.node("b")).no_sleep == "the driver is too old"
     assert sleepers_text(cast(Any, SimpleNamespace(**told))) == "1 asleep, 300M of memory for them"
 
 

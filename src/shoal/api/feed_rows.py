@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from shoal.api.nap_views import sleepers_of
+from shoal.api.nap_views import sleepers_of, why_no_sleep
 from shoal.api.reach import Reach
 from shoal.api.views import job_state, node_state, replica_view, service_state, service_why
 from shoal.control.loop import ControlLoop
@@ -46,7 +46,7 @@ class NodeLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     labels: str = ""  # and taints, as in `shoal nodes --labels`; the first of them
     asleep: tuple[str, ...] = ()  # jobs with members that hold no GPU here because they sleep
     sleepers_mb: int = 0  # memory that is set aside for those that sleep, or are on the way
-    sleep: str = ""  # how members sleep here; empty: they cannot
+    no_sleep: str = ""  # why members cannot sleep on its GPUs
 
 
 class JobLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -159,7 +159,7 @@ def node_line(loop: ControlLoop, node: Node) -> NodeLine:
         ends_why=node.ends_why,
         asleep=tuple(asleep),
         sleepers_mb=sleepers_of(loop, node).host_mb,
-        sleep=node.spec.sleep,
+        no_sleep=why_no_sleep(node) if node.spec.gpus else "",
         labels=_labels_text(node) if node.spec.labels or node.labels_set or node.taints else "",
     )
 

@@ -42,11 +42,15 @@ def _asleep(loop: ControlLoop, node: Node) -> Iterable[Member]:
             yield job.members[ref.member]
 
 
+def why_no_sleep(node: Node) -> str:
+    return "" if node.spec.sleep else node.spec.sleep_why or "its agent is older"
+
+
 def node_naps(loop: ControlLoop, node: Node) -> dict[str, Any]:
     sleepers = sleepers_of(loop, node)
     return {
         "sleep": node.spec.sleep,
-        "sleep_why": "" if node.spec.sleep else node.spec.sleep_why or "its agent is older",
+        "sleep_why": why_no_sleep(node),
         "sleepers": sleepers.members,
         "sleepers_mb": sleepers.host_mb,
     }

@@ -114,8 +114,6 @@ def _checkpointed(postings: Postings, event: ev.JobCheckpointed) -> None:
 def _stopping(postings: Postings, event: ev.JobStopping) -> None:
     job = postings.cluster.jobs[event.job]
     job.cause = event.cause
-    if job.asleep_ms >= 0:  # what is set aside for it to wake is no longer needed
-        unclaim(postings, job)
     end_nap(postings, event.job, job)
     account = _stop_account(job, event.cause)
     for member in job.members.values():

@@ -179,7 +179,7 @@ def _budget_freed(postings: Postings, event: ev.BudgetFreed) -> None:
 def _drop_held(postings: Postings) -> None:
     """Nothing is set aside for a tenant that is held."""
     for job in postings.cluster.jobs.values() if postings.cluster.held else ():
-        if job.waiting and is_held(postings.cluster, job.owner.tenant):
+        if (job.waiting or job.asleep_ms >= 0) and is_held(postings.cluster, job.owner.tenant):
             _let_claim_go(postings, job)
             unreserve(postings, job)
     judge_wants(postings.cluster)

@@ -41,6 +41,11 @@ def _asleep(postings: Postings, event: ev.JobAsleep) -> None:
     job.asleep_ms = now_ms
 
 
+def _touched(postings: Postings, event: ev.JobTouched) -> None:
+    if not event.wants:
+        unclaim(postings, postings.cluster.jobs[event.job])
+
+
 def _waking(postings: Postings, event: ev.JobWaking) -> None:
     """It may hold other GPUs than before."""
     job, now_ms = postings.cluster.jobs[event.job], postings.cluster.now_ms
@@ -76,15 +81,17 @@ def _hold(postings: Postings, member: Member, sign: int) -> None:
 
 
 def end_nap(postings: Postings, job_id: str, job: Job) -> None:
-    """It is stopped, or its attempt is over."""
+    """It is stopped, or its attempt is over: what is set aside for it to wake is not needed."""
     if job.asleep_ms >= 0:
         settle_nap(postings, job_id, job)
+        unclaim(postings, job)
     job.dozed_ms = job.asleep_ms = -1
 
 
 SLEEP_HANDLERS: Handlers = {
     ev.JobDozing: _dozing,
     ev.JobAsleep: _asleep,
+    ev.JobTouched: _touched,
     ev.JobWaking: _waking,
     ev.JobAwake: _awake,
 }

@@ -183,7 +183,7 @@ function endsText(node) {
 /** Jobs that sleep on a node hold no cell of the map. */
 function asleepPart(node) {
   const jobs = (node.asleep ?? []).map((id) => jobOf(id)).filter(Boolean);
-  if (!jobs.length) return null;
+  if (!jobs.length) return node.no_sleep ? h("p", { class: "dim small" }, `Jobs cannot sleep here: ${node.no_sleep}`) : null;
   const memory = node.sleepers_mb ? h("p", { class: "dim small" }, `${bytes(node.sleepers_mb * 2 ** 20)} of memory for what they had on GPUs`) : null;
   return h("div", { class: "asleep" }, h("ul", { class: "plain" }, jobs.map((job) => h("li", {}, chip("asleep"), " ", h("a", { href: `#/job/${job.id}`, "data-key": job.id }, jobName(job)), " ", h("span", { class: "dim small" }, `for ${span(now() - job.nap_ms)}`)))), memory);
 }

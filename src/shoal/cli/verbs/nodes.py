@@ -34,7 +34,8 @@ def nodes(where: tuple[str, ...], labels: bool, json: bool, home: Path) -> None:
     GPUS, CPUS and MEMORY show used/total. 1.5 GPUs in use may be half of each
     of three GPUs. A node shows why it is not ready, or why it is suspected to
     be slow or faulty, or why it is in quarantine; and when it ends, if that is
-    known. The last line names limits that a node cannot enforce, and why.
+    known. The last lines name limits that a node cannot enforce, and nodes
+    with GPUs that cannot put jobs to sleep, and why.
     During an upgrade, VERSION shows which Shoal each node runs.
 
     Examples:
@@ -219,6 +220,9 @@ def _print_unenforced(views: list[NodeView]) -> None:
     there = {view.id: view.unenforced for view in views if view.health != "lost"}
     for text in unenforced_lines(there):
         line(f"not enforced {text}", "dim")
+    cannot = {view.id: [view.sleep_why] for view in views if view.gpus and view.sleep_why}
+    for text in unenforced_lines({**dict.fromkeys(there, ()), **cannot}):
+        line(f"jobs cannot sleep {text}", "dim")
 
 
 def _cells(view: NodeView, models: bool) -> list[str | Cell]:
