@@ -58,6 +58,8 @@ def _hear(round_: Round, job: Job, ref: MemberRef, since_ms: int | None) -> None
 
 def _judge(round_: Round, job: Job, since_ms: int) -> None:
     policy, now_ms = round_.policy, round_.now_ms
+    if job.naps and job.awake_ms is not None:  # what woke it must get its chance to use it
+        since_ms = max(since_ms, job.awake_ms)
     idle_ms = now_ms - since_ms
     idle = duration_text(idle_ms)
     if policy.idle_reclaim_ms and idle_ms >= policy.idle_reclaim_ms:

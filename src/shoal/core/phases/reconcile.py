@@ -82,11 +82,11 @@ def _compare(
             job.phase is not Phase.STARTING
             and (naps := naps_wanted(job, ref, inventory)) is not None
         ):
-            if not _waits(state, job):
+            if (naps or not strangers) and not _waits(state, job):
                 commands[ref] = _nap(state, job, ref, asleep=naps)
             continue
         else:
-            # While a stranger may sit on its GPUs, the node would refuse to start it.
+            # While a stranger may sit on its GPUs, the node would refuse to start or to wake it.
             pending = job.members[ref.member].status is MemberStatus.PENDING
             missing = pending and ref not in alive and not strangers
         if missing:

@@ -215,7 +215,8 @@ def naps_wanted(job: Job, ref: MemberRef, inventory: NodeReport) -> bool | None:
     """Whether the node has to be told that the member should sleep (True) or wake (False)."""
     asleep = any(one.ref == ref for one in inventory.asleep)
     if job.phase in (Phase.DOZING, Phase.ASLEEP):
-        busy = ref in inventory.dozing or ref in inventory.waking
+        ends = ref in inventory.ended or ref in inventory.stopping
+        busy = ends or ref in inventory.dozing or ref in inventory.waking
         refused = any(one.ref == ref for one in inventory.refused)
         return None if asleep or busy or refused or ref not in inventory.alive else True
     if job.phase in (Phase.RUNNING, Phase.WAKING):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
-from shoal.model.events import JobClaimed, JobPlaced, JobStopping
-from shoal.model.job import JobSpec, StopCause, Within
+from shoal.model.events import JobClaimed, JobDozing, JobPlaced, JobStopping
+from shoal.model.job import JobSpec, SleepCause, StopCause, Within
 from shoal.model.node import NodeSpec
 from shoal.model.policy import Policy, Preempt
 from shoal.model.resources import Slice
@@ -41,15 +41,18 @@ def _suits(spec: JobSpec, slice_: Slice, node: NodeSpec) -> bool:
     )
 
 
-def stands_alone(event: JobPlaced, spec: JobSpec, jobs: Iterable[JobTruth]) -> None:
-    """A job that wants whole nodes has them alone; an empty slice does not count."""
-    mine = {slice_.node for slice_ in event.slices}
-    takes = any(map(_takes, event.slices))
+def stands_alone(
+    job: str, slices: Sequence[Slice], spec: JobSpec, jobs: Iterable[JobTruth]
+) -> None:
+    """A job that wants whole nodes has them alone; an empty slice does not count, nor does a job
+    that sleeps."""
+    mine = {slice_.node for slice_ in slices}
+    takes = any(map(_takes, slices))
     for other in jobs:
-        if other.id != event.job and (spec.whole_nodes or other.spec.whole_nodes):
+        if other.id != job and not other.asleep and (spec.whole_nodes or other.spec.whole_nodes):
             shared = {slice_.node for slice_ in other.held if _takes(slice_)} & mine
             if shared and takes:
-                raise Untruth(f"{event.job} is beside {other.id} on {sorted(shared)}")
+                raise Untruth(f"{job} is beside {other.id} on {sorted(shared)}")
 
 
 def _takes(slice_: Slice) -> bool:
@@ -79,6 +82,11 @@ class Entitlements:
 
     def stopping(self, event: JobStopping) -> None:
         if event.cause in (StopCause.PREEMPT, StopCause.RESIZE):
+            self._victims.append(event.job)
+
+    def dozing(self, event: JobDozing) -> None:
+        """Turns go by time, not by entitlement."""
+        if event.cause is SleepCause.PREEMPT:
             self._victims.append(event.job)
 
     def claimed(self, event: JobClaimed) -> None:
@@ -119,7 +127,8 @@ class Entitlements:
         gone = {job.id for job in less}
         for job in self._jobs.values():
             if self._guarantor(job.spec.tenant) == guarantor and job.id not in gone:
-                given = job.held or (self._claims.get(job.id, ()) if claims else ())
+                claimed = self._claims.get(job.id, ()) if claims else ()
+                given = () if job.asleep else job.held or claimed
                 held += sum(len(slice_.gpus) * slice_.gpu_milli for slice_ in given)
         return held <= 1000 * guarantor[1]
 

@@ -16,6 +16,7 @@ import msgspec
 from shoal.core.policies import SHIPPED
 from shoal.core.scheduling.score import PLACEMENTS
 from shoal.model.health import Standing
+from shoal.model.job import JobSpec
 from shoal.model.node import JOINED, NodeHealth, NodeIntent, NodeSpec
 from shoal.model.policy import Policy, Tenant
 from shoal.sim.storm.arrays import Arrays
@@ -28,6 +29,7 @@ from shoal.sim.storm.labels import Labels
 from shoal.sim.storm.lives import Untruth
 from shoal.sim.storm.people import People
 from shoal.sim.storm.services import Services
+from shoal.sim.storm.sleepers import SeededNights, Sleepers, equipped, with_sleep
 from shoal.sim.storm.suppliers import Suppliers, with_supply
 from shoal.sim.storm.timeline import Timeline
 from shoal.sim.storm.truth import Truth
@@ -53,6 +55,7 @@ class Size(msgspec.Struct, frozen=True, kw_only=True):
     # By far the longest that any mix of these jobs takes on one node, one after the other.
     calm_ms: int = 1_800_000
     services_part: float = 0.25  # of the histories have services
+    sleep_part: float = 0.3  # of the histories have nodes that can put jobs to sleep
 
 
 class History(msgspec.Struct, frozen=True):
@@ -86,10 +89,15 @@ class Run:
         self.policy = capped(self._rng("caps"), _draw_policy(rng))
         self.policy = with_supply(self._rng("supply"), self.policy)
         nodes = _draw_nodes(rng, size)
+        self.sleeps = self._rng("does it sleep").random() < size.sleep_part
+        if self.sleeps:
+            nodes = equipped(self._rng("beds"), nodes)
+            self.policy = with_sleep(self._rng("sleep rules"), self.policy)
         slowest_ms = 2 * self.policy.grace_ms
         self.network = BadNetwork(self._rng("network"), self.counts, slowest_ms)
         timeline = Timeline()
         self.truth = Truth(timeline, self.policy)
+        nights = SeededNights(f"{seed}/nights", nodes, self.truth.sleep, self.counts)
         self.world = World(
             self.policy,
             SeededFates(f"{seed}/fates"),
@@ -99,6 +107,7 @@ class Run:
             heartbeat_ms=rng.choice((500, 1_000)),
             batch_ms=rng.choice((0, 5, 20)),
             checked=checked,
+            nights=nights,
         )
         self.truth.health.saved = self.world.saved
         fences = self._rng("fences").random() < FENCED_PART
@@ -133,7 +142,16 @@ class Run:
             self.world, self.truth.supply, self.policy, self._rng("suppliers"), self.counts
         )
         self.labels = Labels(self.world, nodes, self._rng("labels"), self.counts)
-        self.users.wish = self.labels.wish
+        self.sleepers = Sleepers(
+            self.world,
+            self.users,
+            self.truth.lives,
+            self.truth.sleep,
+            nights,
+            self._rng("sleepers"),
+            self.counts,
+        )
+        self.users.wish = self._wish
         self.people = People(self.world, self._rng("people"), self.counts)
         self.arrays = Arrays(self.world, self._rng("arrays"), self.counts)
         self.flows = Flows(self.world, self.users, self._rng("flows"), self.counts)
@@ -161,13 +179,21 @@ class Run:
         """One stream for each purpose, so that more of one thing does not change another."""
         return random.Random(f"{self.seed}/{purpose}")
 
+    def _wish(self, spec: JobSpec) -> JobSpec:
+        spec = self.labels.wish(spec)
+        return self.sleepers.wish(spec) if self.sleeps else spec
+
     def _other_policy(self, now: Policy) -> Policy:
         at_ms = self.world.timeline.now_ms
+        if self.sleeps:
+            now = with_sleep(self._rng(f"sleep rules at {at_ms}"), now)
         other = _other_policy(self._rng(f"policy at {at_ms}"), now)
         return capped(self._rng(f"caps at {at_ms}"), other)
 
     def _storm(self) -> None:
         size, rng = self.size, self._rng("sizes")
+        if self.sleeps:
+            self.sleepers.plan(size.storm_ms)
         self.users.plan(rng.randrange(size.jobs) + 1, size.storm_ms)
         self.users.plan_leaving(self._rng("leaving"), size.storm_ms)
         self.faults.plan(rng.randrange(size.faults + 1), size.storm_ms)
@@ -198,6 +224,8 @@ class Run:
         self.flows.calm_down()
         self.services.calm_down()
         self.suppliers.calm_down()
+        if self.sleeps:
+            self.sleepers.calm_down()
         timeline = self.world.timeline
         self._settle(self.services.unsettled)
         self.services.stop_all()

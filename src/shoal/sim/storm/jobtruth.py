@@ -19,6 +19,7 @@ class JobTruth:
         self.id = job_id
         self.spec = spec
         self.outcome: Outcome | None = None
+        self.asleep = False  # by the log: it holds no GPU
         # Their node fell silent or lost all trace of them: they may run, or start late, unseen.
         self.given_up: set[MemberRef] = set()
         self._placements: list[tuple[Slice, ...]] = []  # by attempt, from 1
@@ -53,6 +54,19 @@ class JobTruth:
         """Slices of its members that are not over."""
         return [self._placements[ref.attempt - 1][ref.member] for ref in self._held]
 
+    @property
+    def living(self) -> list[MemberRef]:
+        """Members of the attempt that are not over."""
+        return list(self._held)
+
+    @property
+    def drained(self) -> bool:
+        """A node of the attempt was to be left."""
+        return self.attempt in self._drained
+
+    def node_of(self, ref: MemberRef) -> str:
+        return self._held[ref]
+
     def held_on(self, node: str) -> list[MemberRef]:
         return [ref for ref, place in self._held.items() if place == node]
 
@@ -78,7 +92,7 @@ class JobTruth:
             raise Untruth(f"{ref} was started after its job had {self.outcome.value}")
 
     def member_ended(self, ref: MemberRef, code: int | None, how: End) -> None:
-        if how in (End.NODE_DIED, End.VANISHED):
+        if how in (End.NODE_DIED, End.VANISHED, End.LOST):
             self._lost.add(ref.attempt)
             if how is End.VANISHED:
                 self.given_up.add(ref)
@@ -208,8 +222,8 @@ class JobTruth:
             case Outcome.CANCELLED:
                 just = cancel_asked or event.attempt in self.stopped_for_idleness
             case Outcome.TIMED_OUT:
-                latest_ms = event.at_ms - self.spec.time_limit_ms
-                just = all(life and life.started_ms <= latest_ms for life in lives)
+                limit_ms = self.spec.time_limit_ms
+                just = all(life and life.awake_ms(event.at_ms) >= limit_ms for life in lives)
         if not just:
             seen = "; ".join(str(life or "never started") for life in lives)
             raise Untruth(f"{self.id} {event.outcome.value} ({event.why}), but {seen}")
@@ -239,12 +253,13 @@ class JobTruth:
 
 
 def must_fit(spec: NodeSpec, lives: Iterable[Life], jobs: Mapping[str, JobTruth]) -> None:
-    """Members that still run on a node that was given up do not count."""
+    """Members that still run on a node that was given up do not count. A sleeper has no CPU, and
+    keeps in memory what it had on GPUs."""
     cpu_milli = memory_mb = 0
     for life in lives:
         job = jobs[life.ref.job]
         if life.ref not in job.given_up:
-            cpu_milli += job.spec.cpu_milli
-            memory_mb += job.spec.memory_mb
+            cpu_milli += 0 if life.asleep else job.spec.cpu_milli
+            memory_mb += job.spec.memory_mb + life.moved_mb
     if cpu_milli > spec.cpu_milli or memory_mb > spec.memory_mb:
         raise Untruth(f"{spec.id} runs {cpu_milli} mCPU and {memory_mb} MB, more than it has")

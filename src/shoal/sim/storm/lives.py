@@ -16,7 +16,10 @@ class Untruth(AssertionError):
 class Life:
     """One virtual process; its record outlives it."""
 
-    __slots__ = ("code", "gpu_milli", "gpus", "how", "node", "ref", "started_ms", "stopped")
+    __slots__ = (
+        *("asleep", "code", "gone_ms", "gpu_milli", "gpus", "how", "moved_mb", "node", "ref"),
+        *("started_ms", "still_ms", "stopped"),
+    )
 
     def __init__(self, ref: MemberRef, node: str, gpus: tuple[int, ...], started_ms: int) -> None:
         self.ref = ref
@@ -27,14 +30,23 @@ class Life:
         self.code: int | None = None
         self.how: End | None = None  # None: it lives
         self.stopped = False  # it got a command to stop while it lived
+        self.asleep = False  # it has no GPU
+        self.moved_mb = 0  # to memory of its node, while it sleeps
+        self.still_ms: int | None = None  # since then it stands still
+        self.gone_ms = 0  # how long it stood still before, in all
 
     @property
     def done(self) -> bool:
         return self.how is End.OWN and self.code == 0 and not self.stopped
 
+    def awake_ms(self, now_ms: int) -> int:
+        """How long it has worked."""
+        until_ms = now_ms if self.still_ms is None else self.still_ms
+        return until_ms - self.started_ms - self.gone_ms
+
     def __str__(self) -> str:
         if self.how is None:
-            return f"{self.ref} lives on {self.node}"
+            return f"{self.ref} {'sleeps' if self.asleep else 'lives'} on {self.node}"
         return f"{self.ref} on {self.node} ended {self.how} with code {self.code}"
 
 
@@ -61,10 +73,7 @@ class Lives:
         # A node that lost all trace of a process cannot know that it already ran.
         if before is not None and before.how is not End.VANISHED:
             raise Untruth(f"{ref} was started a second time: {before}")
-        for gpu in launch.gpus:
-            sharers = [other for other in self.on_node(node) if gpu in other.gpus]
-            if sum(other.gpu_milli for other in sharers) + launch.gpu_milli > 1000:
-                raise Untruth(f"{ref} was started on GPU {gpu} of {node} while {sharers[0]}")
+        self.must_be_free(node, launch.gpus, launch.gpu_milli, f"{ref} was started")
         for other_ref, other in self.of_job(ref.job):
             older = min(ref, other_ref)
             if other_ref.attempt != ref.attempt and older not in given_up:
@@ -74,6 +83,14 @@ class Lives:
         self.all[ref] = life
         self._by_node.setdefault(node, {})[ref] = life
         self._by_job.setdefault(ref.job, {})[ref] = life
+
+    def must_be_free(self, node: str, gpus: tuple[int, ...], gpu_milli: int, what: str) -> None:
+        """Nobody who is awake has too much of these GPUs."""
+        awake = [life for life in self.on_node(node) if not life.asleep]
+        for gpu in gpus:
+            sharers = [other for other in awake if gpu in other.gpus]
+            if sum(other.gpu_milli for other in sharers) + gpu_milli > 1000:
+                raise Untruth(f"{what} on GPU {gpu} of {node} while {sharers[0]}")
 
     def end(self, ref: MemberRef, code: int | None, how: End) -> None:
         life = self.all[ref]

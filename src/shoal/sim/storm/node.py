@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from shoal.core.nodebook import STOPPED_BEFORE_START_CODE, NodeBook
-from shoal.model.commands import Check, Dismiss, Envelope, Launch, Prepare, Stop
+from shoal.model.commands import Check, Dismiss, Envelope, Launch, Prepare, Sleep, Stop, Wake
 from shoal.model.health import CheckResult
 from shoal.model.job import Fault, MemberRef
 from shoal.model.node import NodeSpec
 from shoal.model.progress import Progress
-from shoal.model.report import Idle, MemberExit, NodeReport, Still
+from shoal.model.report import Idle, MemberExit, NodeReport, Still, Uses
+from shoal.sim.storm.naps import Naps, Nights, Sleepy
 from shoal.sim.storm.timeline import Timeline
 from shoal.sim.storm.training import Trainer, Training
 from shoal.sim.storm.witness import End, Witness
@@ -40,7 +41,7 @@ Fates = Callable[[Launch], Fate]
 
 
 class Process:
-    __slots__ = ("fate", "launch", "started_ms", "trainer")
+    __slots__ = ("clock", "fate", "launch", "started_ms", "trainer")
 
     def __init__(
         self, launch: Launch, fate: Fate, trainer: Trainer | None, started_ms: int
@@ -49,6 +50,7 @@ class Process:
         self.launch = launch
         self.fate = fate
         self.trainer = trainer
+        self.clock = Sleepy()
 
 
 class StormNode:
@@ -64,6 +66,7 @@ class StormNode:
         heartbeat_ms: int,
         out: Callable[[NodeReport | Still], None],
         saved: dict[str, int],
+        nights: Nights | None = None,
     ) -> None:
         self.spec = spec
         self.incarnation = 0
@@ -82,6 +85,15 @@ class StormNode:
         self.bare = False  # it has none of the programs that jobs want
         self.end: tuple[int, str] | None = None  # when it ends, as far as it knows, and why
         self._unshipped: dict[MemberRef, MemberExit] = {}  # their output is on the way
+        self._nights = nights or Nights()
+        self._naps = Naps(
+            timeline,
+            self._nights,
+            clock=lambda ref: self.processes[ref].clock if ref in self.processes else None,
+            wakened=self._go_on,
+            dies=self._dies,
+            report=self.report,
+        )
 
     @property
     def up(self) -> bool:
@@ -118,6 +130,10 @@ class StormNode:
                     self._start(command)
                 case Stop():
                     self._stop(command)
+                case Sleep():
+                    self._naps.sleep(self.book, command)
+                case Wake():
+                    self._naps.wake(self.book, command)
                 case Check():
                     self.book.measured(self._measure(command.id))
                 case Prepare():
@@ -142,13 +158,22 @@ class StormNode:
             now_ms = self._timeline.now_ms
             end_ms, self.book.ends_why = self.end or (None, "")
             self.book.ends_in_ms = None if end_ms is None else max(0, end_ms - now_ms)
-            idle = tuple(
-                Idle(ref, (now_ms - process.started_ms) % process.fate.rests_ms)
-                for ref, process in self.processes.items()
-                if process.fate.rests_ms
-                and (now_ms - process.started_ms) % process.fate.rests_ms >= IDLE_REPORT_MS
-            )
-            self._out(say(tuple(self._progress()), idle=idle))
+            self.book.uses = tuple(self._uses()) if self._nights.tells(self.spec.id) else ()
+            self._out(say(tuple(self._progress()), idle=tuple(self._idle(now_ms))))
+
+    def _idle(self, now_ms: int) -> Iterator[Idle]:
+        """One that sleeps uses no GPU either, but nobody asks it."""
+        for ref, process in self.processes.items():
+            rests_ms = process.fate.rests_ms
+            if rests_ms and not process.clock.still:
+                idle_ms = (process.clock.own_ms(now_ms) - process.started_ms) % rests_ms
+                if idle_ms >= IDLE_REPORT_MS:
+                    yield Idle(ref, idle_ms)
+
+    def _uses(self) -> Iterator[Uses]:
+        for ref, process in self.processes.items():
+            if not process.clock.still:
+                yield Uses(ref, self._nights.gpu_mb(process.launch))
 
     @property
     def trains(self) -> bool:
@@ -168,17 +193,20 @@ class StormNode:
         for ref, process in self.processes.items():
             trainer = process.trainer
             if trainer is not None:
-                trainer.go_on(now_ms, slow=self._slow)
+                own_ms = process.clock.own_ms(now_ms)
+                trainer.go_on(own_ms, slow=self._slow)
                 if trainer.hangs:
                     self._witness.hangs(ref)
-                yield trainer.progress(now_ms)
+                yield trainer.progress(own_ms)
 
     def lose_trace(self, ref: MemberRef) -> None:
         """The process is gone without a trace: no exit code, and not in the inventory."""
         assert self.book is not None
         del self.processes[ref]
-        self.book.alive.pop(ref)
-        self.book.stopping.pop(ref, None)
+        book = self.book
+        naps = (book.dozing, book.asleep, book.waking, book.woke, book.refused)
+        for page in (book.alive, book.stopping, *naps):
+            page.pop(ref, None)
         self._witness.ended(ref, None, End.VANISHED)
         self.report()
 
@@ -216,8 +244,22 @@ class StormNode:
         process = Process(launch, fate, trainer, now_ms)
         self.processes[launch.ref] = process
         self._witness.started(self.spec.id, launch)
-        if fate.duration_ms is not None:
-            self._plan_end(process, fate.duration_ms, fate.code, End.OWN)
+        self._go_on(launch.ref)
+
+    def _go_on(self, ref: MemberRef) -> None:
+        """It comes to its own end when it has worked for long enough, in its own time."""
+        process = self.processes[ref]
+        duration_ms, now_ms = process.fate.duration_ms, self._timeline.now_ms
+        if duration_ms is None:
+            return
+        end_ms = process.started_ms + duration_ms
+
+        def end() -> None:
+            clock = process.clock
+            if not clock.still and clock.own_ms(self._timeline.now_ms) >= end_ms:
+                self._end(process, process.fate.code, End.OWN)
+
+        self._timeline.after(end_ms - process.clock.own_ms(now_ms), end)
 
     def _stop(self, command: Stop) -> None:
         assert self.book is not None
@@ -227,32 +269,39 @@ class StormNode:
         process = self.processes[command.ref]
         fate = process.fate
         self._witness.stop_arrived(command.ref)
-        if fate.stopping_ms is not None and fate.stopping_ms < command.grace_ms:
+        if process.clock.still:  # it cannot hear anything, and has no GPU to wake on
+            self._nights.note("sleeper stopped")
+            self._plan_end(process, 0, KILLED_CODE, End.STOPPED)
+        elif fate.stopping_ms is not None and fate.stopping_ms < command.grace_ms:
             self._plan_end(process, fate.stopping_ms, fate.stopped_code, End.STOPPED)
         else:
             self._plan_end(process, command.grace_ms, KILLED_CODE, End.STOPPED)
 
+    def _dies(self, ref: MemberRef) -> None:
+        """It could not be woken, so it is killed: its node is to blame."""
+        self._witness.could_not_start(ref, Fault.START)
+        self._end(self.processes[ref], KILLED_CODE, End.LOST, Fault.START)
+
     def _plan_end(self, process: Process, delay_ms: int, code: int, how: End) -> None:
         self._timeline.after(delay_ms, lambda: self._end(process, code, how))
 
-    def _end(self, process: Process, code: int, how: End) -> None:
+    def _end(self, process: Process, code: int, how: End, fault: Fault = Fault.NONE) -> None:
         ref = process.launch.ref
         if self.book is not None and self.processes.get(ref) is process:
             del self.processes[ref]
             self._witness.ended(ref, code, how)
             self.book.ends(ref)
-            self._unshipped[ref] = MemberExit(ref, code, "", ref in self.book.stopping)
+            stopped = ref in self.book.stopping
+            exit_ = self._unshipped[ref] = MemberExit(ref, code, "", stopped, fault=fault)
             if process.fate.shipping_ms:
                 book = self.book
-                self._timeline.after(
-                    process.fate.shipping_ms, lambda: self._shipped(book, ref, code)
-                )
+                self._timeline.after(process.fate.shipping_ms, lambda: self._shipped(book, exit_))
             else:
-                self._shipped(self.book, ref, code)
+                self._shipped(self.book, exit_)
 
-    def _shipped(self, book: NodeBook, ref: MemberRef, code: int) -> None:
+    def _shipped(self, book: NodeBook, exit_: MemberExit) -> None:
         """Unless the node has restarted."""
         if self.book is book:
-            del self._unshipped[ref]
-            book.exited(ref, code)
+            del self._unshipped[exit_.ref]
+            book.exited(exit_.ref, exit_.code, fault=exit_.fault)
             self.report()

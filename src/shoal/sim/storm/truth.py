@@ -14,7 +14,6 @@ from shoal.core.nodebook import STOPPED_BEFORE_START_CODE
 from shoal.core.phases.observe import FENCE_MS
 from shoal.model.commands import Envelope, Launch
 from shoal.model.events import (
-    BudgetEvent,
     BudgetFreed,
     BudgetHeld,
     BudgetWarned,
@@ -24,6 +23,7 @@ from shoal.model.events import (
     JobAdopted,
     JobCheckpointed,
     JobClaimed,
+    JobDozing,
     JobFinished,
     JobPlaced,
     JobRequeued,
@@ -31,6 +31,7 @@ from shoal.model.events import (
     JobStopping,
     JobSubmitted,
     JobUnclaimed,
+    JobWaking,
     MemberExited,
     MemberLost,
     NodeIntended,
@@ -59,6 +60,7 @@ from shoal.sim.storm.healthtruth import HealthTruth
 from shoal.sim.storm.jobtruth import JobTruth, must_fit
 from shoal.sim.storm.lives import Lives, Untruth
 from shoal.sim.storm.servicetruth import ServiceTruth
+from shoal.sim.storm.sleeptruth import SleepTruth
 from shoal.sim.storm.supplytruth import SupplyTruth
 from shoal.sim.storm.timeline import Timeline
 from shoal.sim.storm.waittruth import WaitTruth
@@ -97,6 +99,7 @@ class Truth(Witness):
         self.fences = False  # the engine can end nodes that do not answer
         self._refused: dict[MemberRef, Fault] = {}  # their nodes could not start them
         self.supply = SupplyTruth(timeline, policy, self.lives, self.jobs, self._contacts)
+        self.sleep = SleepTruth(timeline, policy, self.lives, self.jobs, self._specs)
 
     # -- what the world shows --------------------------------------------------------------
 
@@ -139,6 +142,7 @@ class Truth(Witness):
         self.services.asked(request)
         self.after.asked(request)
         self.arrays.asked(request)
+        self.sleep.asked(request)
 
     def withdrawn(self, request: Request) -> None:
         if isinstance(request, Submit) and self._asked_keys[request.key] == 1:
@@ -176,8 +180,8 @@ class Truth(Witness):
                 judge(self, event)
             for other in (self.services, self._caps, self.ends, self.supply, self.after):
                 other.see(event)
-            self._waits.see(event)
-            self.arrays.see(event)
+            for one in (self._waits, self.arrays, self.sleep):
+                one.see(event)
         if not any(isinstance(event, ControllerStarted) for event in events):
             self._contacts.news = set()  # an epoch is stored before the inbox is looked at
         self.ends.done(events)
@@ -209,17 +213,11 @@ class Truth(Witness):
             if not self._apart[event.job]:
                 raise Untruth(f"{event.job} is of {event.spec.tenant}, which was removed")
 
-    def _tenant_added(self, event: TenantAdded) -> None:
-        self._uids[event.tenant.name] = event.tenant.uid
-
     def _tenant_removed(self, event: TenantRemoved) -> None:
         self._uids[event.tenant] = 0
         for job_id in self.unfinished:
             if self.jobs[job_id].spec.tenant == event.tenant:
                 raise Untruth(f"{event.tenant} was removed, but {job_id} has not ended")
-
-    def _budget(self, event: BudgetEvent) -> None:
-        self.budgets.see(event)
 
     def _policy_changed(self, event: PolicyChanged) -> None:
         self._policy = self.budgets.policy = self._entitlements.policy = self.health.policy = (
@@ -231,9 +229,16 @@ class Truth(Witness):
         job.placed(event)
         self.budgets.placed(event.job, job.spec)
         wishes_kept(event, job.spec, self._known)
-        stands_alone(event, job.spec, map(self.jobs.__getitem__, self.unfinished))
+        self._alone(job)
         self.health.placed(event)
         self._entitlements.settled(event.job)
+
+    def _alone(self, job: JobTruth) -> None:
+        stands_alone(job.id, job.held, job.spec, map(self.jobs.__getitem__, self.unfinished))
+
+    def _job_waking(self, event: JobWaking) -> None:
+        self._entitlements.settled(event.job)
+        self._alone(self.jobs[event.job])
 
     def _job_stopping(self, event: JobStopping) -> None:
         self.health.stopping(event)
@@ -284,7 +289,7 @@ class Truth(Witness):
             raise Untruth(f"{ref} is said to have found no start on {event.node}: {event.why}")
         if event.fault:
             self.jobs[event.job].faulted.add(event.attempt)
-        if life is not None and life.how not in (End.VANISHED, End.STOPPED):
+        if life is not None and life.how not in (End.VANISHED, End.STOPPED, End.LOST):
             raise Untruth(f"{ref} is said to be lost, but {life}")
 
     def _job_requeued(self, event: JobRequeued) -> None:
@@ -328,16 +333,10 @@ class Truth(Witness):
         self._known[event.node] = event.spec
         self.health.joined(event.node)
 
-    def _node_heard(self, event: NodeReady | NodeSilent) -> None:
-        self.health.node_is(event.node, known=True, ready=isinstance(event, NodeReady))
-
     def _node_judged(self, event: NodeJudged) -> None:
         self.health.judged(event)
         if event.record.standing is Standing.QUARANTINED:
             self._entitlements.node_closed(event.node)
-
-    def _job_checkpointed(self, event: JobCheckpointed) -> None:
-        self.health.checkpointed(event)
 
     def _node_lost(self, event: NodeLost) -> None:
         if event.dead:
@@ -371,16 +370,18 @@ class Truth(Witness):
 
 
 JUDGES: dict[type[EventBase], Callable[[Truth, Any], None]] = {
-    BudgetWarned: Truth._budget,
-    BudgetHeld: Truth._budget,
-    BudgetFreed: Truth._budget,
+    BudgetWarned: lambda truth, event: truth.budgets.see(event),
+    BudgetHeld: lambda truth, event: truth.budgets.see(event),
+    BudgetFreed: lambda truth, event: truth.budgets.see(event),
     PolicyChanged: Truth._policy_changed,
-    TenantAdded: Truth._tenant_added,
+    TenantAdded: lambda truth, event: truth._uids.update({event.tenant.name: event.tenant.uid}),
     TenantRemoved: Truth._tenant_removed,
     ControllerStarted: Truth._controller_started,
     JobSubmitted: Truth._job_submitted,
     JobPlaced: Truth._job_placed,
     JobStopping: Truth._job_stopping,
+    JobDozing: lambda truth, event: truth._entitlements.dozing(event),
+    JobWaking: Truth._job_waking,
     JobClaimed: Truth._job_claimed,
     JobUnclaimed: Truth._job_unclaimed,
     JobRunning: Truth._job_running,
@@ -389,10 +390,10 @@ JUDGES: dict[type[EventBase], Callable[[Truth, Any], None]] = {
     JobRequeued: Truth._job_requeued,
     JobAdopted: Truth._job_adopted,
     JobFinished: Truth._job_finished,
-    JobCheckpointed: Truth._job_checkpointed,
+    JobCheckpointed: lambda truth, event: truth.health.checkpointed(event),
     NodeJudged: Truth._node_judged,
-    NodeReady: Truth._node_heard,
-    NodeSilent: Truth._node_heard,
+    NodeReady: lambda truth, event: truth.health.node_is(event.node, known=True, ready=True),
+    NodeSilent: lambda truth, event: truth.health.node_is(event.node, known=True, ready=False),
     NodeJoined: Truth._node_joined,
     NodeLost: Truth._node_lost,
     NodeIntended: Truth._node_intended,

@@ -96,7 +96,7 @@ class Users:
         self._counts = counts
         self._nodes = nodes
         self._other_policy = other_policy
-        self._crowded = rng.random() < 0.35  # more jobs want GPUs, for longer, and may be stopped
+        self.crowded = rng.random() < 0.35  # more jobs want GPUs, for longer, and may be stopped
         self._patience: random.Random | None = None  # None: clients wait for their answers
         self.wish: Callable[[JobSpec], JobSpec] = lambda spec: spec  # what else a job asks for
         self._too_large: dict[str, None] = {}  # keys of jobs accepted before a node was known
@@ -166,8 +166,8 @@ class Users:
         like = rng.choice(self._nodes)
         share = rng.choice((1, 2, 4))  # of that node
         members = rng.choice((1, 1, 1, 1, 2, 2, 3))
-        gpus = rng.choice((1, like.gpus // share) if self._crowded else (0, 1, like.gpus // share))
-        times_ms = (30, 1_000, 6_000, 15_000)[2 * self._crowded :]
+        gpus = rng.choice((1, like.gpus // share) if self.crowded else (0, 1, like.gpus // share))
+        times_ms = (30, 1_000, 6_000, 15_000)[2 * self.crowded :]
         wishes = self._draw_wishes(members, gpus)
         if program == "trains":
             times_ms = (6_000, 25_000)
@@ -194,7 +194,7 @@ class Users:
         """Fields that only some jobs set."""
         rng = self._rng
         wishes: dict[str, Any] = {"tenant": rng.choice(("default", "red", "blue"))}
-        if rng.random() < (0.8 if self._crowded else 0.5):
+        if rng.random() < (0.8 if self.crowded else 0.5):
             wishes["preemptible"] = True
             wishes["checkpoint_ms"] = rng.choice((0, 500, 2_000))
         if rng.random() < 0.3:

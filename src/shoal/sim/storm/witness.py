@@ -19,6 +19,7 @@ class End(enum.StrEnum):
     STOPPED = "by a command to stop"
     NODE_DIED = "with its node"
     VANISHED = "without a trace"
+    LOST = "because it could not be woken"
 
 
 class Witness:
@@ -60,3 +61,19 @@ class Witness:
 
     def committed(self, events: Sequence[Event]) -> None:
         """These are in the log now; their commands have not been sent yet."""
+
+
+class NapWitness:
+    """Sees members fall asleep and wake; this one ignores it."""
+
+    def froze(self, ref: MemberRef) -> None:
+        """It stands still, on its way to sleep, and has its GPUs."""
+
+    def fell_asleep(self, ref: MemberRef, memory_mb: int) -> None:
+        """From now on it has no GPU, and so much more of its node's memory."""
+
+    def is_woken(self, ref: MemberRef, gpus: tuple[int, ...]) -> None:
+        """It has GPUs again, and still stands still."""
+
+    def goes_on(self, ref: MemberRef, own_ms: int) -> None:
+        """It works again. `own_ms`: how long it has worked, by its own clock."""

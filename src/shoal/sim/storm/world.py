@@ -15,6 +15,7 @@ from shoal.model.policy import Policy
 from shoal.model.report import NodeGone, NodeReport, Request, Still
 from shoal.sim.storm.controller import Asked, Controller, Moment, Reply
 from shoal.sim.storm.disk import Disk
+from shoal.sim.storm.naps import Nights
 from shoal.sim.storm.network import Network
 from shoal.sim.storm.node import Fates, StormNode
 from shoal.sim.storm.timeline import Timeline
@@ -36,7 +37,9 @@ class World:
         heartbeat_ms: int = 1_000,
         batch_ms: int = 0,
         checked: bool = True,
+        nights: Nights | None = None,
     ) -> None:
+        self._nights = nights
         self.timeline = timeline or Timeline()
         self.machines: dict[str, StormNode] = {}
         self.saved: dict[str, int] = {}  # the newest step that each job has saved
@@ -69,6 +72,7 @@ class World:
             heartbeat_ms=self._heartbeat_ms,
             out=self._report,
             saved=self.saved,
+            nights=self._nights,
         )
         machine.boot()
 

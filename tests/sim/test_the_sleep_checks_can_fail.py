@@ -1,0 +1,126 @@
+"""A scheduler that is wrong about sleep, on purpose, is caught by what really happened."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+
+from shoal.core.phases import reclaim, reconcile, sleep_requests, sleeping
+from shoal.core.phases.round import Round
+from shoal.core.scheduling import cycle, preempt, wake
+from shoal.core.state import apply_job, apply_sleep
+from shoal.core.state.state import State
+from shoal.model.job import Job, Phase
+from shoal.sim.storm.fuzz import SeedFailed, Size, run_seed
+from shoal.sim.storm.naps import Sleepy
+
+SEEDS_MAX = 120
+SIZE = Size(calm_ms=300_000, sleep_part=1)
+
+Mutate = Callable[[pytest.MonkeyPatch], None]
+
+
+def sleep_in_part(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(sleeping, "all", any, raising=False)
+
+
+def wake_who_wants_to_sleep(patch: pytest.MonkeyPatch) -> None:
+    def sleepers(state: State) -> list[Job]:
+        return [job for job in state.jobs.values() if job.phase is Phase.ASLEEP]
+
+    patch.setattr(wake, "sleepers", sleepers)
+
+
+def let_everybody_sleep_on(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(cycle, "wake_sleepers", lambda *_: None)
+
+
+def count_sleep_as_run_time(patch: pytest.MonkeyPatch) -> None:
+    end_nap = apply_sleep.end_nap
+
+    def end(state: State, job: Job, at_ms: int) -> None:
+        running_ms = job.running_ms
+        end_nap(state, job, at_ms)
+        job.running_ms = running_ms
+
+    patch.setattr(apply_sleep, "end_nap", end)
+    patch.setattr(apply_job, "end_nap", end)
+
+
+def put_anybody_to_sleep(patch: pytest.MonkeyPatch) -> None:
+    def why_not(_: State, job: Job, *, asked: bool = False) -> str:
+        return "" if job.phase is Phase.RUNNING or asked is None else "it does not run"
+
+    for module in (sleep_requests, preempt, reclaim):
+        patch.setattr(module, "why_not", why_not)
+
+
+def set_no_memory_aside(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(sleeping, "host_mb", lambda *_: 0)
+
+
+def never_repeat_that_somebody_should_wake(patch: pytest.MonkeyPatch) -> None:
+    wanted = sleeping.naps_wanted
+    patch.setattr(reconcile, "naps_wanted", lambda *args: wanted(*args) or None)
+
+
+def call_everybody_idle(patch: pytest.MonkeyPatch) -> None:
+    def hear(round_: Round, job: Job, *_: object) -> None:
+        reclaim._judge(round_, job, round_.now_ms - 60_000)
+
+    patch.setattr(reclaim, "_hear", hear)
+
+
+def end_turns_too_soon(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(preempt, "turn_ms", lambda *_: 0)
+
+
+def lose_work_in_a_nap(patch: pytest.MonkeyPatch) -> None:
+    thaw = Sleepy.thaw
+
+    def forget(self: Sleepy, now_ms: int) -> None:
+        thaw(self, now_ms)
+        self._gone_ms += 10
+
+    patch.setattr(Sleepy, "thaw", forget)
+
+
+CAUGHT: list[tuple[Mutate, str]] = [
+    (sleep_in_part, "is said to sleep, but it is awake"),
+    (wake_who_wants_to_sleep, "is woken, and nobody wants that"),
+    (let_everybody_sleep_on, "stuck"),
+    (count_sleep_as_run_time, "timed-out .* but"),
+    (put_anybody_to_sleep, "cannot do that|must not be|without sleep|members sleep|are promised"),
+    (set_no_memory_aside, "more than it has|are promised"),
+    (never_repeat_that_somebody_should_wake, "stuck"),
+    (call_everybody_idle, "is put to sleep as idle|is said to be idle"),
+    (end_turns_too_soon, "the turn of .* is over after"),
+    (lose_work_in_a_nap, "and goes on elsewhere"),
+]
+# The first seeds that show it; the others are tried if these no longer do.
+EARLY: dict[Mutate, int] = {}
+
+
+def _name(value: object) -> str:
+    return getattr(value, "__name__", "")
+
+
+@pytest.mark.parametrize(("mutate", "words"), CAUGHT, ids=_name)
+def test_what_really_happened_catches(
+    mutate: Mutate, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a look at the controller's state."""
+    mutate(monkeypatch)
+    assert re.search(words, _first_failure(mutate))
+
+
+def _first_failure(mutate: Mutate) -> str:
+    early = [EARLY[mutate]] if mutate in EARLY else []
+    for seed in (*early, *range(SEEDS_MAX)):
+        try:
+            run_seed(seed, SIZE, checked=False)
+        except SeedFailed as failure:
+            return str(failure)
+    raise AssertionError(f"{SEEDS_MAX} seeds passed: nothing noticed")
