@@ -10,6 +10,7 @@ import pytest
 from shoal.core.phases import reclaim, reconcile, sleep_requests, sleeping
 from shoal.core.phases.round import Round
 from shoal.core.scheduling import cycle, preempt, wake
+from shoal.core.scheduling import sleeping as costs
 from shoal.core.state import apply_job, apply_sleep
 from shoal.core.state.state import State
 from shoal.model.job import Job, Phase
@@ -58,7 +59,8 @@ def put_anybody_to_sleep(patch: pytest.MonkeyPatch) -> None:
 
 
 def set_no_memory_aside(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(sleeping, "host_mb", lambda *_: 0)
+    for module in (sleeping, costs):
+        patch.setattr(module, "host_mb", lambda *_: 0)
 
 
 def never_repeat_that_somebody_should_wake(patch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from shoal.model.job import JobSpec, MemberRef
 from shoal.model.node import NodeSpec
 from shoal.model.policy import Policy, Sleeping
 from shoal.model.report import Accepted, Answer, SleepJob, WakeJob
+from shoal.model.resources import WHOLE_GPU_MILLI
 from shoal.sim.storm.lives import Lives
 from shoal.sim.storm.naps import Nap, Nights
 from shoal.sim.storm.sleeptruth import SleepTruth
@@ -84,10 +85,12 @@ class SeededNights(Nights):
         )
 
     def gpu_mb(self, launch: Launch, /) -> int:
-        """Never more than the smallest share of a GPU has, on whatever node."""
+        """The same for all attempts, and never more than the smallest GPU has, or share of one."""
         if launch.node not in self._cuda:
             return 0
-        return random.Random(f"{self._seed}/{launch.ref.job}").choice((1, 2, 4)) * len(launch.gpus)
+        whole = launch.gpu_milli == WHOLE_GPU_MILLI and not launch.gpu_memory_mb
+        some_mb = (5, 20, 40) if whole else (1, 2, 4)
+        return random.Random(f"{self._seed}/{launch.ref.job}").choice(some_mb) * len(launch.gpus)
 
 
 class Sleepers:

@@ -131,7 +131,8 @@ class SleepTruth(NapWitness):
             case JobAsleep():
                 self._asleep(event)
             case JobTouched():
-                if event.wants and event.job not in self._touched:
+                asked = event.job in self._touched or self._jobs[event.job].spec.service
+                if event.wants and not asked:
                     raise Untruth(f"nobody wanted to wake {event.job}: {event.why}")
                 self._sleeps[event.job].wants = event.wants
             case SleepRefused():
@@ -144,7 +145,8 @@ class SleepTruth(NapWitness):
                 sleep.asleep, sleep.waking = False, True
                 self._jobs[event.job].asleep = False
             case JobAwake():
-                if not self._sleeps.pop(event.job).waking:
+                called_back = self._jobs[event.job].spec.service  # requests came before it slept
+                if not self._sleeps.pop(event.job).waking and not called_back:
                     raise Untruth(f"{event.job} is said to be awake, and nobody woke it")
                 self._awake_ms[event.job] = event.at_ms
             case JobPlaced() | JobStopping() | JobRequeued() | JobFinished():
@@ -158,13 +160,14 @@ class SleepTruth(NapWitness):
             raise Untruth(f"{event.job} is put to sleep, and sleeps already")
         if job.spec.no_sleep or job.spec.whole_nodes:
             raise Untruth(f"{event.job} is put to sleep, and must not be")
-        if policy.sleep is Sleeping.NEVER and event.cause is not SleepCause.USER:
+        asked = event.cause is SleepCause.USER or job.spec.service
+        if policy.sleep is Sleeping.NEVER and not asked:
             raise Untruth(f"{event.job} is put to sleep under a policy without sleep")
         if event.cause is SleepCause.TURN:
             awake_ms = event.at_ms - self._awake_ms.get(event.job, event.at_ms)
             if not policy.turn_cost_percent or awake_ms < policy.turn_ms_min:
                 raise Untruth(f"the turn of {event.job} is over after {awake_ms} ms")
-        if event.cause is SleepCause.IDLE:
+        if event.cause is SleepCause.IDLE and not job.spec.service:
             since_ms = self._awake_ms.get(event.job, event.at_ms)
             late = event.at_ms - since_ms < policy.idle_reclaim_ms
             idles = job.spec.command[0] == "idles" and policy.idle_sleeps
