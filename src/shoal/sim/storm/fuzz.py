@@ -112,6 +112,13 @@ class Run:
         self.truth.health.saved = self.world.saved
         fences = self._rng("fences").random() < FENCED_PART
         self.world.controller.fences = self.truth.fences = fences
+        self._people_the_world(nodes, nights)
+        for spec in nodes:
+            late_ms = rng.choice((0, 0, 0, rng.randrange(size.storm_ms)))
+            self.world.timeline.at(late_ms, partial(self.world.add_node, spec))
+
+    def _people_the_world(self, nodes: list[NodeSpec], nights: SeededNights) -> None:
+        """Everybody who does something there, each with a stream of their own."""
         self.users = Users(
             self.world,
             nodes,
@@ -157,9 +164,6 @@ class Run:
         self.flows = Flows(self.world, self.users, self._rng("flows"), self.counts)
         self.truth.services.has_work = self.services.has_work
         self.truth.services.hangs = self.services.hangs
-        for spec in nodes:
-            late_ms = rng.choice((0, 0, 0, rng.randrange(size.storm_ms)))
-            self.world.timeline.at(late_ms, partial(self.world.add_node, spec))
 
     def finish(self) -> History:
         timeline = self.world.timeline

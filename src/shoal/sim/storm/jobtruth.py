@@ -96,6 +96,8 @@ class JobTruth:
             self._lost.add(ref.attempt)
             if how is End.VANISHED:
                 self.given_up.add(ref)
+            if how is End.LOST:  # a job that no node can wake has itself to blame
+                self._failed.add(ref.attempt)
         elif how is End.OWN and code:
             self._failed.add(ref.attempt)
 

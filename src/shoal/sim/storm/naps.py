@@ -102,7 +102,8 @@ class Naps:
         began_ms = self._timeline.now_ms
 
         def unchanged() -> bool:
-            return self._clock(ref) is clock and ref in book.dozing
+            here = self._clock(ref) is clock and ref in book.dozing
+            return here and ref not in book.stopping
 
         def freeze() -> None:
             if unchanged():
@@ -134,7 +135,7 @@ class Naps:
         self._witness.is_woken(ref, command.gpus)
 
         def done() -> None:
-            if self._clock(ref) is not clock or ref not in book.waking:
+            if self._clock(ref) is not clock or ref not in book.waking or ref in book.stopping:
                 return
             if nap.lost:
                 self._nights.note("member cannot be woken")
@@ -145,6 +146,12 @@ class Naps:
             self._report()
 
         self._timeline.after(nap.wakes_ms, done)
+
+    def release(self, ref: MemberRef) -> None:
+        """It is to stop, so it goes on, without its GPUs."""
+        clock = self._clock(ref)
+        assert clock is not None, f"{ref} is to stop, and has ended"
+        self._go_on(ref, clock)
 
     def _go_on(self, ref: MemberRef, clock: Sleepy) -> None:
         clock.thaw(self._timeline.now_ms)

@@ -269,18 +269,21 @@ class StormNode:
         process = self.processes[command.ref]
         fate = process.fate
         self._witness.stop_arrived(command.ref)
-        if process.clock.still:  # it cannot hear anything, and has no GPU to wake on
+        if process.clock.still:
             self._nights.note("sleeper stopped")
-            self._plan_end(process, 0, KILLED_CODE, End.STOPPED)
-        elif fate.stopping_ms is not None and fate.stopping_ms < command.grace_ms:
+            if self._nights.gpu_mb(process.launch):  # a part of it is not in its processes
+                self._plan_end(process, 0, KILLED_CODE, End.STOPPED)
+                return
+            self._naps.release(command.ref)
+        if fate.stopping_ms is not None and fate.stopping_ms < command.grace_ms:
             self._plan_end(process, fate.stopping_ms, fate.stopped_code, End.STOPPED)
         else:
             self._plan_end(process, command.grace_ms, KILLED_CODE, End.STOPPED)
 
     def _dies(self, ref: MemberRef) -> None:
         """It could not be woken, so it is killed: its node is to blame."""
-        self._witness.could_not_start(ref, Fault.START)
-        self._end(self.processes[ref], KILLED_CODE, End.LOST, Fault.START)
+        self._witness.could_not_start(ref, Fault.WAKE)
+        self._end(self.processes[ref], KILLED_CODE, End.LOST, Fault.WAKE)
 
     def _plan_end(self, process: Process, delay_ms: int, code: int, how: End) -> None:
         self._timeline.after(delay_ms, lambda: self._end(process, code, how))
