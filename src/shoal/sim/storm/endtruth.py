@@ -93,7 +93,7 @@ class EndTruth:
         """A node that a job of today should not be on; replicas wait for others there."""
         if job.spec.restart is Restart.NEVER or job.spec.service:
             return ""
-        if self._stopping.get(job.id) == job.attempt:
+        if self._stopping.get(job.id) == job.attempt or job.waking:  # awake, it can save its work
             return ""
         for slice_ in job.held:
             end_ms = self._end_of(slice_.node)

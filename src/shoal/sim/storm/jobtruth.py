@@ -20,6 +20,7 @@ class JobTruth:
         self.spec = spec
         self.outcome: Outcome | None = None
         self.asleep = False  # by the log: it holds no GPU
+        self.waking = False
         # Their node fell silent or lost all trace of them: they may run, or start late, unseen.
         self.given_up: set[MemberRef] = set()
         self._placements: list[tuple[Slice, ...]] = []  # by attempt, from 1

@@ -143,16 +143,18 @@ class SleepTruth(NapWitness):
                 if not sleep.asleep or not (sleep.wants or leaves):
                     raise Untruth(f"{event.job} is woken, and nobody wants that: {event.why}")
                 sleep.asleep, sleep.waking = False, True
-                self._jobs[event.job].asleep = False
+                self._jobs[event.job].asleep, self._jobs[event.job].waking = False, True
             case JobAwake():
+                self._jobs[event.job].waking = False
                 called_back = self._jobs[event.job].spec.service  # requests came before it slept
                 if not self._sleeps.pop(event.job).waking and not called_back:
                     raise Untruth(f"{event.job} is said to be awake, and nobody woke it")
                 self._awake_ms[event.job] = event.at_ms
             case JobPlaced() | JobStopping() | JobRequeued() | JobFinished():
                 self._sleeps.pop(event.job, None)
-                if event.job in self._jobs and not isinstance(event, JobStopping):
-                    self._jobs[event.job].asleep = False
+                if event.job in self._jobs:
+                    self._jobs[event.job].waking = False
+                    self._jobs[event.job].asleep &= isinstance(event, JobStopping)
 
     def _dozing(self, event: JobDozing) -> None:
         job, policy = self._jobs[event.job], self._policy
