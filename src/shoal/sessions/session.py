@@ -108,7 +108,9 @@ class Session(Host):
                 raise ShoalError(f"{message}: {view.why}; see: shoal why {job}")
             text = f"{job} is {view.waking}: {view.why}"
             if len(told) == 1:
-                text = f"{job} is {view.waking}; waking it ..."
+                text = f"{job} is {view.waking} ..."
+                if view.waking != "waking":
+                    text = f"{job} is {view.waking}; waking it ..."
             if text not in told[-2:]:
                 told.append(text)
                 self._tell(text)
