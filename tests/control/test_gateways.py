@@ -55,6 +55,15 @@ def test_requests_at_all_gateways_count() -> None:
     assert load.replicas == {"j1": ReplicaLoad(True, 5, 4000, 25), "j2": ReplicaLoad(True, 0)}
 
 
+def test_a_replica_that_falls_asleep_is_busy_until_no_gateway_sends_to_it() -> None:
+    own = ServiceLoad(service="web")
+    for opened, busy in ((("j1",), 1), ((), 0)):
+        other = GatewayReport(loads=(ServiceLoad(service="web"),), open=opened)
+        load = together(service(), {"web": own}, [other], {"web": ["j1"]})["web"]
+        assert sum(seen.in_flight for seen in load.replicas.values()) == busy
+        assert load.work == 0, "it is not a request"
+
+
 def test_a_gateway_that_sees_nothing_takes_nothing_away() -> None:
     own = ServiceLoad(service="web", in_flight=2)
     blind = GatewayReport(loads=(ServiceLoad(service="web", seen=False, trouble="no haproxy"),))

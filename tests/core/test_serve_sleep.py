@@ -238,6 +238,35 @@ def test_a_replica_that_sleeps_for_another_job_serves_again_after_it() -> None:
     assert [event for event in cluster.log if isinstance(event, JobAwake)]
 
 
+def test_a_replica_that_drains_finishes_its_requests_though_it_is_to_sleep() -> None:
+    cluster = Serving()
+    cluster.served(drain_ms=60_000)
+    (old,) = cluster.ready()
+    cluster.work = {old: 1}
+    cluster.serve(version=2, drain_ms=60_000)
+    cluster.tick(6)
+    assert old in cluster.service().draining
+    cluster.ask(SleepJob(old, "ann"))
+    cluster.tick(20)
+    assert cluster.job(old).phase is Phase.DOZING
+    cluster.work = {}
+    cluster.tick(2)
+    assert cluster.finished[old].why == "drained"
+
+
+def test_a_failure_is_not_hidden_by_what_else_there_is_to_say() -> None:
+    cluster = Serving()
+    cluster.restless = "the driver is too old"
+    cluster.served(**NAPS)
+    cluster.tick(60)
+    assert stays_awake(cluster.state, cluster.service())
+    cluster.crashing = {"v2"}
+    cluster.serve(**NAPS, version=2)
+    cluster.tick(2)
+    assert cluster.service().failures
+    assert not stays_awake(cluster.state, cluster.service())
+
+
 def test_the_time_may_be_changed_without_a_restart() -> None:
     cluster = Serving()
     cluster.served()

@@ -67,6 +67,7 @@ def serve(words: tuple[str, ...], no_wait: bool, json: bool, home: Path, **flags
       shoal serve llm -g 1 --route prefix --probe openai --ready-within 20m -- \\
         sh -c 'exec vllm serve MODEL --port $PORT'
       shoal serve large --members 2 --per-node 1 -g 8 --rollout replace -- ./serve.sh
+      shoal serve draft -g 1 --sleep-after 10m -- python server.py
       shoal serve service.yaml --replicas 2
       curl $(shoal serve chat -- python server.py)v1/models
     """

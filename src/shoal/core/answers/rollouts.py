@@ -16,7 +16,8 @@ def sleeps(state: State, service: Service, policy: Policy, now_ms: int) -> str:
     """Why its replicas sleep, or cannot sleep without requests; empty if neither is so."""
     if not service.ready:
         for job_id in state.replicas.get(service.spec.name, {}):
-            if (job := state.jobs[job_id]).napping:
+            job = state.jobs[job_id]
+            if job.napping and job.spec.version == service.version:
                 return f"{job_id}: {explain(state, job, policy, now_ms)}"
     return stays_awake(state, service)
 

@@ -354,7 +354,7 @@ def _let_drained_go(
             continue
         seen = load.replicas.get(job.id) if load is not None else None
         quiet = known and now_ms - since_ms >= 2 * LOOK_MS and not (seen and seen.in_flight)
-        if quiet or job.id not in service.ready:
+        if quiet or (job.id not in service.ready and not job.napping):
             _stop(round_, job, StopCause.CANCEL, "drained")
         elif now_ms - since_ms >= service.spec.drain_ms:
             _stop(round_, job, StopCause.CANCEL, "its time to drain is over")

@@ -56,7 +56,8 @@ def may_freeze(state: State, job: Job) -> bool:
 
 def stays_awake(state: State, service: Service) -> str:
     """Why a service that should sleep without requests cannot; empty if it can."""
-    for job_id in service.ready if service.spec.sleep_after_ms else ():
+    well = service.proven and not service.failures and not service.stopping
+    for job_id in service.ready if service.spec.sleep_after_ms and well else ():
         if job_id not in service.draining and (
             reason := why_not(state, state.jobs[job_id], asked=True)
         ):
