@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from shoal.core.phases.serve_sleep import stays_awake
+from shoal.core.phases.serve_sleep import TOLD_MS, stays_awake
 from shoal.core.state.load import restore
 from shoal.forms.failure import BadField
 from shoal.forms.service import to_service
@@ -84,6 +84,19 @@ def test_a_replica_is_drained_before_it_is_frozen() -> None:
     cluster.silent = False
     cluster.tick(6)  # what it had in flight waits for it
     assert other in cluster.ready()
+
+
+def test_a_step_comes_when_it_may_sleep_though_nothing_new_is_seen() -> None:
+    cluster = Serving(policy=Policy(**CALM))
+    cluster.served(**NAPS)
+    (job,) = cluster.replicas()
+    slept_ms = cluster.service().ready[job.id] + NAPS["sleep_after_ms"]
+    assert cluster.last.wake_ms is not None
+    assert cluster.last.wake_ms <= slept_ms
+    while cluster.job(job.id).phase is Phase.RUNNING:
+        cluster.tick()
+    assert cluster.job(job.id).dozed_ms == cluster.now_ms
+    assert cluster.last.wake_ms == cluster.now_ms + TOLD_MS
 
 
 def test_requests_that_come_while_it_is_drained_find_it_awake() -> None:

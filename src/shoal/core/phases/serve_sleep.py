@@ -18,6 +18,7 @@ from shoal.model.service import Service, ServiceLoad
 
 # The gateway is told twice a second; after this long its figures are from after that.
 TOLD_MS = 2_000
+LOOK_MS = 500
 
 
 def sized_to_sleep(
@@ -37,13 +38,13 @@ def sized_to_sleep(
 def nap_and_wake(
     round_: Round, service: Service, jobs: list[Job], load: ServiceLoad | None
 ) -> None:
-    known = load is not None and load.tells
-    if load is not None and known and not service.stopping:
+    load = load if load is not None and load.tells else None
+    if load is not None and not service.stopping:
         _wake(round_, service, jobs, load)
-        _put_to_sleep(round_, service, jobs, load)
+    _put_to_sleep(round_, service, jobs, load)
     for job in jobs:
         if job.phase is Phase.DOZING:
-            _let_sleep(round_, service, job, load if known else None)
+            _let_sleep(round_, service, job, load)
 
 
 def may_freeze(state: State, job: Job) -> bool:
@@ -81,8 +82,11 @@ def _idle_ms(round_: Round, service: Service) -> int:
     return round_.now_ms - max(recent.asked_ms, *service.ready.values(), 0)
 
 
-def _put_to_sleep(round_: Round, service: Service, jobs: list[Job], load: ServiceLoad) -> None:
-    """All that stay without requests: one, or the least that the service asks for."""
+def _put_to_sleep(
+    round_: Round, service: Service, jobs: list[Job], load: ServiceLoad | None
+) -> None:
+    """All that stay without requests: one, or the least that the service asks for. No step comes by
+    itself while the gateway sees nothing new, so it is asked for."""
     staying = [
         job
         for job in jobs
@@ -90,16 +94,25 @@ def _put_to_sleep(round_: Round, service: Service, jobs: list[Job], load: Servic
     ]
     settled = (
         service.proven
+        and not service.stopping
         and len(staying) == service.wanted <= max(1, service.spec.scale.least)
         and all(job.spec.version == service.version for job in staying)
         and all(job.id in service.ready or job.napping for job in staying)
     )
+    can = [
+        job
+        for job in staying
+        if job.id in service.ready and not why_not(round_.state, job, asked=True)
+    ]
     after_ms = service.spec.sleep_after_ms
-    if not after_ms or load.work or not settled:
+    if not after_ms or not settled or not can or (load is not None and load.work):
         return
     idle_ms = _idle_ms(round_, service)
-    for job in staying if idle_ms >= after_ms else ():
-        if job.id in service.ready and not why_not(round_.state, job, asked=True):
+    if load is None or idle_ms < after_ms:
+        _look_at(round_, round_.now_ms + max(after_ms - idle_ms, LOOK_MS))
+        return
+    for job in can:
+        if not why_not(round_.state, job, asked=True):  # there may be one bed only
             why = f"no request for {duration_text(idle_ms)}; wakes with the next one"
             doze(round_, job, SleepCause.IDLE, why)
 
@@ -145,5 +158,9 @@ def _let_sleep(round_: Round, service: Service, job: Job, load: ServiceLoad | No
         state.heard.quiet[job.id] = since_ms
         round_.quiet.append(job.id)
     else:
-        agenda = state.agenda
-        agenda.serve_ms = over_ms if agenda.serve_ms is None else min(agenda.serve_ms, over_ms)
+        _look_at(round_, min(over_ms, max(since_ms + TOLD_MS, now_ms + LOOK_MS)))
+
+
+def _look_at(round_: Round, at_ms: int) -> None:
+    agenda = round_.state.agenda
+    agenda.serve_ms = at_ms if agenda.serve_ms is None else min(agenda.serve_ms, at_ms)
