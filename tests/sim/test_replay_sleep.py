@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import pytest
 
-from shoal.model.job import JobSpec
+from shoal.model.events import Event, Recorded
+from shoal.model.job import Job, JobSpec
 from shoal.model.policy import Policy, Sleeping
-from shoal.sim.replay.clusters import Cause, Conditions, Failures, alike
+from shoal.sim.replay.clusters import Cause, Conditions, Failures, alike, gangs_for
 from shoal.sim.replay.metrics import Outcome
+from shoal.sim.replay.readers.history import read_history
 from shoal.sim.replay.replay import Replay, replay
 from shoal.sim.replay.sleepers import HOST_MB_PER_GPU, able_to_sleep
 from shoal.sim.replay.traces import Arrival, Trace
@@ -82,3 +86,34 @@ def test_an_idle_job_sleeps_until_its_user_comes_back(back_s: int | None, ends: 
     outcome = replay(Trace("idle", [idle, other]), NODES, policy, PLAIN, check_every=1)
     assert ends_s(outcome) == {1: ends, 2: 450.0}
     assert outcome.sleep.naps == 1
+
+
+class Recorder(Replay):
+    log: list[Recorded] = []
+
+    def commit(self, events: Sequence[Event], finished: Sequence[Job]) -> int:
+        self.log = self.log + [Recorded(len(self.log) + n, e) for n, e in enumerate(events, 1)]
+        return super().commit(events, finished)
+
+
+def test_time_asleep_is_not_work_in_a_history() -> None:
+    small = Trace("small", [arrival(1, 0, 1000, gpu_mb=4_000), TWO.arrivals[1]])
+    lived = Recorder(small, NODES, Policy(), PLAIN, "", 0)
+    assert lived.run().sleep.naps == 1
+    history = read_history(lambda after, limit: lived.log[after : after + limit], "log")
+    again = history.trace(gangs_for(history.nodes))
+    assert [one.work_ms for one in again.arrivals] == [1_000_000, 100_000]
+    assert [one.gpu_mb for one in again.arrivals] == [4_000, 0]
+    replayed = replay(again, history.nodes, Policy(), PLAIN)
+    assert list(ends_s(replayed).values()) == [802.3, 1103.4]
+
+
+def test_an_idle_nap_of_a_history_is_idle_time() -> None:
+    idle = msgspec.structs.replace(arrival(1, 0, 1000), idle_ms=((200_000, 900_000),))
+    policy = Policy(idle_reclaim_ms=100_000, idle_sleeps=True)
+    lived = Recorder(Trace("idle", [idle]), NODES, policy, PLAIN, "", 0)
+    lived.run()
+    history = read_history(lambda after, limit: lived.log[after : after + limit], "log")
+    (found,) = history.trace(gangs_for(history.nodes)).arrivals
+    assert found.idle_ms == ((300_000, 908_300),)  # the log knows when it was put to sleep
+    assert found.work_ms == 1_008_300

@@ -220,3 +220,25 @@ def test_a_pool_without_nodes_of_its_own_is_replayed(sim: Sim, tmp_path: Path) -
     for policies in ((), ("--policy", "fair", "--policy", str(elastic))):
         refused = sim(PLAIN, "--nodes", "0", *policies)
         assert refused.code and "--nodes" in refused.err and "supply" in refused.err
+
+
+def test_sleep_shows_what_it_would_have_saved(sim: Sim, tmp_path: Path) -> None:
+    trace = tmp_path / "two.csv"
+    trace.write_text("submit_s,duration_s,gpus,priority\n0,1000,1,0\n700,100,1,10\n")
+    args = (str(trace), "--nodes", "1", "--gpus", "1", "--start-up", "0s", "--restart-cost", "0s")
+    shown = sim(*args, "--sleep")
+    assert shown.code == 0, shown.err
+    assert shown.out.splitlines()[0].split("  ")[-2:] == ["fair", "fair + sleep"]
+    assert (
+        "fair with sleep: 1 nap, and 0 stops instead of 1. Sleep saves 0.0 GPU-hours" in shown.err
+    )
+    result = sim(*args, "--sleep", "--json")
+    found = json.loads(result.out)
+    assert [one["policy"] for one in found["policies"]] == ["fair", "fair + sleep"]
+    saved = found["sleep"][0]
+    assert (saved["naps"], saved["stops_without"], saved["stops"]) == (1, 1, 0)
+    assert saved["lost_gpu_hours"] == 0 and 0.027 < saved["lost_gpu_hours_without"] < 0.029
+    idle = sim(PLAIN, "--nodes", "20", "--sleep")
+    assert "fair with sleep: no job had to sleep, so nothing changes" in idle.err
+    plain = sim(*args)
+    assert "sleep" not in plain.err and "naps" not in plain.out

@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import msgspec
+
 from shoal.forms.failure import REFUSED, USAGE, Failure
 from shoal.forms.units import BadAmount, cpu_milli, duration_ms, memory_mb
 from shoal.model.node import NodeSpec
+from shoal.model.policy import Policy, Sleeping
 from shoal.sim.replay.clusters import (
     NEVER_MS,
     NODES_MAX,
@@ -18,6 +21,9 @@ from shoal.sim.replay.clusters import (
     read_causes,
     read_nodes,
 )
+from shoal.sim.replay.metrics import Summary
+from shoal.sim.replay.naps import Saved, saved
+from shoal.sim.replay.sleepers import able_to_sleep
 from shoal.sim.replay.traces import TraceError
 
 
@@ -60,6 +66,24 @@ def conditions_of(
         slow_nodes=_slowness(slow, "--slow"),
         stragglers=_slowness(stragglers, "--stragglers"),
     )
+
+
+def with_sleep(
+    chosen: list[tuple[str, Policy]], cluster: list[NodeSpec]
+) -> tuple[list[tuple[str, Policy]], list[NodeSpec]]:
+    """Each policy without and with sleep, on the same nodes, all of which can put jobs to sleep."""
+    pairs = [
+        (f"{name}{word}", msgspec.structs.replace(policy, sleep=sleep))
+        for name, policy in chosen
+        for word, sleep in (("", Sleeping.NEVER), (" + sleep", Sleeping.PREFER))
+    ]
+    return pairs, able_to_sleep(cluster)
+
+
+def saved_by_sleep(summaries: list[Summary]) -> list[Saved]:
+    """Of summaries in the order of `with_sleep`."""
+    pairs = zip(summaries[::2], summaries[1::2], strict=True)
+    return [saved(without.policy, without, slept) for without, slept in pairs]
 
 
 def _duration(text: str, flag: str) -> int:

@@ -14,14 +14,19 @@ from shoal.sim.replay.metrics import (
     cost_text,
     time_text,
 )
+from shoal.sim.replay.naps import Saved
 from shoal.sim.replay.traces import Trace, sums
 from shoal.sim.replay.usage import SupplyUse
 
 
 def print_figures(
-    played: Trace, cluster: list[NodeSpec], summaries: list[Summary], lived: AsItWas | None
+    played: Trace,
+    cluster: list[NodeSpec],
+    summaries: list[Summary],
+    lived: AsItWas | None,
+    sleeps: list[Saved],
 ) -> None:
-    """The figures of each policy; the best are green."""
+    """The figures of each policy; the best are green. `sleeps`: what sleep saves."""
     asked = sums(played)
     gpus = sum(node.gpus for node in cluster)
     note(
@@ -34,6 +39,8 @@ def print_figures(
     columns += [Column(summary.policy, right=True) for summary in summaries]
     rows: list[list[str | Cell]] = []
     for figure in FIGURES:
+        if not any(figure.shown(summary) for summary in summaries):
+            continue
         leaders = best(figure, summaries)
         rows.append(
             [figure.title, *([lived.shown(figure)] if lived is not None else [])]
@@ -45,6 +52,8 @@ def print_figures(
     table(columns, rows)
     _print_supplies(summaries)
     _print_accounts(summaries)
+    for one in sleeps:
+        note(one.text)
 
 
 def _print_supplies(summaries: list[Summary]) -> None:

@@ -87,6 +87,7 @@ DEFAULT_GPUS = 8
     Option("--repair", metavar="TIME", default="4h", help="Time to repair a failed node. [4h]"),
     Option("--slow", metavar="SHARE:SPEED", default="", help="Slow nodes, e.g. 0.05:0.7."),
     Option("--stragglers", metavar="SHARE:SPEED", default="", help="Slow attempts of jobs."),
+    flag("--sleep", help="Replay each policy without and with sleep: what would it save?"),
     flag("--skip-too-large", help="Leave out jobs that do not fit on this cluster."),
     Option("--seed", metavar="N", type=number(), default=0, help="Seed of all random numbers. [0]"),
     Option(
@@ -120,6 +121,7 @@ def sim(
     repair: str,
     slow: str,
     stragglers: str,
+    sleep: bool,
     skip_too_large: bool,
     seed: int,
     check: int,
@@ -141,11 +143,12 @@ def sim(
       shoal sim jobs.csv --nodes 8 --policy fifo --policy fair --html report.html
       shoal sim jobs.csv --nodes 8 --load 1.5 --failures 4
       shoal sim --history --days 30 --policy fair
+      shoal sim --history --sleep
       shoal sim jobs.csv.gz --nodes 64 --where vc=6214e9 --json | jq .policies[0].wait
     """
     from shoal.cli.screen import show
     from shoal.cli.screen.sim_tables import print_figures
-    from shoal.cli.sim_flags import conditions_of, factor
+    from shoal.cli.sim_flags import conditions_of, factor, saved_by_sleep, with_sleep
     from shoal.sim.replay.metrics import as_it_was, summarize
     from shoal.sim.replay.replay import replay
     from shoal.sim.replay.traces import TraceError, stretch
@@ -169,6 +172,8 @@ def sim(
             if days:
                 raise Failure("--days: works only with --history", USAGE)
             cluster, played = _trace(trace, nodes, gpus, cpus, memory, form, where, brought)
+        if sleep:
+            chosen, cluster = with_sleep(chosen, cluster)
         if not cluster and not all(one.supply for _, one in chosen):
             raise Failure("--nodes: 0 is possible only if each --policy has a supply", USAGE)
         lived = as_it_was(played.arrivals) if not jobs and factors == (1, 1) else None
@@ -189,9 +194,10 @@ def sim(
         html.write_text(page(played, cluster, outcomes, summaries), encoding="utf-8")
     if json:
         was = {"as_it_was": lived} if lived is not None else {}
-        show.as_json({**_document(played, cluster, seed, summaries), **was})
+        saves = {"sleep": saved_by_sleep(summaries)} if sleep else {}
+        show.as_json({**_document(played, cluster, seed, summaries), **saves, **was})
         return
-    print_figures(played, cluster, summaries, lived)
+    print_figures(played, cluster, summaries, lived, saved_by_sleep(summaries) if sleep else [])
     if html is not None:
         show.note(f"wrote {html}")
 

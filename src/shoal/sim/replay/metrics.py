@@ -18,7 +18,7 @@ from shoal.model.node import NodeSpec
 from shoal.model.resources import Slice
 from shoal.sim.replay.naps import SleepUse
 from shoal.sim.replay.traces import Arrival
-from shoal.sim.replay.usage import SupplyUse
+from shoal.sim.replay.usage import SupplyUse, gpu_hours_text
 from shoal.sim.replay.usage import time_text as time_text
 
 MILLI = 1000  # a whole GPU, or a whole CPU
@@ -333,6 +333,10 @@ FIGURES = (
     Figure("fragmentation", lambda s: s.fragmentation, percent_text, -1),
     Figure("goodput", lambda s: s.goodput, percent_text, 1),
     Figure("preemptions", lambda s: s.preemptions, count_text),
+    Figure("naps", lambda s: s.sleep.naps or None, count_text),
+    Figure("asleep", lambda s: s.sleep.asleep_gpu_hours or None, gpu_hours_text),
+    Figure("switching", lambda s: s.sleep.switching_gpu_hours or None, gpu_hours_text),
+    Figure("work lost", lambda s: s.sleep.lost_gpu_hours, gpu_hours_text, -1),
     Figure("requeued by failures", lambda s: s.requeues_by_failure, count_text),
     Figure("fairness (Jain)", lambda s: s.fairness, lambda value: f"{value:.3f}", 1),
     Figure("predictions right", lambda s: s.predictions_right, percent_text, 1),

@@ -42,6 +42,10 @@ def check_options(one: Supply) -> None:
         raise TraceError(f"supply {one.name}: sim_refuse: {text!r} is not a share from 0 to 1")
 
 
+def gpu_hours_text(hours: float) -> str:
+    return f"{hours:,.1f} GPU-h"
+
+
 def time_text(seconds: float) -> str:
     """The two leading units: '0.4s', '42s', '3m 20s', '2h 05m', '12d 4h'."""
     if seconds < 10:

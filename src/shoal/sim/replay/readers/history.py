@@ -9,7 +9,10 @@ import msgspec
 from shoal.model.events import (
     ArraySubmitted,
     Event,
+    JobAsleep,
+    JobAwake,
     JobCheckpointed,
+    JobDozing,
     JobFinished,
     JobIdled,
     JobPlaced,
@@ -56,9 +59,11 @@ class _Lived:
     __slots__ = (
         "begun_ms",
         "code",
+        "dozed_ms",
         "ended_ms",
         "event",
         "first_save_ms",
+        "gpu_mb",
         "idle",
         "kept_ms",
         "last_save_ms",
@@ -86,6 +91,8 @@ class _Lived:
         self.saved = 0  # checkpoints that its members reported
         self.first_save_ms = self.last_save_ms = 0
         self.idle: list[tuple[int, int]] = []  # of its newest attempt, since that ran
+        self.dozed_ms: int | None = None  # it sleeps for others since then
+        self.gpu_mb = 0  # what it had on each GPU when it last slept
 
     def placed(self, event: JobPlaced) -> None:
         self.begun_ms = event.at_ms if self.begun_ms is None else self.begun_ms
@@ -93,6 +100,7 @@ class _Lived:
 
     def runs(self, at_ms: int) -> None:
         self.running_ms, self.ended_ms, self.idle = at_ms, None, []
+        self.dozed_ms = None
         if self.start_up_ms is None and self.placed_ms is not None:
             self.start_up_ms = at_ms - self.placed_ms
 
@@ -109,6 +117,21 @@ class _Lived:
     def used(self, at_ms: int) -> None:
         if self.idle and self.running_ms is not None:
             self.idle[-1] = (self.idle[-1][0], at_ms - self.running_ms)
+
+    def dozes(self, event: JobDozing) -> None:
+        """Time that it sleeps for others is not work. A job that nobody used would have been idle,
+        with or without sleep."""
+        if event.cause.wants:
+            self.dozed_ms = event.at_ms
+        elif not self.idle or self.idle[-1][1] < NEVER_MS:
+            self.idled(event.at_ms)
+
+    def awakes(self, at_ms: int) -> None:
+        if self.dozed_ms is None:
+            self.used(at_ms)
+        elif self.running_ms is not None:
+            self.running_ms += at_ms - self.dozed_ms
+        self.dozed_ms = None
 
     @property
     def checkpoint_ms(self) -> int:
@@ -129,6 +152,7 @@ class _Lived:
         if self.running_ms is None:
             return self.kept_ms
         ended_ms = last_ms if self.ended_ms is None else self.ended_ms
+        ended_ms = ended_ms if self.dozed_ms is None else self.dozed_ms
         ran_ms = max(ended_ms - self.running_ms, 0)
         return self.kept_ms + ran_ms * self.size // max(1, self.event.spec.members)
 
@@ -260,6 +284,13 @@ class History:
                 jobs[event.job].checkpointed(event.at_ms)
             case JobIdled() if event.job in jobs:
                 jobs[event.job].idled(event.since_ms)
+            case JobDozing() if event.job in jobs:
+                jobs[event.job].dozes(event)
+            case JobAsleep() if event.job in jobs:
+                spec = jobs[event.job].event.spec
+                jobs[event.job].gpu_mb = event.memory_mb // max(1, spec.gpus)
+            case JobAwake() if event.job in jobs:
+                jobs[event.job].awakes(event.at_ms)
             case JobUsed() if event.job in jobs:
                 jobs[event.job].used(event.at_ms)
             case JobRequeued() if event.job in jobs:
@@ -329,6 +360,7 @@ def _arrival(lived: _Lived, gangs: Gangs, last_ms: int) -> Arrival:
         after=_after(spec),
         begin_ms=max(0, spec.begin_ms - came_ms) if spec.begin_ms else 0,
         idle_ms=tuple(lived.idle),
+        gpu_mb=lived.gpu_mb,
         start_up_ms=lived.start_up_ms,
         waited_ms=-1 if lived.begun_ms is None else lived.begun_ms - came_ms,
         took_ms=lived.ended_ms - came_ms if over and lived.ended_ms is not None else -1,
