@@ -164,7 +164,9 @@ def test_nothing_of_a_sleeper_outlives_its_agent_or_its_agent_and_keeper() -> No
             fall_asleep(node, ref)
             pids = tree(node)
             if killed == "both":
-                node.keeper.kill()
+                agent = node.agent_pid()
+                node.keeper.kill()  # the agent dies with it
+                node.wait(lambda: agent not in (seen := processes()) or seen[agent].state == "Z")  # noqa: B023
             node.restart(signal.SIGKILL)
             assert not pids.keys() & tree(node).keys()
             assert node.ask().alive == ()

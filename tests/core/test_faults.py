@@ -80,6 +80,22 @@ def test_a_failure_on_a_disk_that_is_full_is_the_disks_but_not_for_ever() -> Non
     assert job.outcome is Outcome.FAILED
 
 
+def test_a_sleeper_that_its_node_could_not_wake_runs_again_without_a_retry_but_not_for_ever() -> (
+    None
+):
+    cluster = cluster_of("a")
+    job = cluster.job(cluster.run(gpus=1))
+    for attempt in range(1, 4):
+        assert (job.attempt, job.failures) == (attempt, 0)
+        cannot_start(cluster, job, Fault.WAKE, "it could not be woken: the driver has failed")
+        cluster.deliver()
+    lost = [event for event in cluster.log if isinstance(event, MemberLost)]
+    assert lost[0].why == "it ended on a (it could not be woken: the driver has failed)"
+    assert cluster.state.nodes["a"].record.standing is Standing.OK
+    cannot_start(cluster, job, Fault.WAKE, "it could not be woken: the driver has failed")
+    assert job.outcome is Outcome.FAILED
+
+
 def test_a_program_that_is_missing_is_looked_for_on_one_more_node() -> None:
     cluster = cluster_of("a", "b", "c")
     job = cluster.job(cluster.submit(gpus=1))

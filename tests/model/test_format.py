@@ -36,6 +36,7 @@ GATED: dict[str, str] = {
     "NodeSpec.sleep": "the head is upgraded first (docs/upgrading.md); 0.6.0 skips what it lacks",
     "NodeSpec.sleep_why": "as NodeSpec.sleep",
     "NodeSpec.remaps": "as NodeSpec.sleep",
+    "Fault=wake": "only members that slept can have it, and an older head puts none to sleep",
     "Refusal": "it is in an agent's report, and an older head skips that field",
     "Slept": "as Refusal",
     "Touched": "as Refusal",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -24,6 +25,8 @@ log = logging.getLogger("shoal.agent")
 
 SESSIONS_MAX = 64  # of a node
 SESSIONS_PER_JOB_MAX = 16
+WAKE_S_MAX = 60.0  # the client has waited already: it opens a session when the job is awake
+WAKE_POLL_S = 0.05
 
 Act = Callable[[Visit], Awaitable[Ended]]
 
@@ -79,9 +82,20 @@ class Sessions:
             case Kind.SSH:
                 return self._ssh
             case Kind.EXEC:
-                return lambda visit: run(visit, self._processes)
+                return self._exec
             case Kind.ATTACH:
                 return lambda visit: attach(visit, self._processes)
+
+    async def _exec(self, visit: Visit) -> Ended:
+        """In a sleeper it would not run, or run alone: so it waits until the member is awake."""
+        ref, deadline = visit.order.ref, time.monotonic() + WAKE_S_MAX
+        self._book.touch(ref)
+        while ref in self._book.dozing or ref in self._book.asleep or ref in self._book.waking:
+            if time.monotonic() > deadline:
+                why = f"{ref.job} is asleep, and there is no room to wake it: shoal why {ref.job}"
+                return Ended(code=255, why=why)
+            await asyncio.sleep(WAKE_POLL_S)
+        return await run(visit, self._processes)
 
     async def _ssh(self, visit: Visit) -> Ended:
         from shoal.agent.sessions.ssh import serve

@@ -95,9 +95,13 @@ class Tree:
         self.release()
 
     def hold(self) -> None:
-        """Called from time to time: one that somebody else let go on is stopped again."""
-        if self._held:
+        """Called from time to time: one that somebody else let go on is stopped again, and so is
+        what it has started."""
+        seen = {pid: read_process(pid) for pid, _ in self._stopped}
+        runs = any(one is not None and one.state not in STILL for one in seen.values())
+        if self._held and (runs or (self._group is not None and not self._group.frozen)):
             with contextlib.suppress(OSError, Refused):
+                self._freeze_group()
                 self._is_still()
 
     def release(self) -> None:

@@ -25,7 +25,7 @@ def take_faults(round_: Round, node: Node, exits: tuple[MemberExit, ...]) -> Non
         job = round_.state.placed[node.id].get(exit_.ref)
         if job is None or not exit_.fault or exit_.stopped:
             continue
-        if exit_.fault is not Fault.MISSING:
+        if exit_.fault in (Fault.START, Fault.SICK):  # others may concern this job alone
             _distrust(round_, node, exit_)
         if job.phase is not Phase.STOPPING and _is_nodes(round_.state, job, node, exit_):
             round_.emit(
