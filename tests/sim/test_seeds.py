@@ -44,9 +44,9 @@ FOUND_ARRAYS = (
 # Each found a defect that the first seeds do not show.
 FOUND = (601, 1130, 1944, 10582, 12464, 16118, 19568, 30021, 40051, 61207, 703314, 703781, 706177)
 FOUND_WAITS = (700168, 722874, 729455)
-# Each found a defect of sleep: run time was learned twice after a nap; an idle job that was woken
-# slept again at once; a member that had ended was told to sleep for ever.
-FOUND_SLEEP = (43, 223, 280)
+# Each found a defect of sleep: an idle job that was woken slept again at once; a member that had
+# ended was told to sleep again and again; steps seemed too fast after a nap, and the next a hang.
+FOUND_SLEEP = (16, 280, 156)
 FOUND_WITNESS = (707807, 715960, 723561, 736814, 739682)
 
 
@@ -58,7 +58,7 @@ def test_a_seed_that_once_found_a_defect_keeps_all_promises(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", FOUND_SLEEP)
 def test_a_seed_that_found_a_defect_of_sleep_keeps_all_promises(seed: int) -> None:
-    run_seed(seed)
+    run_seed(seed, Size(sleep_part=1))
 
 
 class Seen(NamedTuple):

@@ -55,7 +55,10 @@ class Hang(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
-def hear(pace: Pace, member: int, beat: Beat, quiet_ms: int, now_ms: int) -> None:
+def hear(
+    pace: Pace, member: int, beat: Beat, quiet_ms: int, now_ms: int, *, timed: bool = True
+) -> None:
+    """Without `timed`, nobody knows when it made its last step: it has slept since."""
     mark = pace.members.get(member)
     said = Mark(
         beat.step, beat.steps, beat.wait_us, beat.save_us, beat.saves, beat.saved_step, beat.busy
@@ -63,6 +66,8 @@ def hear(pace: Pace, member: int, beat: Beat, quiet_ms: int, now_ms: int) -> Non
     stepped = beat.steps > (mark.steps if mark is not None else 0)
     said.wait_us_then = said.wait_us if stepped or mark is None else mark.wait_us_then
     said.step_ms = now_ms - quiet_ms if stepped else mark.step_ms if mark is not None else 0
+    if not timed:
+        said.step_ms = 0
     pace.members[member] = said
     was_busy = pace.busy > 0
     pace.busy += said.busy - (mark.busy if mark is not None else False)

@@ -124,10 +124,11 @@ def _hear(round_: Round, node: Node, progress: Progress) -> None:
     rule = rule_of(round_.policy)
     member, beat = progress.ref.member, progress.beat
     watch_.beats[member] = beat
-    quiet_ms = progress.quiet_ms
+    quiet_ms, timed = progress.quiet_ms, True
     if job.naps and job.awake_ms is not None:  # its sleep is not a part of a step
-        quiet_ms = min(quiet_ms, max(0, now_ms - job.awake_ms))
-    hang.hear(watch_.pace, member, beat, quiet_ms, now_ms)
+        awake_ms = max(0, now_ms - job.awake_ms)
+        quiet_ms, timed = min(quiet_ms, awake_ms), quiet_ms < awake_ms
+    hang.hear(watch_.pace, member, beat, quiet_ms, now_ms, timed=timed)
     due_ms = hang.wake_ms(watch_.pace, rule, job.hangs)
     if state.agenda.watch_ms is None or due_ms < state.agenda.watch_ms:
         state.agenda.watch_ms = due_ms

@@ -60,7 +60,8 @@ class SleepTruth(NapWitness):
         self._policy = policy
         self._lives = lives
         self._jobs = jobs
-        self._specs = specs
+        self._specs = specs  # as the nodes are
+        self.known = specs  # as the log knows them
         self._sleeps: dict[str, Sleep] = {}
         self._awake_ms: dict[str, int] = {}  # since when the job is awake
         self._touched: set[str] = set()  # jobs that somebody wanted to wake
@@ -189,13 +190,14 @@ class SleepTruth(NapWitness):
                 promised_mb[node] += sleep.host_mb[ref.member]
         for ref in self._jobs[event.job].living:
             node = self._jobs[event.job].node_of(ref)
-            spec = self._specs[node]
+            spec = self.known[node]
             if not spec.sleep:
                 raise Untruth(f"{event.job} is put to sleep on {node}, which cannot do that")
             if sleepers[node] > self._policy.sleepers_max:
                 raise Untruth(f"{sleepers[node]} members sleep on {node}")
             if promised_mb[node] > spec.memory_mb * self._policy.sleep_memory_percent // 100:
-                raise Untruth(f"{promised_mb[node]} MB of {node} are promised to sleepers")
+                most = f"{self._policy.sleep_memory_percent} % of {spec.memory_mb} MB"
+                raise Untruth(f"{promised_mb[node]} MB of {node} are promised to sleepers: {most}")
 
     def _asleep(self, event: JobAsleep) -> None:
         for ref in self._jobs[event.job].living:

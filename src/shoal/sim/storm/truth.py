@@ -100,6 +100,7 @@ class Truth(Witness):
         self._refused: dict[MemberRef, Fault] = {}  # their nodes could not start them
         self.supply = SupplyTruth(timeline, policy, self.lives, self.jobs, self._contacts)
         self.sleep = SleepTruth(timeline, policy, self.lives, self.jobs, self._specs)
+        self.sleep.known = self._known
 
     # -- what the world shows --------------------------------------------------------------
 
@@ -111,8 +112,7 @@ class Truth(Witness):
         del self._on[node]
 
     def started(self, node: str, launch: Launch) -> None:
-        job = self.jobs.get(launch.ref.job)
-        if job is None:
+        if (job := self.jobs.get(launch.ref.job)) is None:
             raise Untruth(f"{launch.ref} was started, but its job is not in the log")
         job.member_may_start(node, launch)
         if launch.uid != self._apart.get(launch.ref.job, launch.uid):
