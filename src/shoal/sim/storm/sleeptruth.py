@@ -64,6 +64,7 @@ class SleepTruth(NapWitness):
         self.known = specs  # as the log knows them
         self._sleeps: dict[str, Sleep] = {}
         self._awake_ms: dict[str, int] = {}  # since when the job is awake
+        self._woken: set[str] = set()  # jobs that have slept in this attempt
         self._touched: set[str] = set()  # jobs that somebody wanted to wake
 
     # -- what happens on the nodes ---------------------------------------------------------
@@ -123,6 +124,7 @@ class SleepTruth(NapWitness):
                 self._policy = event.policy
             case JobRunning() | JobAdopted():
                 self._awake_ms[event.job] = event.at_ms
+                self._woken.discard(event.job)
             case JobDozing():
                 self._dozing(event)
             case MembersAsleep():
@@ -151,6 +153,7 @@ class SleepTruth(NapWitness):
                 if not self._sleeps.pop(event.job).waking and not called_back:
                     raise Untruth(f"{event.job} is said to be awake, and nobody woke it")
                 self._awake_ms[event.job] = event.at_ms
+                self._woken.add(event.job)
             case JobPlaced() | JobStopping() | JobRequeued() | JobFinished():
                 self._sleeps.pop(event.job, None)
                 if event.job in self._jobs:
@@ -171,7 +174,9 @@ class SleepTruth(NapWitness):
             if not policy.turn_cost_percent or awake_ms < policy.turn_ms_min:
                 raise Untruth(f"the turn of {event.job} is over after {awake_ms} ms")
         if event.cause is SleepCause.IDLE and not job.spec.service:
-            since_ms = self._awake_ms.get(event.job, event.at_ms)
+            since_ms = max(self._lives.all[ref].started_ms for ref in job.living)
+            if event.job in self._woken:
+                since_ms = self._awake_ms[event.job]
             late = event.at_ms - since_ms < policy.idle_reclaim_ms
             idles = job.spec.command[0] == "idles" and policy.idle_sleeps
             if not idles or not policy.idle_reclaim_ms or late:
