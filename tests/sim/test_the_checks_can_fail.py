@@ -460,7 +460,7 @@ EARLY: dict[Mutate, int] = {
     never_notice_a_hang: 3,
     call_anybody_idle: 9,
     run_again_what_is_done: 24,
-    believe_late_reports_after_a_load: 7,
+    believe_late_reports_after_a_load: 373,
     accept_and_remove_no_token: 30,
     run_every_tenant_as_the_agent: 9,
     remove_tenants_with_jobs: 29,
