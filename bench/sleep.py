@@ -65,7 +65,7 @@ def main() -> None:
                 found[part] = PARTS[part](cluster, size)
             except Exception:  # the time on a GPU is short: the other parts still count
                 found[part], failed = {"failed": traceback.format_exc()[-1_500:]}, True
-                print(traceback.format_exc(), file=sys.stderr)
+                print(traceback.format_exc(), cluster.log(), sep="\n", file=sys.stderr)
             found[part]["took_s"] = round(time.monotonic() - began, 1)
             print(part, msgspec.json.encode(found[part]).decode(), flush=True)
             clear(cluster)
@@ -132,13 +132,14 @@ def serve(cluster: Cluster, size: Size) -> Figures:
     write_weights(weights, size.weights_mb, virtual=cluster.virtual)
     port = free_port()
     found: Figures = {"weights_mb": size.weights_mb}
-    for kind in ("cold", "warm"):
+    for kind in ("cold", "first", "warm"):  # after the first, an interpreter is kept warm for it
         server = cluster.run("serve", port, weights, cold=kind == "cold")
         server.seen("ready")
         text = answer(port)
         found[f"{kind}_s"] = round(time.time() - server.submitted, 2)
-        if kind == "cold":
+        if kind == "first":
             cluster.wait_until_warm(server)
+        if kind != "warm":
             server.end()
     at = time.time()
     while time.time() < at + (0 if cluster.virtual else KNOWN_S):
@@ -227,12 +228,12 @@ def refuse(cluster: Cluster, size: Size) -> Figures:
         cluster.client.wake(job.id)
     job.until("running")
     job.stepped(10, since=time.time())
-    numbers = [int(mark.what) for mark in job.steps()]
+    steps = job.steps()
     figures = {
         "slept": state == "asleep",
         "why": why,
-        "steps_lost": len(numbers) - len(set(numbers)),
-        "lives": True,
+        "steps_lost": len(steps) - len({mark.what for mark in steps}),
+        "lives": len({mark.pid for mark in steps}) == 1,
     }
     job.end()
     return figures

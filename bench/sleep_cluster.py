@@ -151,6 +151,11 @@ class Cluster:
             logs = list(self._home.nodes.glob("*/agent.log"))
             self.wait(lambda: any("is warm after" in log.read_text() for log in logs), "warm", job)
 
+    def log(self) -> str:
+        """The last lines of the agent, for a part that failed."""
+        logs = self._home.nodes.glob("*/agent.log")
+        return "\n".join("\n".join(log.read_text().splitlines()[-30:]) for log in logs)
+
     def sleeps(self, job: Job) -> dict[str, Any]:
         """The newest sleep of the job, as its events have it."""
         found: dict[str, Any] = {}

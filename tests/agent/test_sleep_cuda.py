@@ -16,26 +16,27 @@ from typing import Any
 import pytest
 
 from shoal.agent.sleeping import cuda, cuda_work
-from shoal.agent.sleeping.choice import described, way_of
+from shoal.agent.sleeping.choice import described, way_of, why_not
 from shoal.agent.sleeping.cuda import Cuda
 from shoal.agent.sleeping.cuda_driver import (
     CHECKPOINTED,
     FAILED,
     LOCKED,
-    OUT_OF_MEMORY,
     RUNNING,
     DriverError,
     Nvidia,
     too_old,
 )
+from shoal.agent.sleeping.freeze import Freeze
 from shoal.agent.sleeping.host_memory import free_mb
 from shoal.agent.sleeping.port import Lost, Refused
 from shoal.agent.sleeping.uses import uses
+from shoal.model.commands import Launch
 from shoal.model.job import MemberRef
 from shoal.model.naps import Uses
 from shoal.model.node import NodeSpec
 
-NOT_SUPPORTED, NOT_READY = 801, 600
+NOT_SUPPORTED, OS_CALL_FAILED = 801, 304
 NEXT = {
     "lock": (RUNNING, LOCKED),
     "checkpoint": (LOCKED, CHECKPOINTED),
@@ -75,7 +76,8 @@ class Stand:
 
     def __init__(self, member: Member, memory: dict[int, int]) -> None:
         self.member = member
-        self.memory = memory
+        self.memory = {pid: {0: mb} for pid, mb in memory.items()}
+        self.free = [10**6]  # the last answer stays
         self.states = dict.fromkeys(memory, RUNNING)
         self.refusals: dict[tuple[str, int], list[int]] = {}
         self.before: Callable[[str, int], None] = lambda name, pid: None
@@ -83,8 +85,11 @@ class Stand:
     def why_not(self) -> str:
         return ""
 
-    def memory_mb(self) -> dict[int, int]:
+    def memory_mb(self) -> dict[int, dict[int, int]]:
         return {p: mb for p, mb in self.memory.items() if self.states[p] != CHECKPOINTED}
+
+    def free_mb(self) -> dict[int, int]:
+        return {0: self.free.pop(0) if len(self.free) > 1 else self.free[0]}
 
     def state(self, pid: int) -> int:
         if pid not in self.states:
@@ -128,18 +133,14 @@ def run(call: Coroutine[Any, Any, Any]) -> Any:
     return asyncio.run(call)
 
 
-def test_every_process_with_a_context_is_locked_then_every_one_moved_then_all_are_frozen() -> None:
-    member, stand, sleeping = made(7, 8, 9, p7=100, p9=40)
+def test_a_process_is_locked_and_moved_and_its_tree_frozen_and_waking_is_the_reverse() -> None:
+    member, stand, sleeping = made(7, 8, 9, p8=140)
     assert run(sleeping.sleep(member)) == 140
-    assert member.calls[:2] == ["lock 7", "lock 9"]
-    assert sorted(member.calls[2:4]) == ["checkpoint 7", "checkpoint 9"]
-    assert member.calls[4:] == ["freeze"]
+    assert member.calls == ["lock 8", "checkpoint 8", "freeze"]
     member.calls.clear()
     run(sleeping.wake(member, {}))
-    assert member.calls[0] == "thaw"
-    assert sorted(member.calls[1:3]) == ["restore 7", "restore 9"]
-    assert member.calls[3:] == ["unlock 7", "unlock 9"]
-    assert set(stand.states.values()) == {RUNNING}
+    assert member.calls == ["thaw", "restore 8", "unlock 8"]
+    assert stand.states == {8: RUNNING}
 
 
 def test_a_member_without_a_context_is_only_frozen() -> None:
@@ -150,18 +151,35 @@ def test_a_member_without_a_context_is_only_frozen() -> None:
 
 
 @pytest.mark.parametrize("name", ["lock", "checkpoint"])
-@pytest.mark.parametrize("pid", [7, 8, 9])
-def test_whichever_call_is_refused_all_processes_run_again(name: str, pid: int) -> None:
-    member, stand, sleeping = made(7, 8, 9, p7=1, p8=1, p9=1)
-    stand.refusals[(name, pid)] = [NOT_SUPPORTED]
-    with pytest.raises(Refused, match=rf"process {pid} could not .*refused \(CUDA error 801\)"):
+def test_whichever_call_is_refused_the_process_runs_again(name: str) -> None:
+    member, stand, sleeping = made(7, 8, p7=1)
+    stand.refusals[(name, 7)] = [NOT_SUPPORTED]
+    with pytest.raises(Refused, match=r"process 7 could not .*refused \(CUDA error 801\)"):
         run(sleeping.sleep(member))
-    assert set(stand.states.values()) == {RUNNING}
+    assert stand.states == {7: RUNNING}
     assert not member.frozen
-    unlocked = [call for call in member.calls if call.startswith("unlock")]
-    locked = [call for call in member.calls if call.startswith("lock")]
-    assert [f"un{call}" for call in reversed(locked)] == unlocked
-    assert run(sleeping.sleep(member)) == 3  # as if nothing had been asked
+    assert run(sleeping.sleep(member)) == 1  # as if nothing had been asked
+
+
+@pytest.mark.parametrize("name", ["lock", "checkpoint"])
+@pytest.mark.parametrize("pid", [7, 8, 9])
+def test_calls_for_several_processes_are_undone_in_reverse_order(name: str, pid: int) -> None:
+    member, stand, _ = made(7, 8, 9, p7=1, p8=1, p9=1)
+    stand.refusals[(name, pid)] = [NOT_SUPPORTED]
+    with pytest.raises(Refused, match=f"process {pid} could not"):
+        cuda_work.Work(stand, member.pids()).sleep()
+    assert set(stand.states.values()) == {RUNNING}
+    for done, undone in (("lock", "unlock"), ("checkpoint", "restore")):
+        first = [call.split()[1] for call in member.calls if call.startswith(f"{done} ")]
+        second = [call.split()[1] for call in member.calls if call.startswith(f"{undone} ")]
+        assert first[::-1] == second
+
+
+def test_processes_that_may_share_gpu_memory_are_not_touched() -> None:
+    member, _, sleeping = made(7, 8, p7=1, p8=1)
+    with pytest.raises(Refused, match="2 of its processes use GPUs; they may share memory there"):
+        run(sleeping.sleep(member))
+    assert member.calls == []
 
 
 def test_a_tree_that_cannot_be_frozen_gets_its_gpu_back() -> None:
@@ -173,32 +191,33 @@ def test_a_tree_that_cannot_be_frozen_gets_its_gpu_back() -> None:
     assert stand.states == {7: RUNNING}
 
 
-def test_processes_that_wait_for_each_other_are_let_go_and_locked_again() -> None:
-    member, stand, sleeping = made(7, 8, p7=1, p8=1)
-    stand.refusals[("lock", 8)] = [NOT_READY]
-    assert run(sleeping.sleep(member)) == 2
-    assert member.calls[:4] == ["lock 7", "unlock 7", "lock 7", "lock 8"]
-
-
-def test_a_process_that_is_always_busy_is_refused_in_the_end() -> None:
-    member, stand, sleeping = made(7, p7=1)
-    stand.refusals[("lock", 7)] = [NOT_READY] * len(cuda_work.LOCK_MS)
-    with pytest.raises(Refused, match="process 7 could not be stopped on its GPU"):
-        run(sleeping.sleep(member))
-    assert stand.states == {7: RUNNING}
-
-
-def test_a_context_that_appears_meanwhile_is_moved_too() -> None:
+def test_a_second_process_on_the_gpu_that_appears_meanwhile_is_a_reason_to_wake_the_first() -> None:
     member, stand, sleeping = made(7, p7=1)
 
     def a_child_starts(name: str, pid: int) -> None:
         if (name, pid) == ("checkpoint", 7):
             member.alive.append(8)
-            stand.memory[8], stand.states[8] = 5, RUNNING
+            stand.memory[8], stand.states[8] = {0: 5}, RUNNING
 
     stand.before = a_child_starts
-    assert run(sleeping.sleep(member)) == 6
-    assert member.calls[2:] == ["freeze", "thaw", "lock 8", "checkpoint 8", "freeze"]
+    with pytest.raises(Refused, match="2 of its processes use GPUs"):
+        run(sleeping.sleep(member))
+    assert member.calls[2:] == ["freeze", "thaw", "restore 7", "unlock 7"]
+    assert stand.states == {7: RUNNING, 8: RUNNING}
+
+
+def test_a_process_that_begins_to_use_the_gpu_meanwhile_is_moved() -> None:
+    member, stand, sleeping = made(7)
+    stand.states[7] = RUNNING
+    frozen = member.freeze
+
+    async def freeze() -> None:
+        stand.memory[7] = {0: 5}
+        await frozen()
+
+    member.freeze = freeze  # type: ignore[method-assign]
+    assert run(sleeping.sleep(member)) == 5
+    assert member.calls == ["freeze", "thaw", "lock 7", "checkpoint 7", "freeze"]
 
 
 @pytest.mark.parametrize("whose", ["the host", "its memory limit"])
@@ -236,31 +255,37 @@ def test_a_driver_that_does_not_answer_is_left_alone_and_undoes_its_call_when_it
     assert member.calls == ["lock 7", "checkpoint 7", "restore 7", "unlock 7"]
 
 
-def test_a_new_agent_wakes_what_the_old_one_put_to_sleep() -> None:
-    member, stand, sleeping = made(7, 8, 9, p7=1, p8=1)
-    run(sleeping.sleep(member))
-    stand.states[8] = LOCKED  # where the old one was killed
-    run(Cuda(stand, lambda _: PLENTY).wake(member, {}))
-    assert stand.states == {7: RUNNING, 8: RUNNING}
+@pytest.mark.parametrize("state", [LOCKED, CHECKPOINTED])
+def test_a_new_agent_wakes_what_the_old_one_left(state: int) -> None:
+    member, stand, sleeping = made(7, 8, 9, p8=1)
+    stand.states[8] = state  # where the old one was killed
+    run(sleeping.wake(member, {}))
+    assert stand.states == {8: RUNNING}
 
 
 def test_waking_waits_for_the_gpus_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_work, "AGAIN_S", 0.001)
-    member, stand, sleeping = made(7, p7=1)
+    member, stand, sleeping = made(7, p7=1_000)
     run(sleeping.sleep(member))
-    stand.refusals[("restore", 7)] = [OUT_OF_MEMORY] * 5
+    stand.free = [10, 900, 999, 1_000]
+    tried: list[int] = []
+    stand.before = lambda name, pid: tried.append(stand.free[0])
+    stand.refusals[("restore", 7)] = [OS_CALL_FAILED] * 2  # what a full GPU gave
     run(sleeping.wake(member, {}))
+    assert tried == [1_000] * 4  # three restores, and unlock: none before there was room
     assert stand.states == {7: RUNNING}
 
 
-def test_a_process_that_the_driver_cannot_restore_is_lost() -> None:
-    member, stand, sleeping = made(7, p7=1)
+def test_a_process_that_cannot_be_restored_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_work, "ROOM_S", 0.0)
+    member, stand, sleeping = made(7, p7=1_000)
     run(sleeping.sleep(member))
-    stand.refusals[("restore", 7)] = [NOT_SUPPORTED]
-    with pytest.raises(Lost, match="process 7 could not be moved back to its GPU"):
-        run(sleeping.wake(member, {}))
+    for free, why in ((10**6, "CUDA error 801"), (10, "GPU 0 has 10 MB free, and it needs 1000")):
+        stand.free, stand.refusals[("restore", 7)] = [free], [NOT_SUPPORTED] * 10**4
+        with pytest.raises(Lost, match=f"process 7 could not be moved back to its GPU: .*{why}"):
+            run(sleeping.wake(member, {}))
     stand.states[7] = FAILED
-    with pytest.raises(Lost, match="the driver lost its state"):
+    with pytest.raises(Lost, match="the driver has lost what process 7 had on its GPU"):
         run(sleeping.wake(member, {}))
 
 
@@ -305,6 +330,25 @@ def test_only_a_node_with_real_gpus_asks_the_driver(monkeypatch: pytest.MonkeyPa
     told = described(node, way_of(node, real=True))
     why = "this machine has no NVIDIA driver (libnone.so.1)"
     assert (told.sleep, told.sleep_why, told.remaps) == ("", why, False)
+
+
+def test_a_gang_on_real_gpus_is_refused_and_a_single_member_is_not() -> None:
+    def launch(members: int, *gpus: int) -> Launch:
+        return Launch(
+            node="n1",
+            incarnation=1,
+            ref=MemberRef("j1", 1, 0),
+            argv=("train",),
+            env={"WORLD_SIZE": str(members)},
+            workdir="/",
+            stop_grace_ms=0,
+            gpus=gpus,
+        )
+
+    driver = Cuda(Stand(Member(), {}))
+    assert "one of a gang on GPUs" in why_not(driver, launch(2, 0))
+    assert [why_not(driver, launch(1, 0, 1)), why_not(driver, launch(2))] == ["", ""]
+    assert why_not(Freeze(), launch(2, 0)) == ""
 
 
 def test_members_report_their_gpu_memory_in_whole_gb() -> None:

@@ -6,6 +6,7 @@ import msgspec
 
 from shoal.agent.sleeping.freeze import Freeze
 from shoal.agent.sleeping.port import Sleeping
+from shoal.model.commands import Launch
 from shoal.model.node import NodeSpec
 
 WHY_LETTERS_MAX = 200
@@ -18,6 +19,13 @@ def way_of(spec: NodeSpec, *, real: bool) -> Sleeping:
     from shoal.agent.sleeping.cuda import Cuda  # other nodes do without ctypes and its memory
 
     return Cuda()
+
+
+def why_not(way: Sleeping, launch: Launch) -> str:
+    """What is known before its processes are looked at; empty if it may sleep."""
+    if way.name == Freeze.name or not launch.gpus or launch.env.get("WORLD_SIZE", "1") == "1":
+        return ""
+    return "it is one of a gang on GPUs, and NCCL's memory cannot be brought back"
 
 
 def described(spec: NodeSpec, way: Sleeping) -> NodeSpec:

@@ -1,8 +1,12 @@
 """Members with real GPUs: NVIDIA's driver moves what they have there to host memory and back.
 
-Asleep: every process that has a CUDA context is locked, then every one is checkpointed, then the
-whole tree is frozen. Awake: thawed, restored, unlocked. The driver works inside the process, so no
-call of it reaches a process that is frozen.
+Asleep: the process that has a CUDA context is locked and checkpointed, then the whole tree is
+frozen. Awake: thawed, restored, unlocked. The driver works inside the process, so no call of it
+reaches a process that is frozen.
+
+Two processes can share memory of a GPU, as NCCL's do on one node. Driver 580 moves such memory off
+the GPU without a word, and cannot bring it back: the job is lost. Nobody can see from outside
+whether they share, so a member with several such processes is refused, and so is a gang.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from shoal.agent.sleeping.cuda_driver import Driver, DriverError, Nvidia, of
+from shoal.agent.sleeping.cuda_driver import Driver, DriverError, Memory, Nvidia
 from shoal.agent.sleeping.cuda_work import Work
 from shoal.agent.sleeping.host_memory import free_mb
 from shoal.agent.sleeping.port import Lost, Processes, Refused
@@ -28,6 +32,7 @@ LOOK_S_MAX = 20.0
 RESERVE_MB = 2_000  # of host memory stays free: the node's own processes live there
 ROUNDS_MAX = 3  # a process may make a context while others are put to sleep
 SETTLE_S = 0.05
+MAY_SHARE = "they may share memory there, which the driver moves away but not back"
 
 
 class Cuda:
@@ -41,7 +46,7 @@ class Cuda:
         self._driver = driver or Nvidia()
         self._free = free
         self._why_not: str | None = None
-        self._slept: set[int] = set()  # processes that this agent has checkpointed
+        self._slept: dict[int, Memory] = {}  # processes that this agent has checkpointed
         self._under_way: set[Work] = set()
 
     def why_not(self) -> str:
@@ -50,7 +55,7 @@ class Cuda:
         return self._why_not
 
     async def sleep(self, processes: Processes) -> int:
-        moved: dict[int, int] = {}
+        moved: dict[int, Memory] = {}
         try:
             for _ in range(ROUNDS_MAX):
                 if new := await self._contexts(processes, moved):
@@ -58,9 +63,9 @@ class Cuda:
                     moved |= new
                 await processes.freeze()
                 if not await self._contexts(processes, moved):
-                    return sum(moved.values())
+                    return _total(moved)
                 await processes.thaw()
-            raise Refused("it starts processes on its GPUs faster than they can be put to sleep")
+            raise Refused("it starts to use its GPUs while it is put to sleep")
         except BaseException:
             await asyncio.shield(self._undo(processes, moved))
             raise
@@ -71,17 +76,16 @@ class Cuda:
         await processes.thaw()
         pids = processes.pids()
         await self._settled(pids)
-        known = [pid for pid in pids if pid in self._slept]
         try:
-            work = Work(self._driver, known or pids, alike=bool(known))
+            work = Work(self._driver, pids, self._slept)
             await self._done(work, work.wake, WAKE_S_MAX)
         except Refused as refused:
             raise Lost(str(refused)) from None
-        finally:
-            self._slept.difference_update(pids)
+        for pid in pids:
+            self._slept.pop(pid, None)
 
-    async def _contexts(self, processes: Processes, moved: dict[int, int]) -> dict[int, int]:
-        """Its processes that have something on a GPU, and how many MB."""
+    async def _contexts(self, processes: Processes, moved: dict[int, Memory]) -> dict[int, Memory]:
+        """Its processes that use GPUs and have not been moved."""
         try:
             async with asyncio.timeout(LOOK_S_MAX):
                 used = await _in_thread(self._driver.memory_mb)
@@ -89,23 +93,25 @@ class Cuda:
             raise Refused(f"the driver has not answered for {LOOK_S_MAX:.0f} s") from None
         except DriverError as error:
             raise Refused(str(error)) from None
-        found = of(processes.pids(), used)
-        return {pid: mb for pid, mb in found.items() if pid not in moved}
+        found = {pid: used[pid] for pid in processes.pids() if pid in used and pid not in moved}
+        if len(found) + len(moved) > 1:
+            raise Refused(f"{len(found) + len(moved)} of its processes use GPUs; {MAY_SHARE}")
+        return found
 
-    async def _move(self, new: dict[int, int]) -> None:
-        """All of these, or none."""
-        need = sum(new.values())
+    async def _move(self, new: dict[int, Memory]) -> None:
+        need = _total(new)
         free, whose = self._free(new)
         if need + RESERVE_MB > free:
             left = max(0, free - RESERVE_MB)
             raise Refused(f"it has {need} MB on GPUs, and {whose} leaves {left} MB for them")
         work = Work(self._driver, list(new))
         await self._done(work, work.sleep, CALLS_S_MAX + need / MB_S_MIN)
-        self._slept.update(new)
+        self._slept |= new
 
-    async def _undo(self, processes: Processes, moved: dict[int, int]) -> None:
+    async def _undo(self, processes: Processes, moved: dict[int, Memory]) -> None:
         await processes.thaw()
-        self._slept.difference_update(moved)
+        for pid in moved:
+            self._slept.pop(pid, None)
         if moved:
             work = Work(self._driver, list(moved))
             await self._done(work, work.undo, WAKE_S_MAX)
@@ -136,6 +142,10 @@ class Cuda:
             if time.monotonic() > deadline:
                 raise Lost("the driver does not answer")
             await asyncio.sleep(SETTLE_S)
+
+
+def _total(moved: Mapping[int, Memory]) -> int:
+    return sum(mb for memory in moved.values() for mb in memory.values())
 
 
 async def _in_thread(call: Callable[[], Answer]) -> Answer:

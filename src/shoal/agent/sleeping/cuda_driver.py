@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Iterable
 from typing import Any, Protocol
 
 LIBRARY = "libcuda.so.1"
@@ -17,8 +16,9 @@ NEEDED_TEXT = "CUDA 12.8 (driver 570)"
 # What GetState answers. Newer drivers also have states for the time in between.
 RUNNING, LOCKED, CHECKPOINTED, FAILED = 0, 1, 2, 3
 
-OUT_OF_MEMORY, NOT_INITIALIZED = 2, 3
-TIMED_OUT = (600, 909)  # not ready; time-out
+NOT_INITIALIZED = 3
+
+Memory = dict[int, int]  # MB by GPU, as NVML counts them
 
 
 class DriverError(Exception):
@@ -35,8 +35,10 @@ class Driver(Protocol):
     def why_not(self) -> str:
         """Why it cannot put processes to sleep, in one clause; empty if it can."""
 
-    def memory_mb(self) -> dict[int, int]:
-        """Of each process with a CUDA context on a GPU of this machine: its memory on GPUs."""
+    def memory_mb(self) -> dict[int, Memory]:
+        """Of each process with a CUDA context on a GPU of this machine: its memory there."""
+
+    def free_mb(self) -> Memory: ...
 
     def state(self, pid: int) -> int:
         """Of a process that has initialised CUDA."""
@@ -84,18 +86,26 @@ class Nvidia:
             return f"NVML does not work ({error}); pip install 'shoal[gpu]'"
         return ""
 
-    def memory_mb(self) -> dict[int, int]:
+    def memory_mb(self) -> dict[int, Memory]:
+        listed = self._of_each("nvmlDeviceGetComputeRunningProcesses_v3")
+        used: dict[int, Memory] = {}
+        for number, processes in listed.items():
+            for one in processes:
+                used.setdefault(int(one.pid), {})[number] = int(one.usedGpuMemory or 0) >> 20
+        return used
+
+    def free_mb(self) -> Memory:
+        found = self._of_each("nvmlDeviceGetMemoryInfo")
+        return {number: int(memory.free) >> 20 for number, memory in found.items()}
+
+    def _of_each(self, name: str) -> dict[int, Any]:
+        """What NVML answers for each GPU."""
         try:
             nvml = self._library_of_memory()
-            used: dict[int, int] = {}
-            for number in range(int(nvml.nvmlDeviceGetCount())):
-                device = nvml.nvmlDeviceGetHandleByIndex(number)
-                for one in nvml.nvmlDeviceGetComputeRunningProcesses_v3(device):
-                    mb = int(one.usedGpuMemory or 0) >> 20
-                    used[int(one.pid)] = used.get(int(one.pid), 0) + mb
+            ask, handle = getattr(nvml, name), nvml.nvmlDeviceGetHandleByIndex
+            return {number: ask(handle(number)) for number in range(nvml.nvmlDeviceGetCount())}
         except Exception as error:  # NVML has an exception for each of its errors
             raise DriverError(-1, f"NVML: {error}") from None
-        return used
 
     def state(self, pid: int) -> int:
         state = ctypes.c_int(FAILED)
@@ -165,8 +175,3 @@ def too_old(version: int, name: str) -> str:
     """`version`: as the driver reports it, 1000 * major + 10 * minor."""
     has = f"CUDA {version // 1000}.{version % 1000 // 10}"
     return f"{name} has {has}, and sleep needs {NEEDED_TEXT} or newer"
-
-
-def of(pids: Iterable[int], used: dict[int, int]) -> dict[int, int]:
-    """Those of these processes that have a context, in their order."""
-    return {pid: used[pid] for pid in pids if pid in used}

@@ -8,115 +8,104 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 
 from shoal.agent.sleeping.cuda_driver import (
     CHECKPOINTED,
     FAILED,
     LOCKED,
-    OUT_OF_MEMORY,
-    TIMED_OUT,
     Driver,
     DriverError,
+    Memory,
 )
 from shoal.agent.sleeping.port import Lost, Refused
 
-# For what the process has given to the GPU. Processes that wait for each other on GPUs can be
-# caught when one of them is locked and another waits for it: they are let go and caught again.
-LOCK_MS = (3_000, 5_000, 10_000)
-ROOM_S = 30.0  # whoever had the GPU has ended, but its memory may not be free yet
+LOCK_MS = 15_000  # for what the process has given to the GPU
+# A process waits this long for memory of its GPUs. Whoever had them has ended, but the driver may
+# not have freed all, or a stranger uses them.
+ROOM_S = 120.0
 AGAIN_S = 0.2
 
 
 class Work:
-    """`alike`: each of these processes is known to have a context of its own. A process that was
-    forked from one answers in its name, so others are dealt with one after the other."""
+    """`needs`: what these processes had on GPUs, if this agent knows it."""
 
-    def __init__(self, driver: Driver, pids: Sequence[int], *, alike: bool = True) -> None:
+    def __init__(
+        self, driver: Driver, pids: Sequence[int], needs: Mapping[int, Memory] | None = None
+    ) -> None:
         self.pids = tuple(pids)
         self.given_up = threading.Event()
         self._driver = driver
-        self._alike = alike
+        self._needs = needs or {}
 
     def sleep(self) -> None:
         """Raises Refused, and then the processes run as before; or Lost, if they cannot."""
         try:
-            self._lock_all()
-            self._each(self._driver.checkpoint, "could not be moved off its GPU")
-            self._go_on()
+            self._call("lock", "could not be stopped on its GPU")
+            self._call("checkpoint", "could not be moved off its GPU")
         except BaseException:
             self.undo()
             raise
 
     def wake(self) -> None:
-        """Raises Lost. Does nothing to processes that are awake."""
-        try:
-            self._each(self._restore, "could not be moved back to its GPU")
-            for pid in self.pids:
-                self._unlock(pid)
-        except (Refused, DriverError) as error:
-            raise Lost(str(error)) from None
+        """Raises Lost. Does nothing to processes that are awake, or that never used CUDA. A process
+        that was forked from one that did answers in its name, so each is asked in its turn."""
+        deadline = time.monotonic() + ROOM_S
+        for pid in self.pids:
+            self._restore(pid, deadline)
+        for pid in self.pids:
+            if self._state(pid) == LOCKED:
+                try:
+                    self._driver.unlock(pid)
+                except DriverError as error:
+                    raise Lost(f"process {pid} stays locked: {error}") from None
 
     def undo(self) -> None:
-        """In reverse order, by what state each is in: a refused call may have done its work."""
-        backwards = Work(self._driver, self.pids[::-1], alike=self._alike)
-        backwards.wake()
+        """In reverse order, by the state of each: a refused call may have done its work."""
+        Work(self._driver, self.pids[::-1]).wake()
 
-    def _lock_all(self) -> None:
-        problem = ""
-        for timeout_ms in LOCK_MS:
-            for pid in self.pids:
-                self._go_on()
-                try:
-                    self._driver.lock(pid, timeout_ms)
-                except DriverError as error:
-                    problem = f"process {pid} could not be stopped on its GPU: {error}"
-                    if error.code not in TIMED_OUT:
-                        raise Refused(problem) from None
-                    self.undo()
-                    break
-            else:
-                return
-        raise Refused(problem)
-
-    def _each(self, call: Callable[[int], None], problem: str) -> None:
-        """All of them together, because each can have a GPU of its own."""
-        problems: list[str] = []
-
-        def one(pid: int) -> None:
+    def _call(self, name: str, problem: str) -> None:
+        for pid in self.pids:
+            if self.given_up.is_set():
+                raise Refused("nobody waits for it any longer")
             try:
-                call(pid)
+                if name == "lock":
+                    self._driver.lock(pid, LOCK_MS)
+                else:
+                    self._driver.checkpoint(pid)
             except DriverError as error:
-                problems.append(f"process {pid} {problem}: {error}")
+                raise Refused(f"process {pid} {problem}: {error}") from None
+        if self.given_up.is_set():
+            raise Refused("nobody waits for it any longer")
 
-        if self._alike and len(self.pids) > 1:
-            threads = [threading.Thread(target=one, args=(pid,), daemon=True) for pid in self.pids]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-        else:
-            for pid in self.pids:
-                one(pid)
-        if problems:
-            raise Refused(problems[0])
-
-    def _restore(self, pid: int) -> None:
-        deadline = time.monotonic() + ROOM_S
+    def _restore(self, pid: int, deadline: float) -> None:
+        """The driver does not promise that a process survives a restore that fails, so none is made
+        before there is room. One that fails all the same is tried again while that is possible."""
         while (state := self._state(pid)) == CHECKPOINTED:
+            short = self._short(pid)
+            late = time.monotonic() > deadline
             try:
-                self._driver.restore(pid)
-                return
+                if not short or late:
+                    self._driver.restore(pid)
+                    return
             except DriverError as error:
-                if error.code != OUT_OF_MEMORY or time.monotonic() > deadline:
-                    raise
-                time.sleep(AGAIN_S)
+                if late:
+                    why = short or str(error)
+                    raise Lost(f"process {pid} could not be moved back to its GPU: {why}") from None
+            time.sleep(AGAIN_S)
         if state == FAILED:
-            raise DriverError(-1, "the driver lost its state")
+            raise Lost(f"the driver has lost what process {pid} had on its GPU")
 
-    def _unlock(self, pid: int) -> None:
-        if self._state(pid) == LOCKED:
-            self._driver.unlock(pid)
+    def _short(self, pid: int) -> str:
+        """Which GPU has too little free memory for it, as far as that is known."""
+        try:
+            free = self._driver.free_mb()
+        except DriverError:
+            return ""
+        for gpu, need in self._needs.get(pid, {}).items():
+            if free.get(gpu, need) < need:
+                return f"GPU {gpu} has {free[gpu]} MB free, and it needs {need} MB"
+        return ""
 
     def _state(self, pid: int) -> int | None:
         """None: it has no CUDA at all, or has ended."""
@@ -124,7 +113,3 @@ class Work:
             return self._driver.state(pid)
         except DriverError:
             return None
-
-    def _go_on(self) -> None:
-        if self.given_up.is_set():
-            raise Refused("nobody waits for it any longer")

@@ -13,6 +13,7 @@ from shoal.agent.beats import Beats
 from shoal.agent.idle import IdleWatch
 from shoal.agent.member import NAPPING, Member, State
 from shoal.agent.processes import Processes
+from shoal.agent.sleeping.choice import why_not
 from shoal.agent.sleeping.freeze import Freeze, Tree
 from shoal.agent.sleeping.port import Lost, Refused, Sleeping
 from shoal.agent.sleeping.uses import uses
@@ -56,8 +57,11 @@ class Naps:
 
     def sleep(self, command: Sleep) -> None:
         member = self._members.get(command.ref)
-        if member is None or member.state is not State.RUNNING:
-            self._book.refuses(command.ref, "it does not run")
+        runs = member is not None and member.state is State.RUNNING
+        launch = self._book.alive.get(command.ref)
+        why = why_not(self.way, launch) if runs and launch is not None else "it does not run"
+        if member is None or why:
+            self._book.refuses(command.ref, why)
             self._changed()
             return
         member.become(State.DOZING)
