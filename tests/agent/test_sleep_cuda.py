@@ -289,6 +289,16 @@ def test_a_process_that_cannot_be_restored_is_lost(monkeypatch: pytest.MonkeyPat
         run(sleeping.wake(member, {}))
 
 
+def test_processes_that_were_not_moved_are_left_alone() -> None:
+    member, stand, sleeping = made(7, 8, p7=1)
+    run(sleeping.sleep(member))
+    asked: list[int] = []
+    state = stand.state
+    stand.state = lambda pid: asked.append(pid) or state(pid)  # type: ignore[method-assign,func-returns-value]
+    run(sleeping.wake(member, {}))
+    assert set(asked) == {7}
+
+
 def test_other_gpus_are_not_tried() -> None:
     member, _, sleeping = made(7, p7=1)
     run(sleeping.sleep(member))

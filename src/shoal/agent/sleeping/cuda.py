@@ -76,8 +76,9 @@ class Cuda:
         await processes.thaw()
         pids = processes.pids()
         await self._settled(pids)
+        known = [pid for pid in pids if pid in self._slept]
         try:
-            work = Work(self._driver, pids, self._slept)
+            work = Work(self._driver, known or pids, self._slept)
             await self._done(work, work.wake, WAKE_S_MAX)
         except Refused as refused:
             raise Lost(str(refused)) from None
