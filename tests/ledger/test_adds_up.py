@@ -39,7 +39,7 @@ def test_accounts_add_up_to_the_capacity_of_every_node_and_hour(seed: int) -> No
 
 
 def test_the_histories_are_hard_enough_to_use_every_account() -> None:
-    missing = set(Account) - {Account.CHECKPOINT, Account.ASLEEP}
+    missing = set(Account) - {Account.CHECKPOINT}
     for seed in range(40, 120):
         if not missing:
             break

@@ -277,14 +277,14 @@ def noted(events: list[ev.Event], end_ms: int) -> Counter[str]:
 
     def until(job: str, at_ms: int) -> None:
         if job in since:
-            told[job] += 1000 * sum(gpus[job].values()) * (at_ms - since[job])
+            told[job] += sum(gpus[job].values()) * (at_ms - since[job])
             since[job] = at_ms
 
     for event in events:
         match event:
             case ev.JobPlaced():
-                counts = {n: len(slice_.gpus) for n, slice_ in enumerate(event.slices)}
-                gpus[event.job] = counts
+                shares = [len(slice_.gpus) * slice_.gpu_milli for slice_ in event.slices]
+                gpus[event.job] = dict(enumerate(shares))
             case ev.JobAsleep():
                 since[event.job] = event.at_ms
             case ev.JobWaking() | ev.JobStopping() | ev.JobRequeued() | ev.JobFinished():

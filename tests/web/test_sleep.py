@@ -52,6 +52,8 @@ def test_a_job_sleeps_and_wakes_by_two_buttons(visit: Visit, live: Live) -> None
     page.locator(".facts").get_by_text("1 nap").wait_for()
     assert live.client.job(job).attempt == 1
     page.locator("section[aria-label=Cost]").get_by_text("lent out").wait_for()
+    visit.go("ledger")
+    page.locator(".notes").get_by_text("jobs slept").wait_for()
     live.client.cancel(job)
     live.wait(job)
     told = live.output(job).split()

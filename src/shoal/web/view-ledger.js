@@ -3,7 +3,7 @@
 import { maybe } from "./api.js";
 import { stackedBars } from "./charts.js";
 import { accountColour, accountRank } from "./colours.js";
-import { empty, h, percent, replace, short, whole } from "./dom.js";
+import { empty, h, percent, replace, short, span, whole } from "./dom.js";
 import { now } from "./live.js";
 import { table } from "./view-queue.js";
 
@@ -34,11 +34,14 @@ export function mount(root) {
   const amount = (row) => (unit === "time" ? row.gpu_ms / 3_600_000 : unit === "cost" ? row.cost ?? 0 : (row.energy_wh ?? 0) / 1000);
   const words = (value, brief) => (unit === "time" ? `${short(value)}${brief ? "" : " GPU-h"}` : unit === "cost" ? `${short(value)}${brief ? "" : ` ${over?.currency ?? ""}`}` : `${short(value)}${brief ? "" : " kWh"}`);
 
+  const lent = () => (over.slept_ms ? [`Not part of the sum: jobs slept ${span(over.slept_ms)} in all, and lent out ${short(over.lent_gpu_us / 3.6e9)} GPU-hours by that.`] : []);
+  const notes = () => [...lent(), ...(over.notes ?? [])];
+
   function draw() {
     if (problem) { replace(notice, h("p", { class: "problem" }, problem)); return; }
     const bare = !over || !over.rows.length;
     card.hidden = below.hidden = bare;
-    replace(notice, over === null ? empty("This controller has no ledger.", "shoal report") : bare ? empty("No GPU time was recorded in this period. To start a job:", "shoal run -g 1 -- python train.py") : over.notes?.length ? h("ul", { class: "notes" }, over.notes.map((note) => h("li", {}, note))) : null);
+    replace(notice, over === null ? empty("This controller has no ledger.", "shoal report") : bare ? empty("No GPU time was recorded in this period. To start a job:", "shoal run -g 1 -- python train.py") : notes().length ? h("ul", { class: "notes" }, notes().map((note) => h("li", {}, note))) : null);
     if (bare) { replace(top); return; }
     const accounts = [...over.accounts].filter((one) => one.gpu_us > 0).sort((a, b) => accountRank(a.account) - accountRank(b.account));
     const total = accounts.reduce((sum, one) => sum + one.gpu_us, 0) || 1;
