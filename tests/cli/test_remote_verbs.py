@@ -60,14 +60,8 @@ TRIES: dict[str, list[Try]] = {
         Try(("{job}:no.txt", "."), "has kept no file", 1),
         Try(("data.txt", "{job}:"), "has ended", 1),  # tests/live/test_outputs.py copies
     ],
-    "sleep": [
-        Try(("{job}",), "{job} cannot be put to sleep: it has ended", 1),
-        Try(("--wait", "{live}"), "{live} is asleep"),
-    ],
-    "wake": [
-        Try(("--wait", "{live}"), "{live} is awake"),
-        Try(("{live}",), "{live} is not asleep: it is running", 1),
-    ],
+    "sleep": [Try(("{job}",), "{job} cannot be put to sleep: it has ended", 1)],
+    "wake": [Try(("{job}",), "{job} cannot be woken: it has ended", 1)],
     "cancel": [Try(("{live}",), "{live}")],
     "requeue": [Try(("{job}",))],
     "retry": [Try(("{job}",), "is not an array", 1)],

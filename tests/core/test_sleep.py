@@ -58,7 +58,7 @@ def test_a_sleeper_gives_its_gpu_to_another_job_and_gets_it_back() -> None:
     assert isinstance(made.ask(WakeJob(job, "ann")), Accepted)
     assert made.job(job).phase is Phase.ASLEEP
     why = explain(made.state, made.job(job), made.policy, made.now_ms)
-    room = f"it sleeps on a, where 1 GPU, 1 CPU is not free; {other} run there"
+    room = f"it sleeps on a, where 1 GPU, 1 CPU is not free; {other} runs there"
     assert why == f"is to wake, because ann asked; {room}"
     made.end(other)
     assert made.job(job).phase is Phase.WAKING

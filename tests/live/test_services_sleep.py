@@ -84,7 +84,7 @@ def test_the_last_replica_sleeps_lends_its_gpu_and_a_burst_wakes_it(
     burst = Burst(serving, BURST)
     assert eventually(lambda: serving.view().queued == BURST, WAIT_S)
     live.kill_controller()
-    assert eventually(lambda: f"{other} run there" in serving.view().why, WAIT_S), serving.view()
+    assert eventually(lambda: f"{other} runs there" in serving.view().why, WAIT_S), serving.view()
     assert serving.view().state == "asleep"
     assert not burst.answers
     release.touch()

@@ -93,7 +93,7 @@ def test_a_gpu_is_lent_out_and_comes_back_when_the_job_is_used(live: Live) -> No
     assert live.wait(other, "running") == "running"
     waits = shoal_command(live, "exec", job, "--", "echo", "beside")
     assert eventually(lambda: "is to wake" in live.client.job(job).why, 60)
-    assert f"{other} run" in live.client.job(job).why
+    assert f"{other} runs there" in live.client.job(job).why
     live.kill_controller()
     live.client.cancel(other)
     code, out, err = finish(waits)

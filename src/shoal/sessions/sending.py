@@ -36,20 +36,21 @@ mv -f -- "$part" "$to"
 _FOLDER = 'set -e; mkdir -p -- "$1"; tar -x -o -f - -C "$1"'
 
 Progress = Callable[[int], None]
+Tell = Callable[[str], None]  # a line about a job that has to be woken first
 
 
 def send_file(
-    client: Client, target: tuple[str, int], source: Path, to: str, progress: Progress
+    client: Client, target: tuple[str, int], source: Path, to: str, progress: Progress, tell: Tell
 ) -> None:
     """`to` is relative to the member's working directory. ShoalError says why it did not work."""
     size = source.stat().st_size
     words = ("sh", "-c", _FILE, "sh", to or ".", source.name, str(size))
     with source.open("rb") as file:
-        _send(client, target, words, lambda pipe: _pump(file, pipe, size), progress)
+        _send(client, target, words, lambda pipe: _pump(file, pipe, size), progress, tell)
 
 
 def send_folder(
-    client: Client, target: tuple[str, int], source: Path, to: str, progress: Progress
+    client: Client, target: tuple[str, int], source: Path, to: str, progress: Progress, tell: Tell
 ) -> None:
     """The folder's content goes into the folder `to`, which is made if it is not there."""
 
@@ -63,7 +64,7 @@ def send_folder(
                 raise ShoalError(f"{source} could not be read to its end: {name}") from None
 
     words = ("sh", "-c", _FOLDER, "sh", to or ".")
-    _send(client, target, words, pack, progress)
+    _send(client, target, words, pack, progress, tell)
 
 
 class _Pipe:
@@ -97,8 +98,9 @@ def _send(
     words: tuple[str, ...],
     work: Callable[[Any], None],
     progress: Progress,
+    tell: Tell,
 ) -> None:
-    session = Session(client, Kind.EXEC, command=words)
+    session = Session(client, Kind.EXEC, tell=tell, command=words)
     said = bytearray()
     try:
         session.begin(*target)

@@ -23,6 +23,7 @@ from typing import Any
 
 READY = "shoal dev: ready "  # and where it is, as JSON; the client looks for this line
 LOCAL = "127.0.0.1"
+ASLEEP_S = 10.0  # a wait that takes so much longer was interrupted by a sleep of the job
 LOOK_S = (0.5, 15.0)  # how often to look whether it is used: a tenth of the idle time, within this
 START_S = 300.0
 ANSWER_S = 20.0
@@ -238,11 +239,14 @@ def used_until_end(
     pause_s = min(LOOK_S[1], max(LOOK_S[0], idle_s / 10)) if idle_s else LOOK_S[1]
     look_at = time.monotonic() + pause_s
     while True:
+        began, wait_s = time.monotonic(), min(pause_s, KEEP_S)
         try:
-            process.wait(min(pause_s, KEEP_S))
+            process.wait(wait_s)
             return True
         except subprocess.TimeoutExpired:
             pass
+        if time.monotonic() - began > wait_s + ASLEEP_S:
+            last = time.time()  # the job was asleep, and somebody woke it
         if copy:
             copy.tend()
         if not idle_s or time.monotonic() < look_at:

@@ -63,7 +63,7 @@ def send(client: Client, source: Path, target: str, spinner: Spinner, *, recursi
             spinner(f"copied {size_text(min(sent, total))} of {size_text(total)}")
 
     work = send_folder if source.is_dir() else send_file
-    work(client, target_of(client, found[1], None)(), source, found[2], progress)
+    work(client, target_of(client, found[1], None)(), source, found[2], progress, spinner)
     files = sum(len(names) for _, _, names in os.walk(source)) if source.is_dir() else 1
     return Made(files, total, Path(target))
 

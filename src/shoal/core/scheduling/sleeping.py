@@ -161,5 +161,6 @@ def bed_problem(state: State, job: Job) -> str:
         for other in state.placed[node_id].values()
         if other.id != job.id and other.phase is not Phase.ASLEEP
     )
-    there = f"; {', '.join(list(holders)[:3])} run there" if holders else ""
+    verb = "runs" if len(holders) == 1 else "run"
+    there = f"; {', '.join(list(holders)[:3])} {verb} there" if holders else ""
     return f"it sleeps on {', '.join(nodes)}, where {job.spec.demand} is not free{there}"
