@@ -181,3 +181,13 @@ def test_a_sleeper_wakes_when_an_open_session_of_it_is_used_and_each_use_counts_
     rouse(made, job)
     assert made.job(job).phase is Phase.RUNNING
     assert made.books["a"].report().touched == ()
+
+
+def test_for_a_job_that_wants_whole_nodes_others_are_stopped_because_a_sleeper_would_stay() -> None:
+    made = cluster()
+    low = made.run(gpus=1, preemptible=True, checkpoint_ms=60_000)
+    made.wait(600_000)
+    high = made.submit(gpus=1, priority=10, whole_nodes=True)
+    assert made.job(low).phase is Phase.STOPPING
+    made.end(low, code=143)
+    assert made.job(high).phase is Phase.STARTING

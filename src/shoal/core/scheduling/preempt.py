@@ -61,7 +61,7 @@ def preempt(round_: Round, job: Job) -> bool:
         avoid = {node.index for node in state.order} - here
         find = lambda: bed(state, job)  # noqa: E731
     candidates = _candidates(round_, job, gang, avoid)
-    if turns:
+    if turns and not job.spec.whole_nodes:
         candidates += _turns_over(round_, job, gang, avoid, candidates)
     if not candidates:
         return False
@@ -128,7 +128,8 @@ def _candidates(round_: Round, job: Job, gang: Gang, avoid: Collection[int]) -> 
             continue
         victim = victim_of(other, now_ms)
         stop_ms = victim.lost_ms + state.policy.move_cost_ms
-        if not why_not(state, other) and cost_ms(state, other) < stop_ms:
+        lends = not job.spec.whole_nodes and not why_not(state, other)  # a sleeper stays there
+        if lends and cost_ms(state, other) < stop_ms:
             victim = asleep_of(state, other, SleepCause.PREEMPT)
         cost = victim.lost_ms / max(1, gpu_milli_of(other))
         found.append(((not theirs[0], not victim.sleeps, not victim.shrinks, cost), victim))
