@@ -288,7 +288,7 @@ def start_claimed(round_: Round) -> None:
         elif job.phase not in (Phase.WAITING, Phase.ASLEEP):
             continue  # it is being resized and has not stopped yet
         elif not any(map(_short, rooms, given)) and not (
-            stopping if job.spec.whole_nodes else any(room.exclusive for room in rooms)
+            _in_use(state, nodes) if job.spec.whole_nodes else any(room.exclusive for room in rooms)
         ):
             if job.phase is Phase.ASLEEP:
                 rouse(round_, job, given)
@@ -296,6 +296,16 @@ def start_claimed(round_: Round) -> None:
                 _give(round_, job, given, "in the room made for it")
         elif not stopping:
             _unclaim(round_, job_id, "no job is being stopped for it any more")
+
+
+def _in_use(state: State, nodes: list[Node]) -> bool:
+    """Does any job hold something there? One that could not be put to sleep still does."""
+    return any(
+        held.gpus or held.cpu_milli or held.memory_mb
+        for node in nodes
+        for ref, other in state.placed[node.id].items()
+        if (held := other.members[ref.member].held)
+    )
 
 
 def _ends_first(round_: Round, job: Job, nodes: list[Node]) -> str:
