@@ -361,9 +361,9 @@ class Job(msgspec.Struct, kw_only=True):
     naps: int = 0  # how often this attempt has slept
     slept_ms: int = 0  # how long this attempt has slept in all; not a part of its run time
     sleep_mb: int = 0  # what its largest member had on GPUs when it last slept
-    sleep_cost_ms: int = 0  # how long it last took to fall asleep
+    sleep_cost_ms: int = 0  # how long it last held GPUs to fall asleep
     wake_cost_ms: int = 0  # ... and to wake
-    awake_ms: int | None = None  # since when it has been awake
+    awake_ms: int | None = None  # since when it has been awake, or is being woken
     refused: str = ""  # why a node could not put this attempt to sleep; it is not asked again
 
     @property

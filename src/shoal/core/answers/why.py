@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 from bisect import bisect_left
-from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from shoal.core.answers.arrays import first_waiting, progress_text
@@ -12,21 +11,22 @@ from shoal.core.answers.labels import label_note
 from shoal.core.answers.supplies import asked_for
 from shoal.core.answers.why_after import awaited, begins
 from shoal.core.answers.why_ends import ends_first
-from shoal.core.scheduling.again import kept_from, kept_when_empty, shunned, spares_kept_from
+from shoal.core.scheduling.again import kept_from, shunned, spares_kept_from
 from shoal.core.scheduling.backfill import GAP_TRIES_MAX, SAFE, delayed_by, nodes_of
+from shoal.core.scheduling.beds import asleep_reason
 from shoal.core.scheduling.expect import run_ms
-from shoal.core.scheduling.fit import area_of, fit, shortage
-from shoal.core.scheduling.order import ORDERINGS, place_in_line, takes_turns
-from shoal.core.scheduling.sleeping import bed_problem
+from shoal.core.scheduling.fit import fit, shortage
+from shoal.core.scheduling.holding import held_when_empty, holds_queue
+from shoal.core.scheduling.keep import keeper_of
+from shoal.core.scheduling.order import ORDERINGS, place_in_line
 from shoal.core.state.invariants import Violation
-from shoal.core.state.queue import Gang, gang_of
-from shoal.core.state.room import UNLIMITED, Level
+from shoal.core.state.queue import gang_of
 from shoal.core.state.state import Node, State
 from shoal.model.durations import duration_text
 from shoal.model.job import Job, MemberRef, Phase
 from shoal.model.node import NodeHealth, NodeIntent
 from shoal.model.policy import Policy
-from shoal.model.resources import Kind, plural
+from shoal.model.resources import plural
 
 NO_NODES = "no node has joined the cluster yet"
 
@@ -64,7 +64,8 @@ def explain(state: State, job: Job, policy: Policy, now_ms: int) -> str:
     if job.phase is Phase.STARTING:
         return _getting(state, job) or job.why
     if job.phase is Phase.ASLEEP and job.wants:
-        return f"{job.why}; {sleeper_reason(state, job) or 'it is about to be woken'}"
+        reason = asleep_reason(state, job, policy, now_ms)
+        return f"{job.why}; {reason or 'it is about to be woken'}"
     if job.phase is not Phase.WAITING:
         return job.why
     return waiting_reason(state, job, policy, now_ms) or "it is next in line to start"
@@ -104,15 +105,8 @@ def verify_reasons(state: State, policy: Policy, now_ms: int) -> None:
     for job in state.jobs.values():
         if job.phase is Phase.WAITING and not waiting_reason(state, job, policy, now_ms):
             raise Violation(f"{job.id} waits without a reason")
-        if job.phase is Phase.ASLEEP and job.wants and not sleeper_reason(state, job):
+        if job.id in state.wakeful and not asleep_reason(state, job, policy, now_ms):
             raise Violation(f"{job.id} is to wake, and sleeps without a reason")
-
-
-def sleeper_reason(state: State, job: Job) -> str:
-    """Why a sleeper that is to wake still sleeps; empty if nothing keeps it from waking."""
-    if job.id in state.claims:
-        return "room is being made for it"
-    return bed_problem(state, job)
 
 
 def reason_of(state: State, job: Job, policy: Policy, now_ms: int) -> Reason | None:
@@ -158,6 +152,12 @@ def _spared(state: State, job: Job, now_ms: int) -> Reason | None:
         return Reason(Waits.ENDS, f"{text}; {more}" if more else text)
     names = ", ".join(state.order[index].id for index in sorted(spares)[:5])
     text = f"it fits only on {names}, kept as spares by the policy for gangs that lose a node"
+    if keepers := keeper_of(state, job, now_ms):
+        index, other = next(iter(keepers.items()))
+        waited = duration_text(now_ms - (other.wanted_ms or now_ms))
+        where = state.order[index].id
+        text = f"{where} is kept for {other.label}, which sleeps there and has waited {waited}"
+        return Reason(Waits.TURN, f"{text} to wake", other.id)
     if spares <= shunned(state, job):
         text = f"it fits only on {names}, where its program or folder is missing"
     return Reason(Waits.SPARES, text)
@@ -166,78 +166,6 @@ def _spared(state: State, job: Job, now_ms: int) -> Reason | None:
 def _shun_in_front(state: State, job: Job) -> bool:
     line = state.queue.lanes[state.queue.lane[job.number]]
     return all(state.job_numbered(number).missing_on for _, number in line[:GAP_TRIES_MAX])
-
-
-def held_by_nodes(kinds: Mapping[Kind, int], gang: Gang) -> int:
-    """How many members of the gang fit on empty nodes of these kinds."""
-    total = 0
-    demand = gang.demand
-    for kind, count in kinds.items():
-        if count and demand.suits(kind):
-            empty = Level(kind.gpus, kind.cpu_milli, kind.memory_mb)
-            each = empty.holds(demand, demand.share_milli(kind))
-            if gang.per_node:
-                each = gang.per_node if each >= gang.per_node else 0
-            total += count * each
-    return min(total, UNLIMITED)
-
-
-def held_when_empty(
-    state: State,
-    gang: Gang,
-    *,
-    open_only: bool,
-    avoid: Collection[int] = (),
-    as_if: Mapping[int, Kind] | None = None,
-) -> int:
-    """How many members of the gang fit on the known nodes, or only the open ones, when empty; in
-    the best area if it has to stay within one. `as_if`: kinds that these nodes are taken to be."""
-    if not gang.bound:
-        kinds = dict(state.open_capacity if open_only else state.capacity)
-        for index in avoid:
-            kinds[state.rooms[index].kind] -= 1
-        for index, kind in (as_if or {}).items():
-            if _counts(state.order[index], open_only) and index not in avoid:
-                kinds[state.rooms[index].kind] -= 1
-                kinds[kind] = kinds.get(kind, 0) + 1
-        return held_by_nodes(kinds, gang)
-    alone: dict[Kind, int] = {}
-    near: dict[str, int] = {}
-    for node in state.order:
-        if _counts(node, open_only) and node.index not in avoid:
-            kind = (as_if or {}).get(node.index) or state.rooms[node.index].kind
-            if kind not in alone:
-                alone[kind] = held_by_nodes({kind: 1}, gang)
-            if alone[kind]:
-                area = area_of(node, gang)
-                near[area] = near.get(area, 0) + alone[kind]
-    return min(max(near.values(), default=0), UNLIMITED)
-
-
-def _counts(node: Node, open_only: bool) -> bool:
-    return node.schedulable if open_only else node.intent is not NodeIntent.REMOVED
-
-
-def holds_queue(state: State, job: Job, policy: Policy, now_ms: int) -> bool:
-    """Is this job blocked at the front of the queue, or late on its promised start, for longer than
-    the policy's patience, so that no job may overtake it? Only if the open nodes could hold it: a
-    job that waits for a node to return holds up no other, nor does one that has a claim, or stands
-    behind another of its lane."""
-    held = state.reservations.get(job.id)
-    if held is None or not state.queue.leads(job):
-        return False
-    if ORDERINGS[policy.order].elders and takes_turns(job) and not job.elder:
-        return False  # its turn will come
-    if policy.patience_ms and now_ms - held.promised_ms < policy.patience_ms:
-        return False  # without patience no job overtakes, not even into a gap
-    return could_ever(state, job, now_ms)
-
-
-def could_ever(state: State, job: Job, now_ms: int) -> bool:
-    """Would the gang fit on the open nodes if they were empty, except those kept from it?"""
-    gang = gang_of(job)
-    avoid = kept_when_empty(state, job, now_ms)
-    return held_when_empty(state, gang, open_only=True, avoid=avoid) >= gang.members
 
 
 def _ordered(state: State, job: Job, now_ms: int) -> Reason | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 
 from shoal.core.answers.labels import kinds_if_asked, kinds_with, no_such_labels, too_many_values
-from shoal.core.answers.why import held_when_empty
 from shoal.core.health.quarantine import released
 from shoal.core.phases.after import after_problem, enter
 from shoal.core.phases.arrays import (
@@ -30,6 +29,7 @@ from shoal.core.phases.sleep_requests import put_to_sleep, wake
 from shoal.core.phases.spec_problem import shape_problem, spec_problem
 from shoal.core.phases.workflow import cancel_workflow, enter_all, graph_problem
 from shoal.core.scheduling.fit import NO_CONTAINERS
+from shoal.core.scheduling.holding import held_when_empty
 from shoal.core.scheduling.packing import could_bring
 from shoal.core.state.queue import gang_of_spec
 from shoal.core.state.room import UNLIMITED

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from shoal.core.answers.why import held_when_empty
 from shoal.core.health import quarantine
 from shoal.core.phases.round import Round
 from shoal.core.phases.watch import rule_of
 from shoal.core.scheduling.again import shunned
+from shoal.core.scheduling.holding import held_when_empty
 from shoal.core.state.queue import gang_of
 from shoal.core.state.state import Node, State
 from shoal.model.events import MemberLost, NodeJudged

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable
 
 from shoal.core.scheduling.ends import too_short
 from shoal.core.scheduling.fit import GangFit, fit, members_here, slices
+from shoal.core.scheduling.keep import keeper_of
 from shoal.core.state.apply_room import Overlay
 from shoal.core.state.queue import Gang
 from shoal.core.state.room import Room
@@ -119,8 +120,10 @@ def kept_from(state: State, job: Job, now_ms: int) -> set[int]:
 def spares_kept_from(state: State, job: Job, now_ms: int) -> set[int]:
     """Nodes that a policy keeps for gangs that lose a node: the last ones in join order that are
     free or hold only preemptible jobs. Restarted and preemptible jobs may use them. Nodes that lack
-    what the job needs are kept from it, too."""
-    return shunned(state, job) | (set() if job.attempt else spares_beside(state, job, now_ms))
+    what the job needs are kept from it, too, and nodes where a job that is ahead of it sleeps and
+    has waited to wake for too long."""
+    spares = set() if job.attempt else spares_beside(state, job, now_ms)
+    return shunned(state, job) | spares | keeper_of(state, job, now_ms).keys()
 
 
 def shunned(state: State, job: Job) -> set[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shoal.core.answers.why import could_ever, holds_queue
 from shoal.core.phases.round import Round
 from shoal.core.phases.sleeping import rouse
 from shoal.core.scheduling.again import again, spares_beside, spares_kept_from
@@ -13,12 +12,13 @@ from shoal.core.scheduling.defragment import defragment
 from shoal.core.scheduling.elastic import grow, widest
 from shoal.core.scheduling.ends import cut_short, margin_ms, must_leave, too_short
 from shoal.core.scheduling.fit import GangFit, fit, slices
+from shoal.core.scheduling.holding import could_ever, holds_queue
 from shoal.core.scheduling.order import ORDERINGS, Rank, Walk, place_in_line
 from shoal.core.scheduling.preempt import preempt
 from shoal.core.scheduling.roots import blind_nodes, where_from
 from shoal.core.scheduling.score import look_ahead
 from shoal.core.scheduling.spread import spread
-from shoal.core.scheduling.wake import wake_sleepers
+from shoal.core.scheduling.wake import Sleepers
 from shoal.core.state.apply_queue import wake_delayed
 from shoal.core.state.queue import Lane, gang_of
 from shoal.core.state.room import Room
@@ -44,26 +44,14 @@ def schedule(round_: Round) -> None:
     start_claimed(round_)
     wake_delayed(state, round_.now_ms)
     _promote(round_)
-    wake_sleepers(round_, lambda job: _is_behind(round_, job))
+    sleepers = Sleepers(round_, whole=_is_due(round_))
     lanes = _lanes_to_try(round_)
     if lanes:
-        _walk(round_, lanes, round_.policy.placements_per_step_max)
-    wake_sleepers(round_)
-    if not state.queue.wanting(round_.now_ms + SOON_MS):
+        _walk(round_, lanes, round_.policy.placements_per_step_max, sleepers)
+    if not round_.more:  # otherwise jobs that come before them may not have been tried
+        sleepers.wake()
+    if not state.wakeful and not state.queue.wanting(round_.now_ms + SOON_MS):
         grow(round_)
-
-
-def _is_behind(round_: Round, sleeper: Job) -> bool:
-    """Would a job that waits, and comes before the sleeper, fit now?"""
-    state, now_ms = round_.state, round_.now_ms
-    mine = place_in_line(state, sleeper, now_ms)
-    for lane, line in state.queue.lanes.items():
-        head = state.job_numbered(line[0][1])
-        if lane.gang in state.agenda.hopeless or place_in_line(state, head, now_ms) > mine:
-            continue
-        if fit(state, lane.gang) is not None:
-            return True
-    return False
 
 
 def _promote(round_: Round) -> None:
@@ -80,14 +68,20 @@ def _promote(round_: Round) -> None:
         round_.emit(JobPromoted(at_ms=now_ms, job=job.id, why=why))
 
 
+def _is_due(round_: Round) -> bool:
+    """Does this cycle look at the whole queue?"""
+    agenda = round_.state.agenda
+    due_ms = agenda.look_ms
+    return (due_ms is not None and due_ms <= round_.now_ms) or agenda.partial >= PARTIAL_MAX
+
+
 def _lanes_to_try(round_: Round) -> list[Lane]:
     """All lanes now and then or on request; otherwise lanes that a job joined, and lanes that are
     not known to lack room."""
     queue, agenda = round_.state.queue, round_.state.agenda
     lanes, agenda.fresh = agenda.fresh, {}
-    due_ms = agenda.look_ms
-    if (due_ms is not None and due_ms <= round_.now_ms) or agenda.partial >= PARTIAL_MAX:
-        agenda.look_ms = None
+    if _is_due(round_):
+        agenda.look_ms = agenda.turn_for = None
         agenda.partial = 0
         return list(queue.lanes)
     for gang, of_gang in queue.of_gang.items():
@@ -97,8 +91,8 @@ def _lanes_to_try(round_: Round) -> list[Lane]:
     return list(lanes)
 
 
-def _walk(round_: Round, lanes: list[Lane], budget: int) -> None:
-    """Place up to `budget` jobs."""
+def _walk(round_: Round, lanes: list[Lane], budget: int, sleepers: Sleepers) -> None:
+    """Place up to `budget` jobs, and wake sleepers that come before them."""
     state, policy, now_ms = round_.state, round_.policy, round_.now_ms
     whole = len(lanes) == len(state.queue.lanes)
     walk = Walk(state, now_ms, lanes)
@@ -108,6 +102,7 @@ def _walk(round_: Round, lanes: list[Lane], budget: int) -> None:
     tried = 0
     while (head := walk.next()) is not None:
         place, job, lane = head
+        sleepers.wake(job)
         while apart and apart[-1][0] < place:
             other = apart.pop()[1]
             later = place_in_line(state, state.jobs[other], now_ms)
@@ -127,7 +122,7 @@ def _walk(round_: Round, lanes: list[Lane], budget: int) -> None:
                 return
             if not whole and len(state.reservations) < reserved:
                 # The next job in line gets its reservation before any other job fills a gap.
-                _walk(round_, list(state.queue.lanes), budget)
+                _walk(round_, list(state.queue.lanes), budget, sleepers)
                 return
             walk.again(lane)
             if _falls_back(state, lane.tenant, ahead):

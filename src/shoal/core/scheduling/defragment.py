@@ -11,7 +11,8 @@ from shoal.core.scheduling.backfill import TYPICAL, first_opening
 from shoal.core.scheduling.ends import too_short
 from shoal.core.scheduling.fit import fit, slices
 from shoal.core.scheduling.order import gpus_of
-from shoal.core.scheduling.preempt import Victim, WithoutVictims, victim_of
+from shoal.core.scheduling.preempt import WithoutVictims
+from shoal.core.scheduling.victims import Victim, victim_of
 from shoal.core.state.queue import Gang, gang_of
 from shoal.core.state.room import UNLIMITED
 from shoal.core.state.state import State

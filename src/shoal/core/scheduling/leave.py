@@ -12,7 +12,8 @@ from shoal.core.scheduling.ends import too_short
 from shoal.core.scheduling.expect import run_ms
 from shoal.core.scheduling.fit import fit, slices
 from shoal.core.scheduling.order import gpus_of, ran_ms
-from shoal.core.scheduling.preempt import WithoutVictims, victim_of
+from shoal.core.scheduling.preempt import WithoutVictims
+from shoal.core.scheduling.victims import victim_of
 from shoal.core.state.queue import Gang, gang_of
 from shoal.core.state.saving import unsaved_ms
 from shoal.core.state.state import State

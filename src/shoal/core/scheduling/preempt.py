@@ -12,19 +12,26 @@ gets work done even in a chain of ever more entitled jobs.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Container
 from itertools import chain
-from typing import NamedTuple
 
 from shoal.core.phases.round import Round
 from shoal.core.phases.sleeping import doze
 from shoal.core.scheduling.again import kept_from
 from shoal.core.scheduling.fit import fit, slices
 from shoal.core.scheduling.order import ORDERINGS, Rank, gpu_milli_of
-from shoal.core.scheduling.sleeping import bed, cost_ms, host_mb, turn_ms, why_not
+from shoal.core.scheduling.sleeping import Beds, bed, cost_ms, why_not
+from shoal.core.scheduling.turns import turns_of
+from shoal.core.scheduling.victims import (
+    VICTIMS_MAX,
+    Victim,
+    asleep_of,
+    of_use,
+    scope,
+    victim_of,
+)
 from shoal.core.state.apply_room import Overlay
 from shoal.core.state.queue import Gang, gang_of
-from shoal.core.state.saving import unsaved_ms
 from shoal.core.state.state import State
 from shoal.model.durations import duration_text
 from shoal.model.events import JobClaimed, JobStopping
@@ -32,90 +39,41 @@ from shoal.model.job import Job, Phase, SleepCause, StopCause
 from shoal.model.policy import Preempt
 from shoal.model.resources import Slice, plural
 
-VICTIMS_MAX = 256  # beyond this many, a job waits instead
 Find = Callable[[], tuple[Slice, ...] | None]
-
-
-class Victim(NamedTuple):
-    """A job, and which of its slices it would give up: all, or some of those beyond its least
-    size. `claimed`: it is being resized anyway, so it need only claim less of what it holds."""
-
-    job: Job
-    given_up: tuple[Slice, ...]
-    shrinks: bool
-    lost_ms: int
-    claimed: bool = False
-    sleeps: SleepCause | None = None  # it is put to sleep, not stopped
 
 
 def preempt(round_: Round, job: Job) -> bool:
     """Make room for a blocked job if that is allowed and possible; it then has a claim on it."""
     state, turns = round_.state, bool(round_.policy.turn_cost_percent)
-    if not turns and (not state.preemptible or state.policy.preempt is Preempt.NEVER):
+    stops = bool(state.preemptible) and state.policy.preempt is not Preempt.NEVER
+    if not turns and not stops:
         return False
-    gang = gang_of(job)
-    avoid = kept_from(state, job, round_.now_ms)
-    find: Find = lambda: _room_for(state, gang, avoid)  # noqa: E731
-    if job.phase is Phase.ASLEEP:
-        here = {state.nodes[member.slice.node].index for member in job.members}
-        avoid = {node.index for node in state.order} - here
-        find = lambda: bed(state, job)  # noqa: E731
-    candidates = _candidates(round_, job, gang, avoid)
-    if turns and not job.spec.whole_nodes:
-        candidates += _turns_over(round_, job, gang, avoid, candidates)
-    if not candidates:
-        return False
-    found = _try_out(round_, job, candidates, find)
+    gang, avoid = scope(state, job, round_.now_ms)
+    find: Find = lambda: bed(state, job)  # noqa: E731
+    if job.phase is not Phase.ASLEEP:
+        kept = kept_from(state, job, round_.now_ms)
+        find = lambda: _room_for(state, job, kept)  # noqa: E731
+    candidates = _candidates(round_, job, gang, avoid) if stops else []
+    lends = turns and not job.spec.whole_nodes
+    over, later = turns_of(round_, job, candidates) if lends else ([], [])
+    candidates += over
+    found = _try_out(round_, job, candidates, find) if candidates else None
     if found is None:
+        if later and _try_out(round_, job, candidates + later, find) is not None:
+            state.agenda.turn_for = state.agenda.turn_for or job.id
         return False
     _commit(round_, job, *found)
     round_.judged = False
     return True
 
 
-def _room_for(state: State, gang: Gang, avoid: Collection[int]) -> tuple[Slice, ...] | None:
+def _room_for(state: State, job: Job, avoid: set[int]) -> tuple[Slice, ...] | None:
+    gang = gang_of(job)
     plan = fit(state, gang, avoid)
     return slices(state, plan, gang.demand) if plan is not None else None
 
 
-def _turns_over(
-    round_: Round, job: Job, gang: Gang, avoid: Collection[int], known: list[Victim]
-) -> list[Victim]:
-    """Running jobs that have had their turn and can sleep, the longest awake first. None of a
-    higher priority, and none for a job that was awake more recently."""
-    state, now_ms = round_.state, round_.now_ms
-    already = {victim.job.id for victim in known}
-    found: list[tuple[int, Victim]] = []
-    for other in state.jobs.values():
-        if other.phase is not Phase.RUNNING or other.awake_ms is None or other.id in already:
-            continue
-        if other.spec.priority > job.spec.priority or not _of_use(state, other, gang, avoid):
-            continue
-        over_ms = other.awake_ms + turn_ms(state, other)
-        if over_ms > now_ms:
-            round_.look_again(over_ms)
-        elif not why_not(state, other):
-            found.append((other.awake_ms, asleep_of(state, other, SleepCause.TURN)))
-    found.sort(key=lambda entry: entry[0])
-    return [victim for _, victim in found[:VICTIMS_MAX]]
-
-
-def asleep_of(state: State, job: Job, cause: SleepCause) -> Victim:
-    """The victim that is put to sleep: it gives up all but its memory, and needs more of that."""
-    given_up = tuple(
-        Slice(
-            member.slice.node,
-            member.slice.gpus,
-            member.slice.cpu_milli,
-            -host_mb(state, job, number),
-            member.slice.gpu_milli,
-        )
-        for number, member in enumerate(job.members)
-    )
-    return Victim(job, given_up, False, cost_ms(state, job), sleeps=cause)
-
-
-def _candidates(round_: Round, job: Job, gang: Gang, avoid: Collection[int]) -> list[Victim]:
+def _candidates(round_: Round, job: Job, gang: Gang, avoid: Container[int]) -> list[Victim]:
     """Jobs that may be stopped for this one, the cheapest first: jobs on borrowed GPUs, then those
     that only have to shrink, then by work lost since a checkpoint per GPU freed."""
     state, now_ms = round_.state, round_.now_ms
@@ -124,7 +82,7 @@ def _candidates(round_: Round, job: Job, gang: Gang, avoid: Collection[int]) -> 
     for theirs, other in _stoppable(round_, mine):
         if theirs[:2] == mine[:2] and not other.spec.checkpoint_ms:
             continue  # jobs that start over would take turns for ever and get nowhere
-        if not _of_use(state, other, gang, avoid):
+        if not of_use(state, other, gang, avoid):
             continue
         victim = victim_of(other, now_ms)
         stop_ms = victim.lost_ms + state.policy.move_cost_ms
@@ -135,7 +93,7 @@ def _candidates(round_: Round, job: Job, gang: Gang, avoid: Collection[int]) -> 
         found.append(((not theirs[0], not victim.sleeps, not victim.shrinks, cost), victim))
     for victim in _resizing(state):
         theirs = _entitlement(state, victim.job, now_ms, holding=True)
-        if theirs > mine and _of_use(state, victim.job, gang, avoid):
+        if theirs > mine and of_use(state, victim.job, gang, avoid):
             found.append(((not theirs[0], False, False, -1.0), victim))
     found.sort(key=lambda entry: entry[0])  # of equal cost the least entitled stays first
     return [victim for _, victim in found[:VICTIMS_MAX]]
@@ -199,24 +157,6 @@ def _claimed_milli(state: State, tenant: str) -> int:
     )
 
 
-def _of_use(state: State, victim: Job, gang: Gang, avoid: Collection[int]) -> bool:
-    nodes = (state.nodes[member.slice.node] for member in victim.members)
-    return any(
-        gang.demand.suits(state.rooms[node.index].kind)
-        and node.schedulable
-        and node.index not in avoid
-        for node in nodes
-    )
-
-
-def victim_of(job: Job, now_ms: int, *, whole: bool = False) -> Victim:
-    """An elastic gang only has to shrink, unless `whole` is set."""
-    shrinks = len(job.members) > job.spec.members and not whole
-    least = job.spec.members if shrinks else 0
-    given_up = tuple(member.slice for member in job.members[least:])
-    return Victim(job, given_up, shrinks, unsaved_ms(job, now_ms))
-
-
 def _resizing(state: State) -> list[Victim]:
     """Jobs already stopping to change their size: a smaller size costs no further restart."""
     found = []
@@ -238,7 +178,13 @@ def _try_out(
     freed_milli: dict[str, int] = {}  # by the tenant whose quota it is
     with WithoutVictims(state) as overlay:
         taken: list[Victim] = []
-        for victim in candidates:
+        beds = Beds(state)
+        for candidate in candidates:
+            victim = candidate
+            if victim.sleeps is not None and not beds.take(victim.job):
+                if victim.sleeps is SleepCause.TURN:
+                    continue
+                victim = victim_of(victim.job, now_ms)
             guarantor = state.accounts.guarantor(victim.job.spec.tenant)
             if guarantor is not None and victim.sleeps is not SleepCause.TURN:
                 freed = freed_milli.get(guarantor.name, 0)
@@ -346,9 +292,16 @@ def _commit(round_: Round, job: Job, victims: list[Victim], given: tuple[Slice, 
             at_ms=now_ms,
             job=job.id,
             slices=given,
-            why=f"starts when {names}{more} have stopped for it",
+            why=f"starts when {names}{more} {_gone(victims)}",
         )
     )
+
+
+def _gone(victims: list[Victim]) -> str:
+    asleep = sum(victim.sleeps is not None for victim in victims)
+    if asleep == len(victims):
+        return "is asleep" if asleep == 1 else "are asleep"
+    return "have stopped for it" if not asleep else "have stopped for it or are asleep"
 
 
 def _named(job: Job) -> str:
@@ -364,8 +317,6 @@ def _stop(round_: Round, job: Job, victim: Victim) -> None:
             why = f"{deed} to make room for {_named(job)}; nothing is lost"
             doze(round_, other, victim.sleeps, why)
             return
-        if turn:
-            return  # another victim has taken the last bed: this one runs on
         victim = victim_of(other, now_ms)
     held = tuple(member.slice for member in other.members)
     if victim.claimed:
@@ -375,6 +326,8 @@ def _stop(round_: Round, job: Job, victim: Victim) -> None:
     if not victim.claimed:
         lost = f"{duration_text(victim.lost_ms)} of work since its last checkpoint may be lost"
         deed = f"shrinks to {size}" if victim.shrinks else "is preempted"
+        if other.refused:
+            lost += f"; {other.refused}"
         round_.emit(
             JobStopping(
                 at_ms=now_ms,

@@ -30,28 +30,56 @@ def why_not(state: State, job: Job, *, asked: bool = False) -> str:
         return "it has whole nodes"
     if job.id in state.claims or any(member.over for member in job.members):
         return "it is about to end or to change its size"
-    charges: dict[str, list[int]] = {}
-    for number, member in enumerate(job.members):
-        charges.setdefault(member.slice.node, []).append(host_mb(state, job, number))
-    for node_id, charged in charges.items():
+    for node_id, charged in _charges(state, job).items():
         if reason := _node_cannot(state, state.nodes[node_id], charged):
             return reason
     return ""
 
 
-def _node_cannot(state: State, node: Node, charged: list[int]) -> str:
+def _charges(state: State, job: Job) -> dict[str, list[int]]:
+    """By node: what each member there would need of its memory."""
+    charges: dict[str, list[int]] = {}
+    for number, member in enumerate(job.members):
+        charges.setdefault(member.slice.node, []).append(host_mb(state, job, number))
+    return charges
+
+
+class Beds:
+    """Where others could still sleep, as one victim after the other is chosen. The memory that is
+    free has to be up to date."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._taken: dict[str, list[int]] = {}
+
+    def take(self, job: Job) -> bool:
+        """Can this one sleep, too?"""
+        state, charges = self._state, _charges(self._state, job)
+        for node_id, charged in charges.items():
+            if _node_cannot(state, state.nodes[node_id], charged, self._taken.get(node_id, [])):
+                return False
+        for node_id, charged in charges.items():
+            self._taken.setdefault(node_id, []).extend(charged)
+        return True
+
+
+def _node_cannot(
+    state: State, node: Node, charged: list[int], chosen: list[int] | None = None
+) -> str:
+    """`chosen`: what others that are to sleep need there; it is not free any more."""
+    chosen = chosen or []
     policy, room = state.policy, state.rooms[node.index]
     if not node.spec.sleep:
         return f"{node.id} cannot put jobs to sleep: {node.spec.sleep_why or 'its agent is older'}"
     if node.health is not NodeHealth.READY:
         return f"{node.id} is {node.health.value}"
     there = [job.members[ref.member] for ref, job in state.placed[node.id].items() if job.napping]
-    if len(there) + len(charged) > policy.sleepers_max:
+    if len(there) + len(chosen) + len(charged) > policy.sleepers_max:
         return (
             f"{plural(len(there), 'member')} sleep on {node.id}, and the policy allows "
             f"{policy.sleepers_max} (sleepers_max)"
         )
-    need_mb, held_mb = sum(charged), sum(member.host_mb for member in there)
+    need_mb, held_mb = sum(charged), sum(member.host_mb for member in there) + sum(chosen)
     most_mb = node.spec.memory_mb * policy.sleep_memory_percent // 100
     if held_mb + need_mb > most_mb:
         return (

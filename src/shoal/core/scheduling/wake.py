@@ -1,43 +1,76 @@
-"""Sleepers that are to wake: as soon as their nodes have room, or room can be made."""
+"""Sleepers that are to wake: each in its place in line, as soon as its nodes have room, or room can
+be made."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import heapq
 
 from shoal.core.phases.round import Round
 from shoal.core.phases.sleeping import rouse
 from shoal.core.scheduling.again import kept_from
 from shoal.core.scheduling.backfill import delayed_by, nodes_of
+from shoal.core.scheduling.beds import behind
 from shoal.core.scheduling.fit import fit, slices
+from shoal.core.scheduling.keep import line_key
 from shoal.core.scheduling.order import takes_turns
 from shoal.core.scheduling.preempt import preempt
 from shoal.core.scheduling.sleeping import bed
 from shoal.core.state.queue import gang_of
 from shoal.core.state.saving import unsaved_ms
-from shoal.core.state.state import State
 from shoal.model.durations import duration_text
-from shoal.model.events import JobClaimed, JobStopping
-from shoal.model.job import Job, Phase, SleepCause, StopCause
+from shoal.model.events import BudgetFreed, JobClaimed, JobStopping, NodeEvent
+from shoal.model.job import Job, SleepCause, StopCause
 
 LENDS = (SleepCause.PREEMPT, SleepCause.TURN)  # it sleeps for others
+LOOKED_MAX = 64  # sleepers whose nodes have not changed, in one cycle
 MAKERS_MAX = 8  # at most so many sleepers have room made for them in one cycle
 
 
-def wake_sleepers(round_: Round, is_behind: Callable[[Job], bool] | None = None) -> None:
-    """In the order in which they fell asleep, by priority. `is_behind`: says that a job that waits
-    comes first, so that it is tried before."""
-    state = round_.state
-    tried = 0
-    for job in sleepers(state):
+class Sleepers:
+    """Those that one cycle looks at: those whose nodes have changed and, if it looks at the whole
+    queue, the first of the others: room may be made for them, or be found elsewhere."""
+
+    def __init__(self, round_: Round, *, whole: bool) -> None:
+        self._round = round_
+        self._made = 0  # sleepers for which room was sought
+        self._line: list[Job] = []  # the first in line last
+        state, now_ms = round_.state, round_.now_ms
+        if not state.wakeful:
+            return
+        chosen = dict(state.agenda.beds)
+        if any(isinstance(event, NodeEvent | BudgetFreed) for event in round_.events):
+            chosen = dict(state.wakeful)
+        if whole:
+            firsts = heapq.nsmallest(LOOKED_MAX, map(state.jobs.__getitem__, state.wakeful), _first)
+            chosen.update(dict.fromkeys(job.id for job in firsts))
+        self._line = [state.jobs[job_id] for job_id in chosen]
+        self._line.sort(key=lambda job: line_key(state, job, now_ms), reverse=True)
+
+    def wake(self, before: Job | None = None) -> None:
+        """Those that come before this job; without one, all that are left."""
+        state, now_ms = self._round.state, self._round.now_ms
+        if not self._line:
+            return
+        place = None if before is None else line_key(state, before, now_ms)
+        while self._line and (place is None or line_key(state, self._line[-1], now_ms) < place):
+            self._try(self._line.pop())
+
+    def _try(self, job: Job) -> None:
+        state = self._round.state
+        if job.id not in state.wakeful:
+            return  # it was stopped for another in this cycle
+        state.agenda.beds.pop(job.id, None)
         if job.id in state.claims or state.accounts.held_by(job.spec.tenant):
-            continue
+            return
         given = bed(state, job)
         if given is None:
-            tried += 1
-            if is_behind is None and not (tried <= MAKERS_MAX and preempt(round_, job)):
-                _go_elsewhere(round_, job)
-        elif is_behind is None or not is_behind(job):
-            rouse(round_, job, given)
+            self._made += 1
+            if self._made > MAKERS_MAX or not preempt(self._round, job):
+                _go_elsewhere(self._round, job)
+        elif behind(state, job, self._round.policy, self._round.now_ms):
+            state.agenda.beds[job.id] = None  # what is ahead of it may change with time alone
+        else:
+            rouse(self._round, job, given)
 
 
 def _go_elsewhere(round_: Round, job: Job) -> None:
@@ -71,9 +104,5 @@ def _go_elsewhere(round_: Round, job: Job) -> None:
     round_.emit(JobClaimed(at_ms=now_ms, job=job.id, slices=found, why=why))
 
 
-def sleepers(state: State) -> list[Job]:
-    """Jobs that sleep and are to wake, the first to be woken first."""
-    jobs = (state.jobs[job_id] for job_id in state.napping)
-    found = [job for job in jobs if job.phase is Phase.ASLEEP and job.wants]
-    found.sort(key=lambda job: (-job.spec.priority, not job.elder, job.dozed_ms or 0, job.number))
-    return found
+def _first(job: Job) -> tuple[int, bool, int, int]:
+    return (-job.spec.priority, not job.elder, job.wanted_ms or 0, job.number)

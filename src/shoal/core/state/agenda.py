@@ -15,6 +15,7 @@ class Agenda:
         self.look_ms: int | None = 0  # when to look at the whole queue again
         self.partial = 0  # cycles since then that looked at parts of the queue
         self.fresh: dict[Lane, None] = {}  # lanes that a job joined since the last cycle
+        self.turn_for: str | None = None  # the job that has the next turns
         self.beds: dict[str, None] = {}  # sleepers that may have room to wake
         self.hopeless: set[Gang] = set()  # do not fit until a node gains room for them
         self.no_gap: set[tuple[Gang, tuple[str, ...]]] = set()  # fit only on nodes of these jobs

@@ -249,6 +249,8 @@ def runs_on(state: State, job: Job) -> None:
     if job.awake_ms is not None:
         state.awake.pop(job.id, None)
         state.awake[job.id] = None
+        if state.policy.turn_cost_percent:
+            state.agenda.look_again(job.awake_ms + state.policy.turn_ms_min)
 
 
 def runs_no_more(state: State) -> None:

@@ -54,7 +54,8 @@ def _job_asleep(state: State, event: JobAsleep) -> None:
     job = state.jobs[event.job]
     job.phase = Phase.ASLEEP
     job.sleep_mb, job.why = event.memory_mb, event.why
-    job.sleep_cost_ms = event.took_ms or job.sleep_cost_ms
+    if job.dozed_ms is not None:  # its GPUs were of no use for as long as this
+        job.sleep_cost_ms = max(event.took_ms, event.at_ms - job.dozed_ms)
     account(state, job, -_living(job), event.at_ms)
     for member in job.members:
         _rehold(state, job, member, lent=True)
@@ -68,6 +69,7 @@ def _sleep_refused(state: State, event: SleepRefused) -> None:
     job = state.jobs[event.job]
     job.phase = Phase.WAKING
     job.refused, job.why = event.why, event.why
+    job.awake_ms = event.at_ms
     for member in job.members:
         member.asleep = not member.over
 
@@ -88,6 +90,7 @@ def _job_waking(state: State, event: JobWaking) -> None:
             change(state, slice_, +1, exclusive=job.spec.whole_nodes)
     job.phase = Phase.WAKING
     job.wants, job.why = False, event.why
+    job.awake_ms = event.at_ms
     heed(state, job)
     state.agenda.other_gaps()  # its nodes may have been kept for it
     for member, gpus in zip(job.members, event.gpus, strict=True):
@@ -105,7 +108,8 @@ def _members_awake(state: State, event: MembersAwake) -> None:
 def _job_awake(state: State, event: JobAwake) -> None:
     job = state.jobs[event.job]
     job.phase = Phase.RUNNING
-    job.wake_cost_ms = event.took_ms or job.wake_cost_ms
+    if job.awake_ms is not None and not job.refused:
+        job.wake_cost_ms = max(event.took_ms, event.at_ms - job.awake_ms)
     job.awake_ms, job.why = event.at_ms, event.why
     for member in job.members:
         node = state.nodes[member.slice.node]

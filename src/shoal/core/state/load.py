@@ -44,6 +44,9 @@ def restore(snapshot: Snapshot) -> State:
     state.awake = dict(
         sorted(state.awake.items(), key=lambda entry: state.jobs[entry[0]].awake_ms or 0)
     )
+    state.wakeful = dict(
+        sorted(state.wakeful.items(), key=lambda entry: state.jobs[entry[0]].wanted_ms or 0)
+    )
     for schedule in snapshot.schedules:
         add_schedule(state, schedule, schedule.next_ms)
     for job_id, slices in snapshot.claims.items():
