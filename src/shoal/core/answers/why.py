@@ -11,6 +11,7 @@ from shoal.core.answers.labels import label_note
 from shoal.core.answers.supplies import asked_for
 from shoal.core.answers.why_after import awaited, begins
 from shoal.core.answers.why_ends import ends_first
+from shoal.core.answers.why_sleep import sleepers_note
 from shoal.core.scheduling.again import kept_from, shunned, spares_kept_from
 from shoal.core.scheduling.backfill import GAP_TRIES_MAX, SAFE, delayed_by, nodes_of
 from shoal.core.scheduling.beds import asleep_reason
@@ -199,7 +200,8 @@ def _shortage(state: State, job: Job) -> Reason | None:
     open_ = held_when_empty(state, gang, open_only=True)
     note = label_note(state, gang) if gang.demand.where or _tainted(state) else ""
     if open_ >= gang.members:
-        return Reason(Waits.ROOM, f"{short}; {note}" if note else short)
+        notes = (short, note, sleepers_note(state, gang))
+        return Reason(Waits.ROOM, "; ".join(filter(None, notes)))
     if note:
         return Reason(Waits.LABELS, note)
     need = short.partition(";")[0]

@@ -159,7 +159,8 @@ def _gains(
         return gains
     future = room.copy()
     for end_ms, job, number in _ends(state, index, now_ms, percent):
-        future.change(job.members[number].held, +1, exclusive=job.spec.whole_nodes)
+        held, lent = job.members[number].held, job.members[number].lent
+        future.change(held, +1, exclusive=job.spec.whole_nodes and not lent, asleep=lent)
         now_holds = members_here(gang, room.kind, future.level)
         if now_holds > holds:
             gains.append((end_ms, index, now_holds - holds))

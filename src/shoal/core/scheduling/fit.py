@@ -168,7 +168,7 @@ def _suitable(domain: Domain, demand: Demand) -> Iterator[tuple[Kind, FreeIndex]
 
 def members_here(gang: Gang, kind: Kind, level: Level) -> int:
     """How many members a node of this kind on this level takes."""
-    if gang.whole_nodes and level[:3] != kind[:3]:
+    if gang.whole_nodes and not level.unused(kind):
         return 0
     count = level.holds(gang.demand, gang.demand.share_milli(kind))
     if gang.per_node:
@@ -185,7 +185,7 @@ def _on_one_node(
     for kind, index in _suitable(domain, demand):
         share = demand.share_milli(kind)
         for level in index.fitting(demand, share, members):
-            if gang.whole_nodes and level[:3] != kind[:3]:
+            if gang.whole_nodes and not level.unused(kind):
                 continue
             node = _first(index.nodes[level], avoid)
             if node is None:

@@ -252,11 +252,22 @@ class WithoutVictims(Overlay):
         return victim
 
     def _give_up(self, victim: Victim, sign: int) -> None:
+        if victim.sleeps is not None:
+            self._lend(victim, sign)
+            return
         held = Counter(m.slice for m in victim.job.members if not m.over) if victim.claimed else ()
         for slice_ in victim.given_up:
             self.change(slice_, sign, exclusive=victim.job.spec.whole_nodes)
             if slice_ in held:  # taken twice: by the holder and by the claim
                 self.change(slice_, sign, exclusive=victim.job.spec.whole_nodes)
+
+    def _lend(self, victim: Victim, sign: int) -> None:
+        """It holds memory only, and more of it."""
+        for member, given in zip(victim.job.members, victim.given_up, strict=True):
+            self.change(member.slice, sign, exclusive=victim.job.spec.whole_nodes)
+            memory_mb = member.slice.memory_mb - given.memory_mb
+            bed_ = Slice(given.node, memory_mb=memory_mb, gpu_milli=given.gpu_milli)
+            self.change(bed_, -sign, asleep=True)
 
 
 def _units(victim: Victim) -> list[tuple[Slice, ...]]:

@@ -26,8 +26,6 @@ def why_not(state: State, job: Job, *, asked: bool = False) -> str:
         return "it was submitted with --no-sleep"
     if job.refused:
         return f"it could not be put to sleep before: {job.refused}"
-    if job.spec.whole_nodes:
-        return "it has whole nodes"
     if job.id in state.claims or any(member.over for member in job.members):
         return "it is about to end or to change its size"
     for node_id, charged in _charges(state, job).items():
@@ -155,6 +153,8 @@ def bed(state: State, job: Job) -> tuple[Slice, ...] | None:
             found.append(Slice(node.id, old.gpus, gpu_milli=old.gpu_milli))
             continue
         if node.health is not NodeHealth.READY:
+            return None
+        if job.spec.whole_nodes and not state.rooms[node.index].empty:
             return None
         room = rooms.setdefault(node.id, state.rooms[node.index].copy())
         gpus = _gpus(room, old, remaps=node.spec.remaps)

@@ -167,7 +167,8 @@ def hold(state: State, job: Job) -> None:
         if not member.over:
             slice_ = member.held
             state.placed[slice_.node][MemberRef(job.id, job.attempt, number)] = job
-            change(state, slice_, -1, exclusive=job.spec.whole_nodes)
+            alone = job.spec.whole_nodes and not member.lent
+            change(state, slice_, -1, exclusive=alone, asleep=member.lent)
             left = state.rooms[state.nodes[slice_.node].index].gpu_milli
             short = min(left, default=0) < 0 and any(left[gpu] < 0 for gpu in slice_.gpus)
             assert not short, f"{slice_} is held"
@@ -183,14 +184,16 @@ def hold(state: State, job: Job) -> None:
 
 def release(state: State, job: Job, number: int) -> None:
     """A member is over; what it held is free again."""
-    slice_ = job.members[number].held
+    slice_, lent = job.members[number].held, job.members[number].lent
     del state.placed[slice_.node][MemberRef(job.id, job.attempt, number)]
-    change(state, slice_, +1, exclusive=job.spec.whole_nodes)
+    change(state, slice_, +1, exclusive=job.spec.whole_nodes and not lent, asleep=lent)
 
 
-def change(state: State, slice_: Slice, sign: int, *, exclusive: bool = False) -> None:
-    """A slice is taken (-1) or given back (+1)."""
-    room = _shift(state, slice_, sign, exclusive=exclusive)
+def change(
+    state: State, slice_: Slice, sign: int, *, exclusive: bool = False, asleep: bool = False
+) -> None:
+    """A slice is taken (-1) or given back (+1). `asleep`: by a sleeper."""
+    room = _shift(state, slice_, sign, exclusive=exclusive, asleep=asleep)
     if sign > 0 and state.nodes[slice_.node].schedulable:
         gained(state, room)
     if sign > 0 and state.wakeful:
@@ -199,11 +202,13 @@ def change(state: State, slice_: Slice, sign: int, *, exclusive: bool = False) -
                 state.agenda.beds[job.id] = None
 
 
-def _shift(state: State, slice_: Slice, sign: int, *, exclusive: bool) -> Room:
+def _shift(
+    state: State, slice_: Slice, sign: int, *, exclusive: bool, asleep: bool = False
+) -> Room:
     node = state.nodes[slice_.node]
     room = state.rooms[node.index]
     before = room.level
-    room.change(slice_, sign, exclusive=exclusive)
+    room.change(slice_, sign, exclusive=exclusive, asleep=asleep)
     if before != (after := room.level) and node.schedulable:
         state.cluster.move(node.index, room.kind, before, after)
         for division, name in zip(state.divisions, room.domains, strict=False):
@@ -217,17 +222,19 @@ class Overlay:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._changes: dict[tuple[Slice, bool], int] = {}
+        self._changes: dict[tuple[Slice, bool, bool], int] = {}
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for (slice_, exclusive), times in self._changes.items():
+        for (slice_, exclusive, asleep), times in self._changes.items():
             for undone in [-1] * times or [+1] * -times:
-                _shift(self._state, slice_, undone, exclusive=exclusive)
+                _shift(self._state, slice_, undone, exclusive=exclusive, asleep=asleep)
 
-    def change(self, slice_: Slice, sign: int, *, exclusive: bool) -> None:
-        key = (slice_, exclusive)
+    def change(
+        self, slice_: Slice, sign: int, *, exclusive: bool = False, asleep: bool = False
+    ) -> None:
+        key = (slice_, exclusive, asleep)
         self._changes[key] = self._changes.get(key, 0) + sign
-        _shift(self._state, slice_, sign, exclusive=exclusive)
+        _shift(self._state, slice_, sign, exclusive=exclusive, asleep=asleep)

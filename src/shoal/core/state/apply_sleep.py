@@ -157,13 +157,13 @@ def _rehold(state: State, job: Job, member: Member, **fields: Any) -> None:
     """Set these fields of the member; what it holds of its node changes with them."""
     if member.over:
         return
-    before = member.held
+    before, lent, whole = member.held, member.lent, job.spec.whole_nodes
     for name, value in fields.items():
         setattr(member, name, value)
-    if member.held == before:
+    if (member.held, member.lent) == (before, lent):
         return
-    change(state, before, +1, exclusive=job.spec.whole_nodes)
-    change(state, member.held, -1, exclusive=job.spec.whole_nodes)
+    change(state, before, +1, exclusive=whole and not lent, asleep=lent)
+    change(state, member.held, -1, exclusive=whole and not member.lent, asleep=member.lent)
 
 
 APPLY_SLEEP: dict[type[EventBase], Callable[[State, Any], None]] = {

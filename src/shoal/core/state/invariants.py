@@ -9,6 +9,12 @@ from typing import TYPE_CHECKING
 from shoal.core.state.after_invariants import after_problem, schedule_problem
 from shoal.core.state.array_invariants import arrays_problem
 from shoal.core.state.label_invariants import kinds_problem, placement_problem
+from shoal.core.state.sleep_invariants import (
+    doze_problem,
+    member_problem,
+    sleep_problem,
+    sleeper_problem,
+)
 from shoal.model.budget import BudgetLevel
 from shoal.model.events import Event, JobPlaced, NodeEvent, NodesOrdered
 from shoal.model.health import Standing
@@ -37,7 +43,7 @@ def verify(state: State) -> None:
     _verify_indexes(state)
     _verify_identity(state)
     _verify_orders(state)
-    if problem := after_problem(state) or schedule_problem(state):
+    if problem := after_problem(state) or schedule_problem(state) or sleep_problem(state):
         raise Violation(problem)
 
 
@@ -60,6 +66,8 @@ def verify_touched(state: State, events: Iterable[Event]) -> None:
     _verify_nodes(state, nodes)
     _verify_counts(state)
     _verify_ordered(state, events)
+    if problem := doze_problem(state, events):
+        raise Violation(problem)
 
 
 def _verify_placed(state: State, event: JobPlaced) -> None:
@@ -85,10 +93,8 @@ def _verify_job(job: Job) -> None:
         raise Violation(f"{job.id} is running, but not all of its gang was seen alive")
     if job.phase is Phase.STOPPING and (job.stop_cause is None or not holding):
         raise Violation(f"{job.id} is stopping without a cause or with nothing left to stop")
-    if job.phase in (Phase.DOZING, Phase.ASLEEP, Phase.WAKING) and job.dozed_ms is None:
-        raise Violation(f"{job.id} is {job.phase.value}, but since when?")
-    if job.phase is Phase.RUNNING and any(m.lent or m.asleep or m.host_mb for m in holding):
-        raise Violation(f"{job.id} is running, but a member of it sleeps")
+    if problem := sleeper_problem(job):
+        raise Violation(f"{job.id} {problem}")
     if job.phase is not Phase.WAITING and job.attempt < 1:
         raise Violation(f"{job.id} is {job.phase.value} but was never placed")
     for member in holding:
@@ -99,7 +105,8 @@ def _verify_drained(state: State, job: Job) -> None:
     service = state.services.get(job.spec.service)
     if service is not None and job.id in service.ready:
         return  # it serves until another replica does
-    if job.phase in (Phase.STARTING, Phase.RUNNING) and job.spec.restart is not Restart.NEVER:
+    goes_on = (Phase.STARTING, Phase.RUNNING, Phase.DOZING, Phase.ASLEEP)
+    if job.phase in goes_on and job.spec.restart is not Restart.NEVER:
         for member in job.members:
             node = state.nodes[member.slice.node]
             if member.code is None and node.intent is NodeIntent.DRAINING:
@@ -124,19 +131,15 @@ def _verify_nodes(state: State, node_ids: Iterable[str]) -> None:
             member = job.members[ref.member]
             if (job.attempt, job.id, member.slice.node) != (ref.attempt, ref.job, node_id):
                 raise Violation(f"{node_id} holds {ref}, which its job does not know")
-            if member.lent and job.phase not in (Phase.ASLEEP, Phase.STOPPING):
-                raise Violation(f"{ref} is {job.phase.value} without its GPUs")
-            if job.phase is Phase.ASLEEP and not (member.lent and member.asleep):
-                raise Violation(f"{ref} was not seen asleep, or holds GPUs in its sleep")
-            lent, whole = member.lent, member.slice
-            taken = Slice(
-                whole.node,
-                () if lent else whole.gpus,
-                0 if lent else whole.cpu_milli,
-                whole.memory_mb + member.host_mb,
-                whole.gpu_milli,
-            )
-            held.add(taken, job)
+            if problem := member_problem(job, member):
+                raise Violation(f"{ref} {problem}")
+            if member.lent:
+                held.asleep_mb += member.slice.memory_mb + member.host_mb
+                held.memory_mb += member.slice.memory_mb + member.host_mb
+                continue
+            whole, memory_mb = member.slice, member.slice.memory_mb + member.host_mb
+            share = (whole.gpus, whole.cpu_milli, memory_mb, whole.gpu_milli)
+            held.add(Slice(whole.node, *share), job)
         if held.gpus and (max(held.gpus) > 1000 or len(held.gpus) != node.spec.gpus):
             raise Violation(f"a GPU of {node_id} is held twice or does not exist: {held.gpus}")
         if held.cpu_milli > node.spec.cpu_milli or held.memory_mb > node.spec.memory_mb:
@@ -154,15 +157,17 @@ def _verify_nodes(state: State, node_ids: Iterable[str]) -> None:
             node.spec.cpu_milli - held.cpu_milli,
             node.spec.memory_mb - held.memory_mb,
             held.exclusive,
+            held.asleep_mb,
         )
-        if (room.gpu_milli, room.cpu_milli, room.memory_mb, room.exclusive) != free:
+        known = (room.gpu_milli, room.cpu_milli, room.memory_mb, room.exclusive, room.asleep_mb)
+        if known != free:
             raise Violation(f"{node_id}: what is free does not match what is held and claimed")
 
 
 class _Sum:
     def __init__(self, gpus: int) -> None:
         self.gpus = [0] * gpus
-        self.cpu_milli = self.memory_mb = self.exclusive = 0
+        self.cpu_milli = self.memory_mb = self.exclusive = self.asleep_mb = 0
         self.users: set[str] = set()
 
     def add(self, slice_: Slice, job: Job) -> None:
@@ -364,9 +369,10 @@ def _verify_domain(name: str, state: State, domain: Domain, nodes: list[Node]) -
             room.cpu_milli,
             room.memory_mb,
             tuple(left for left in milli if 0 < left < 1000),
+            room.asleep_mb,
         )
         closed = room.exclusive or room.cpu_milli < 0 or room.memory_mb < 0
-        true[node.index] = (room.kind, (0, 0, 0, ()) if closed else level)
+        true[node.index] = (room.kind, (0, 0, 0, (), 0) if closed else level)
     ordered = all(
         members == sorted(set(members)) and members
         for index in domain.free.values()

@@ -18,10 +18,16 @@ class Level(NamedTuple):
     cpu_milli: int
     memory_mb: int
     shares: tuple[int, ...] = ()  # what is left of partly held GPUs, the least first
+    asleep_mb: int = 0  # memory that sleepers hold; they use nothing else
 
     @property
     def gpu_milli(self) -> int:
         return self.gpus * WHOLE_GPU_MILLI + sum(self.shares)
+
+    def unused(self, kind: Kind) -> bool:
+        """Does nobody who is awake hold anything of such a node?"""
+        free = (self.gpus, self.cpu_milli, self.memory_mb + self.asleep_mb)
+        return free == (kind.gpus, kind.cpu_milli, kind.memory_mb)
 
     def holds(self, demand: Demand, share_milli: int) -> int:
         """How many members with this demand fit, if each takes this share of its GPUs."""
@@ -60,6 +66,7 @@ class Level(NamedTuple):
             self.cpu_milli - demand.cpu_milli * members,
             self.memory_mb - demand.memory_mb * members,
             shares,
+            self.asleep_mb,
         )
 
 
@@ -70,7 +77,16 @@ class Room:
     """One node's free resources. `gpu_milli[i]` is what is left of GPU i. A claim may take more
     than is free: a negative amount is still held by jobs that are being stopped for it."""
 
-    __slots__ = ("cpu_milli", "domains", "exclusive", "gpu_milli", "kind", "level", "memory_mb")
+    __slots__ = (
+        "asleep_mb",
+        "cpu_milli",
+        "domains",
+        "exclusive",
+        "gpu_milli",
+        "kind",
+        "level",
+        "memory_mb",
+    )
 
     def __init__(self, spec: NodeSpec, kind: Kind) -> None:
         self.kind = kind
@@ -78,18 +94,23 @@ class Room:
         self.gpu_milli = [WHOLE_GPU_MILLI] * spec.gpus
         self.cpu_milli = spec.cpu_milli
         self.memory_mb = spec.memory_mb
+        self.asleep_mb = 0  # held by sleepers
         self.exclusive = 0  # slices of jobs that use whole nodes
         self.level = NOTHING
         self.settle()
 
-    def change(self, slice_: Slice, sign: int, *, exclusive: bool = False) -> None:
-        """Take the slice (-1) or give it back (+1)."""
+    def change(
+        self, slice_: Slice, sign: int, *, exclusive: bool = False, asleep: bool = False
+    ) -> None:
+        """Take the slice (-1) or give it back (+1). `asleep`: for a sleeper."""
         for gpu in slice_.gpus:
             self.gpu_milli[gpu] += sign * slice_.gpu_milli
         self.cpu_milli += sign * slice_.cpu_milli
         self.memory_mb += sign * slice_.memory_mb
         if exclusive:
             self.exclusive -= sign
+        if asleep:
+            self.asleep_mb -= sign * slice_.memory_mb
         self.settle()
 
     def copy(self) -> Room:
@@ -97,7 +118,7 @@ class Room:
         copy.kind, copy.domains, copy.level = self.kind, self.domains, self.level
         copy.gpu_milli = list(self.gpu_milli)
         copy.cpu_milli, copy.memory_mb = self.cpu_milli, self.memory_mb
-        copy.exclusive = self.exclusive
+        copy.exclusive, copy.asleep_mb = self.exclusive, self.asleep_mb
         return copy
 
     def settle(self) -> None:
@@ -108,7 +129,7 @@ class Room:
         shares: tuple[int, ...] = ()
         if whole + self.gpu_milli.count(0) != len(self.gpu_milli):
             shares = tuple(sorted(left for left in self.gpu_milli if 0 < left < WHOLE_GPU_MILLI))
-        self.level = Level(whole, self.cpu_milli, self.memory_mb, shares)
+        self.level = Level(whole, self.cpu_milli, self.memory_mb, shares, self.asleep_mb)
 
     @property
     def awaited(self) -> bool:
@@ -117,8 +138,8 @@ class Room:
 
     @property
     def empty(self) -> bool:
-        kind = self.kind
-        return self.level == Level(kind.gpus, kind.cpu_milli, kind.memory_mb)
+        """But for sleepers."""
+        return self.level.unused(self.kind)
 
     @property
     def gpus(self) -> int:
