@@ -22,7 +22,6 @@ def message(made: Cluster, request: Request) -> str:
 
 NODES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, {"no_sleep": True}, "it was submitted with --no-sleep"),
-    ({}, {"whole_nodes": True}, "it has whole nodes"),
     (
         {"sleep": "", "sleep_why": "its driver is 535, and 570 is needed"},
         {},

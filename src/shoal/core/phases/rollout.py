@@ -115,4 +115,5 @@ def _free(overlay: Overlay, jobs: Iterable[Job], *, undo: bool = False) -> None:
         for member in job.members:
             if not member.over:
                 sign = -1 if undo else 1
-                overlay.change(member.held, sign, exclusive=job.spec.whole_nodes)
+                alone = job.spec.whole_nodes and not member.lent
+                overlay.change(member.held, sign, exclusive=alone, asleep=member.lent)
