@@ -164,7 +164,7 @@ class SleepTruth(NapWitness):
         job, policy = self._jobs[event.job], self._policy
         if event.job in self._sleeps:
             raise Untruth(f"{event.job} is put to sleep, and sleeps already")
-        if job.spec.no_sleep or job.spec.whole_nodes:
+        if job.spec.no_sleep:
             raise Untruth(f"{event.job} is put to sleep, and must not be")
         asked = event.cause is SleepCause.USER or job.spec.service
         if policy.sleep is Sleeping.NEVER and not asked:
