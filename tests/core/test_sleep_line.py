@@ -193,6 +193,14 @@ def test_a_sleeper_wakes_before_jobs_that_are_behind_it() -> None:
     assert made.job(second).phase is Phase.WAITING
 
 
+def test_a_sleeper_wakes_although_the_queue_is_held_for_a_job_that_needs_its_memory() -> None:
+    made = cluster(gpus=2, preempt=Preempt.NEVER, patience_ms=0)
+    sleeper = asleep(made, gpus=1, memory_mb=600)
+    made.submit(gpus=1, memory_mb=500, priority=5)
+    made.ask(WakeJob(sleeper, "ann"))
+    assert made.job(sleeper).phase is Phase.WAKING
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_nobody_starves(seed: int) -> None:
     """Sleepers that want to wake and jobs that wait all get their work done while small jobs of

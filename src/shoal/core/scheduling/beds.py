@@ -17,8 +17,11 @@ def behind(state: State, sleeper: Job, policy: Policy, now_ms: int) -> str:
     """The job for which it has to stay asleep, in one clause; empty if there is none."""
     nodes = {state.nodes[m.slice.node].index for m in sleeper.members if not m.over}
     mine = line_key(state, sleeper, now_ms)
+    holds_memory = any(member.held.memory_mb for member in sleeper.members if not member.over)
     for job_id, held in state.reservations.items():
         job = state.jobs[job_id]
+        if holds_memory and job.spec.memory_mb:
+            continue  # that may need the sleeper's memory, and would wait for ever
         if job.number not in state.queue.lane or line_key(state, job, now_ms) > mine:
             continue
         if holds_queue(state, job, policy, now_ms):
