@@ -233,17 +233,6 @@ def test_a_job_with_whole_nodes_starts_where_somebody_sleeps() -> None:
     assert made.job(alone).phase is Phase.WAKING
 
 
-def test_a_job_with_whole_nodes_has_others_put_to_sleep() -> None:
-    made = Cluster(Policy(**CALM))
-    made.join("a", gpus=1, sleep="cuda", gpu_memory_mb=100, memory_mb=1000)
-    low = made.run(gpus=1, memory_mb=10, preemptible=True, checkpoint_ms=600_000)
-    made.wait(300_000)
-    alone = made.submit(gpus=1, whole_nodes=True, priority=10)
-    assert made.job(low).phase is Phase.DOZING
-    nap(made, low, 100)
-    assert made.job(alone).phase is Phase.STARTING
-
-
 def test_the_reason_names_sleepers_whose_memory_a_job_needs() -> None:
     made = Cluster(Policy(**CALM))
     made.join("a", gpus=1, sleep="cuda", gpu_memory_mb=400, memory_mb=1000)
