@@ -19,6 +19,7 @@ from shoal.model.events import (
     JobTouched,
     JobWaking,
     MembersAsleep,
+    NodeEnding,
     PolicyChanged,
     SleepRefused,
 )
@@ -64,6 +65,7 @@ class SleepTruth(NapWitness):
         self.known = specs  # as the log knows them
         self._sleeps: dict[str, Sleep] = {}
         self._awake_ms: dict[str, int] = {}  # since when the job is awake
+        self._ending: set[str] = set()  # nodes of which an end was known
         self._woken: set[str] = set()  # jobs that have slept in this attempt
         self._touched: set[str] = set()  # jobs that somebody wanted to wake
 
@@ -122,6 +124,8 @@ class SleepTruth(NapWitness):
         match event:
             case PolicyChanged():
                 self._policy = event.policy
+            case NodeEnding():
+                self._ending.add(event.node)
             case JobRunning() | JobAdopted():
                 self._awake_ms[event.job] = event.at_ms
                 self._woken.discard(event.job)
@@ -142,7 +146,8 @@ class SleepTruth(NapWitness):
                 self._sleeps[event.job].waking = True
             case JobWaking():
                 sleep = self._sleeps[event.job]
-                leaves = self._jobs[event.job].drained
+                job = self._jobs[event.job]
+                leaves = job.drained or any(slice_.node in self._ending for slice_ in job.held)
                 if not sleep.asleep or not (sleep.wants or leaves):
                     raise Untruth(f"{event.job} is woken, and nobody wants that: {event.why}")
                 sleep.asleep, sleep.waking = False, True
