@@ -9,8 +9,11 @@ import pytest
 
 from shoal.core.phases import reclaim, reconcile, sleep_requests, sleeping
 from shoal.core.phases.round import Round
-from shoal.core.scheduling import cycle, preempt, wake
+from shoal.core.phases.sleeping import rouse
+from shoal.core.scheduling import preempt, turns
 from shoal.core.scheduling import sleeping as costs
+from shoal.core.scheduling.sleeping import bed
+from shoal.core.scheduling.wake import Sleepers
 from shoal.core.state import apply_job, apply_sleep
 from shoal.core.state.state import State
 from shoal.model.job import Job, Phase
@@ -28,14 +31,16 @@ def sleep_in_part(patch: pytest.MonkeyPatch) -> None:
 
 
 def wake_who_wants_to_sleep(patch: pytest.MonkeyPatch) -> None:
-    def sleepers(state: State) -> list[Job]:
-        return [job for job in state.jobs.values() if job.phase is Phase.ASLEEP]
+    def wake_all(self: Sleepers, _: Job | None = None) -> None:
+        for job in self._round.state.jobs.values():
+            if job.phase is Phase.ASLEEP and (given := bed(self._round.state, job)):
+                rouse(self._round, job, given)
 
-    patch.setattr(wake, "sleepers", sleepers)
+    patch.setattr(Sleepers, "wake", wake_all)
 
 
 def let_everybody_sleep_on(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(cycle, "wake_sleepers", lambda *_: None)
+    patch.setattr(Sleepers, "wake", lambda *_: None)
 
 
 def count_sleep_as_run_time(patch: pytest.MonkeyPatch) -> None:
@@ -76,7 +81,7 @@ def call_everybody_idle(patch: pytest.MonkeyPatch) -> None:
 
 
 def end_turns_too_soon(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(preempt, "turn_ms", lambda *_: 0)
+    patch.setattr(turns, "turn_ms", lambda *_: 0)
 
 
 def lose_work_in_a_nap(patch: pytest.MonkeyPatch) -> None:
