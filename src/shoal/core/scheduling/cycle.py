@@ -294,13 +294,17 @@ def start_claimed(round_: Round) -> None:
 
 
 def _in_use(state: State, nodes: list[Node]) -> bool:
-    """Does any job hold something there? One that could not be put to sleep still does."""
-    return any(
-        held.gpus or held.cpu_milli or held.memory_mb
-        for node in nodes
-        for ref, other in state.placed[node.id].items()
-        if (held := other.members[ref.member].held)
-    )
+    """Does any job hold something there, or want it for itself? One that could not be put to sleep
+    still does."""
+    for node in nodes:
+        for ref, other in state.placed[node.id].items():
+            member = other.members[ref.member]
+            held = member.held
+            if held.gpus or held.cpu_milli or held.memory_mb:
+                return True
+            if other.spec.whole_nodes and not member.lent:
+                return True
+    return False
 
 
 def _ends_first(round_: Round, job: Job, nodes: list[Node]) -> str:
