@@ -47,7 +47,7 @@ FOUND_WAITS = (700168, 722874, 729455)
 # Each found a defect of sleep: an idle job that was woken slept again at once; a member that had
 # ended was told to sleep again and again; steps seemed too fast after a nap, and the next a hang; a
 # job with whole nodes started beside one that could not be put to sleep for it.
-FOUND_SLEEP = (16, 280, 156, 30030, 40179)
+FOUND_SLEEP = (16, 280, 156, 30030, 40179, 41222)
 FOUND_WITNESS = (707807, 715960, 723561, 736814, 739682)
 
 

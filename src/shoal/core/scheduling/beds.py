@@ -14,7 +14,11 @@ from shoal.model.policy import Policy, Preempt
 
 
 def behind(state: State, sleeper: Job, policy: Policy, now_ms: int) -> str:
-    """The job for which it has to stay asleep, in one clause; empty if there is none."""
+    """The job for which it has to stay asleep, in one clause; empty if there is none. Beyond the
+    policy's patience nobody keeps it asleep: a job ahead may wait, through others, for what the
+    sleeper holds."""
+    if sleeper.wanted_ms is not None and now_ms - sleeper.wanted_ms >= policy.patience_ms:
+        return ""
     nodes = {state.nodes[m.slice.node].index for m in sleeper.members if not m.over}
     mine = line_key(state, sleeper, now_ms)
     holds_memory = any(member.held.memory_mb for member in sleeper.members if not member.over)

@@ -69,6 +69,8 @@ class Sleepers:
                 _go_elsewhere(self._round, job)
         elif behind(state, job, self._round.policy, self._round.now_ms):
             state.agenda.beds[job.id] = None  # what is ahead of it may change with time alone
+            if job.wanted_ms is not None:
+                self._round.look_again(job.wanted_ms + self._round.policy.patience_ms)
         else:
             rouse(self._round, job, given)
 
