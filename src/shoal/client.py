@@ -18,6 +18,7 @@ from shoal.client_notices import NoticeCalls, query_of
 from shoal.client_secrets import SecretCalls
 from shoal.model.explanation import Explanation
 from shoal.model.finding import EVERY_JOB, JobFilter
+from shoal.model.given import given
 from shoal.model.job import JobSpec
 from shoal.model.joining import JoinTokenView
 from shoal.model.ledger import By, CostView, LedgerView
@@ -41,7 +42,6 @@ from shoal.model.views import (
     PackageView,
     ServiceView,
     StatusView,
-    Submission,
     WhyView,
 )
 from shoal.transport import SOCKET_NAME, Address, Endpoint, ShoalError, Unreachable
@@ -157,7 +157,7 @@ class Client(Caller, FlowCalls, IdentityCalls, SecretCalls, FileCalls, NoticeCal
 
     def submit(self, spec: JobSpec, key: str = "") -> JobView:
         """The same key again returns the same job."""
-        body = msgspec.json.encode(Submission(spec=spec, key=key or secrets.token_hex(16)))
+        body = msgspec.json.encode({"spec": given(spec), "key": key or secrets.token_hex(16)})
         return self._call("POST", JobView, "jobs", body=body)
 
     def has_package(self, package: str) -> bool:

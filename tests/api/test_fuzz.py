@@ -18,7 +18,7 @@ from tests.live.cluster import Live, live_cluster
 
 CANARY = "canary-of-blue"  # what only blue may see
 ROLES = {"viewer": Role.VIEWER, "member": Role.MEMBER, "admin": Role.ADMIN}
-EXAMPLES = {"operator": 6, "admin": 2, "member": 3, "viewer": 2}
+EXAMPLES = {"operator": 4, "admin": 2, "member": 3, "viewer": 2}
 OWN = ("/v1/me", "/v1/tokens", "/v1/session")  # a viewer's own tokens and sessions
 
 

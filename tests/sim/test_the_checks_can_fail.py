@@ -171,8 +171,8 @@ def forget_what_a_gang_insists_on(patch: pytest.MonkeyPatch) -> None:
 def place_others_beside_those_who_want_to_be_alone(patch: pytest.MonkeyPatch) -> None:
     change = Room.change
 
-    def share(room: Room, slice_: Slice, sign: int, *, exclusive: bool = False) -> None:
-        change(room, slice_, sign)
+    def share(room: Room, slice_: Slice, sign: int, **rest: Any) -> None:
+        change(room, slice_, sign, **{**rest, "exclusive": False})
 
     patch.setattr(Room, "change", share)
 

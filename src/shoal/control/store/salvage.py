@@ -22,6 +22,7 @@ from shoal.control.store.schema import FORGET_JOB, INSERT_EVENT, INSERT_JOB, SET
 from shoal.control.store.sqlite import SqliteStore
 from shoal.core.phases.identity import free_uid
 from shoal.core.state.apply import apply
+from shoal.core.state.apply_sleep import recount
 from shoal.core.state.invariants import Violation, verify
 from shoal.core.state.load import raise_attempt, raise_numbers, restore
 from shoal.core.state.state import Snapshot, State
@@ -213,6 +214,7 @@ def write(path: Path, found: Found, saved: Saved, numbers: Numbers) -> None:
     for event in found.events.values():
         if isinstance(event, JobPlaced):
             raise_attempt(state, event.job, event.attempt)
+    recount(state)
     body, seq = encode(state.snapshot()), found.top + 1
     ends = {
         _job(e): one

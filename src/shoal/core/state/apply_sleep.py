@@ -145,6 +145,19 @@ def account(state: State, job: Job, members: int, at_ms: int, penalty: int = 0) 
     state.accounts.change(job.spec.tenant, share, gpus * members, at_ms, penalty)
 
 
+def recount(state: State) -> None:
+    """What tenants hold, by what their jobs hold: events that are lost have not been counted."""
+    for account_ in state.accounts.own.values():
+        account_.share = account_.gpu_milli = 0
+    for job in state.jobs.values():
+        holding = sum(not member.over and not member.lent for member in job.members)
+        if holding:
+            own = state.accounts.own[job.spec.tenant]
+            first = job.members[0].slice  # all are charged alike
+            own.share += job.share * holding
+            own.gpu_milli += len(first.gpus) * first.gpu_milli * holding
+
+
 def _living(job: Job) -> int:
     return sum(not member.over for member in job.members)
 
