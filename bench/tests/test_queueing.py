@@ -191,6 +191,7 @@ def traces() -> Path:
     return folder
 
 
+@pytest.mark.soak
 def test_trace3_comes_out_as_published_and_the_default_beats_tiresias(traces: Path) -> None:
     jobs = read_jobs(traces / "trace3.csv.gz")
     overheads = read_overheads(traces / "start_overhead.csv")

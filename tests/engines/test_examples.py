@@ -28,7 +28,11 @@ INPUTS = 20
 
 @pytest.mark.outside("torch's members meet on a port by clocks of their own")
 @pytest.mark.parametrize(
-    "engine", ["slurm", "kubernetes", pytest.param("ray", marks=pytest.mark.soak)]
+    "engine",
+    [
+        "kubernetes",
+        *(pytest.param(engine, marks=pytest.mark.soak) for engine in ("slurm", "ray")),
+    ],
 )
 def test_the_examples_run_unchanged(engine: str, tmp_path: Path) -> None:
     with found(engine) as on:
