@@ -32,7 +32,6 @@ LONGEST = (
     "tests/netns/test_cluster.py",
     "tests/sim/test_seeds.py",
     "tests/live/test_services.py",
-    "bench/tests/test_placement.py",
     "tests/netns/test_joined.py",
     "tests/train/test_examples.py",
     "tests/web/test_page.py",
@@ -41,7 +40,6 @@ LONGEST = (
     "tests/netns/test_kept.py",
     "tests/sim/test_replay.py",
     "tests/tasks/test_example.py",
-    "tests/engines/test_examples.py",
     "tests/api/test_fuzz.py",
     "tests/live/test_training_bad_input.py",
     "tests/serve/test_server.py",
@@ -59,9 +57,10 @@ LONGEST = (
 )
 
 
-# Tests in these folders start real processes, servers or machines: what they see depends on more
-# than our code, as that of a test marked `outside` does.
-REAL = ("attack", "database", "engines", "history", "live", "netns", "serve", "tasks", "web")
+# Tests in these folders compute and nothing else: one that fails there is wrong at once. Elsewhere
+# they start real processes, servers or machines, and what they see depends on more than our code,
+# as that of a test marked `outside` does.
+PURE = ("core", "forms", "ledger", "model", "plan", "sim")
 # A run with more second tries than this fails: it is not the machine.
 SECOND_TRIES = 6
 
@@ -71,12 +70,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     printed."""
     places = {config.rootpath / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path, len(LONGEST)))
-    real = [config.rootpath / "tests" / name for name in REAL]
+    pure = tuple(f"{config.rootpath / 'tests' / name}/" for name in PURE)
     for item in items:
         mark = item.get_closest_marker("outside")
         if mark is not None and len(mark.args) != 1:
             raise pytest.UsageError(f"{item.nodeid}: say in `outside(...)` what it depends on")
-        if mark is None and not any(folder in item.path.parents for folder in real):
+        if mark is None and str(item.path).startswith(pure):
             continue
         if config.pluginmanager.hasplugin("rerunfailures"):  # -p no:rerunfailures: no second try
             item.add_marker(pytest.mark.flaky(reruns=1))

@@ -29,7 +29,7 @@ from shoal.agent.sleeping.port import Refused
 WORK = Path(__file__).parent / "sleep_work.py"
 BUSY = (
     "import torch, time, sys; x = torch.zeros(1, device='cuda'); torch.cuda.synchronize()\n"
-    "print('on', flush=True); torch.cuda._sleep(int(12e9)); torch.cuda.synchronize()\n"
+    "torch.cuda._sleep(int(12e9)); print('on', flush=True); torch.cuda.synchronize()\n"
     "print('done', flush=True); time.sleep(60)"
 )
 
@@ -130,8 +130,10 @@ def busy(driver: Nvidia) -> dict[str, Any]:
     process.stdout.readline()
     old, cuda_work.LOCK_MS = cuda_work.LOCK_MS, 1_000
     began, why = time.monotonic(), "slept"
+    sleeping = Cuda()
     try:
-        asyncio.run(Cuda().sleep(One(process.pid)))
+        asyncio.run(sleeping.sleep(One(process.pid)))
+        asyncio.run(sleeping.wake(One(process.pid), {}))
     except Refused as refused:
         why = str(refused)
     finally:

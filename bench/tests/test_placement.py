@@ -222,6 +222,7 @@ def test_a_list_that_cannot_be_read_ends_in_one_line(write, capsys) -> None:  # 
     assert capsys.readouterr().err.count("\n") == 1
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(not OPENB.is_dir(), reason=f"the openb lists are not in {OPENB}")
 def test_on_the_default_list_the_rules_are_the_published_ones_and_shoal_is_better() -> None:
     nodes = read_nodes(OPENB / "openb_node_list_gpu_node.csv")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -17,6 +18,7 @@ from shoal.client_identity import IdentityCalls
 from shoal.client_notices import NoticeCalls, query_of
 from shoal.client_secrets import SecretCalls
 from shoal.model.explanation import Explanation
+from shoal.model.fabric_views import FabricView, NetworkRequest
 from shoal.model.finding import EVERY_JOB, JobFilter
 from shoal.model.given import given
 from shoal.model.job import JobSpec
@@ -29,6 +31,7 @@ from shoal.model.samples import NodeSample
 from shoal.model.series import JobSeries, NodeSeries, ServiceSeries
 from shoal.model.service import ServiceSpec
 from shoal.model.session import SessionRequest, SessionView
+from shoal.model.storage import StorageRequest, StorageView
 from shoal.model.supply_views import SuppliesView
 from shoal.model.views import (
     CheckView,
@@ -148,6 +151,28 @@ class Client(Caller, FlowCalls, IdentityCalls, SecretCalls, FileCalls, NoticeCal
     def check_result(self, node: str, check: str, *, wait_s: float = 0) -> CheckView:
         """Returns when there is a verdict, or after `wait_s` (30 at most)."""
         return self._call("GET", CheckView, "nodes", node, "checks", check, wait_s=wait_s)
+
+    def check_network(self, nodes: Sequence[str] = (), *, collectives: bool = False) -> FabricView:
+        """Starts measuring the network; `tour` returns what was found."""
+        body = msgspec.json.encode(NetworkRequest(nodes=list(nodes), collectives=collectives))
+        return self._call("POST", FabricView, "fabric", "check", body=body)
+
+    def tour(self, tour: str, *, wait_s: float = 0) -> FabricView:
+        """Returns when the tour has ended, or after `wait_s` (30 at most)."""
+        return self._call("GET", FabricView, "fabric", "tours", tour, wait_s=wait_s)
+
+    def fabric(self) -> FabricView:
+        """The last tour that has ended; without an id if there was none."""
+        return self._call("GET", FabricView, "fabric")
+
+    def check_storage(self, request: StorageRequest) -> StorageView:
+        """Starts measuring a storage; `storage_check` returns what was found."""
+        body = msgspec.json.encode(request)
+        return self._call("POST", StorageView, "storage", "check", body=body)
+
+    def storage_check(self, check: str, *, wait_s: float = 0) -> StorageView:
+        """Returns when it has ended, or after `wait_s` (30 at most)."""
+        return self._call("GET", StorageView, "storage", "checks", check, wait_s=wait_s)
 
     def policy(self) -> Policy:
         return self._call("GET", Policy, "policy")

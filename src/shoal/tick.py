@@ -88,10 +88,15 @@ def verify_step(state: State, _: Policy, done: Step, __: int) -> None:
 
 
 def verify_all(state: State, policy: Policy, done: Step, now_ms: int) -> None:
-    """Looks at the whole state. A look at the queue that is due now is left to the next step."""
-    due_ms = state.agenda.look_ms
+    """Looks at the whole state."""
     verify(state)
     verify_touched(state, done.events)
+    verify_waits(state, policy, done, now_ms)
+
+
+def verify_waits(state: State, policy: Policy, done: Step, now_ms: int) -> None:
+    """A look at the queue that is due now is left to the next step."""
+    due_ms = state.agenda.look_ms
     if done.wake_ms != now_ms and (due_ms is None or due_ms > now_ms):
         verify_reasons(state, policy, now_ms)
 
@@ -173,16 +178,13 @@ class Tick:
     def still(self, still: Still) -> bool:
         """Kept for the next step, which need not come sooner for it. False: the state does not have
         the report that this one refers to, so the node should report in full."""
-        if still.node in self._reports:
-            return True  # a complete report waits for the same step
         node = self.state.nodes.get(still.node)
         said = self.state.heard.said.get(still.node)
-        if node is None or node.health is not NodeHealth.READY:
-            return False
-        if said != (still.incarnation, still.sequence):
-            return False
-        self._still[still.node] = still
-        return True
+        ready = node is not None and node.health is NodeHealth.READY
+        if ready and said == (still.incarnation, still.sequence):
+            self._still[still.node] = still
+            return True
+        return still.node in self._reports  # a complete report waits for the same step
 
     def gone(self, gone: NodeGone) -> None:
         self._gone[gone.node, gone.incarnation] = gone

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from shoal.agent import checks
 from shoal.agent.checks import Checks
 from shoal.core.nodebook import CHECKS_KEPT, NodeBook
 from shoal.model.commands import Check, Envelope
+from shoal.model.fabric import Host, Tour
 from shoal.model.health import CheckResult
 from shoal.model.job import MemberRef
 from shoal.model.node import NodeSpec
@@ -29,14 +31,20 @@ def order(number: int) -> Check:
 class Asked(Checks):
     """With the results as they came."""
 
-    def __init__(self, directory: Path, probe: Sequence[str] = checks.PROBE) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        probe: Sequence[str] = checks.PROBE,
+        tour: Sequence[str] = checks.TOUR,
+    ) -> None:
         self.results: list[CheckResult] = []
-        super().__init__(directory, SPEC, self.results.append, probe)
+        super().__init__(directory, SPEC, self.results.append, probe, tour)
 
 
-def wait(asked: Asked) -> None:
+def wait(asked: Asked, pid: int = 0) -> None:
     """As the agent does: the child is waited for, then told of."""
-    (pid,) = asked.pids()
+    if not pid:
+        (pid,) = asked.pids()
     _, status = os.waitpid(pid, 0)
     assert asked.ended(pid, os.waitstatus_to_exitcode(status))
 
@@ -86,6 +94,56 @@ def test_a_probe_that_fails_says_nothing_against_the_node(tmp_path: Path, probe:
     (result,) = asked.results
     assert result.error
     assert result.faults == ()
+
+
+def tour(number: int, limit_ms: int = 1_000) -> Check:
+    asked = Tour(hosts=(Host("n1", "127.0.0.1", 1),), own=0, key="secret", limit_ms=limit_ms)
+    return Check(node="n1", incarnation=1, id=f"t{number}", tour=asked)
+
+
+def test_a_tour_does_not_wait_for_a_check_and_both_count_as_disturbed(tmp_path: Path) -> None:
+    answer = ["sh", "-c", "sleep 1000 & wait"]
+    asked = Asked(tmp_path, answer, ["sh", "-c", 'echo {\\"id\\": \\"\\"}'])
+    asked.ask(order(1), busy=False)
+    (check,) = asked.pids()
+    asked.ask(tour(1), busy=False)
+    asked.ask(tour(1), busy=False)
+    (pid,) = asked.pids() - {check}
+    wait(asked, pid)
+    assert asked.results == [CheckResult(id="t1", busy=True)]
+    assert (tmp_path / "tour.json").stat().st_mode & 0o777 == 0o600  # it has the key
+    os.killpg(check, signal.SIGKILL)
+    wait(asked)
+    assert (asked.results[1].id, asked.results[1].busy) == ("c1", True)
+
+
+def test_a_later_tour_ends_the_one_before_at_once(tmp_path: Path) -> None:
+    asked = Asked(tmp_path, tour=["sh", "-c", "sleep 1000 & wait"])
+    asked.ask(tour(1), busy=False)
+    (first,) = asked.pids()
+    asked.ask(tour(2), busy=False)
+    wait(asked, first)
+    assert asked.results == [CheckResult(id="t1", error="a later tour has begun")]
+    (second,) = asked.pids()
+    asked.ask(tour(2), busy=False)  # sent again: it runs on
+    assert asked.pids() == {second}
+    os.killpg(second, signal.SIGKILL)
+    wait(asked)
+    assert asked.results[1].error.startswith("the probe ended with code -9")
+
+
+def test_a_tour_that_never_ends_is_killed_and_one_that_cannot_start_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = Asked(tmp_path, tour=["/does/not/exist"])
+    asked.ask(tour(1), busy=False)
+    assert "the probe cannot start" in asked.results[0].error
+    asked = Asked(tmp_path, tour=["sh", "-c", "sleep 1000"])
+    asked.ask(tour(2, limit_ms=90_000), busy=False)
+    monkeypatch.setattr(checks, "time", SimpleNamespace(monotonic=lambda: 1e12))
+    asked.tend()
+    wait(asked)
+    assert asked.results[0].faults == ("the probe did not end within 95 s",)
 
 
 def test_other_children_are_none_of_its_business(tmp_path: Path) -> None:

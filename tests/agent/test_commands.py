@@ -19,6 +19,7 @@ from shoal.exits import MEMBERS
 from shoal.model.commands import Acknowledge, Envelope, Launch, Stop
 from shoal.model.job import Fault, MemberRef
 from shoal.model.node import NodeSpec
+from shoal.model.progress import Beat
 from shoal.model.report import NodeReport
 from shoal.wire import Commands, FromAgent, Heard, Kept
 from tests.agent.rig import Rig, rig
@@ -221,7 +222,7 @@ def test_a_member_only_takes_the_steps_that_its_state_machine_allows() -> None:
         member.become(state)
     with pytest.raises(AssertionError, match="cannot go from stopping to running"):
         member.become(State.RUNNING)
-    exit_ = member.end(3, "it failed", 7, Fault.NONE, stopped=True)
+    exit_ = member.end(3, "it failed", Beat(ref="", step=7), Fault.NONE, stopped=True)
     assert (member.state, exit_.code, exit_.step, exit_.stopped) == (State.ENDED, 3, 7, True)
     with pytest.raises(AssertionError, match="cannot go from ended to ended"):
         member.end(0, "", None, Fault.NONE, stopped=False)

@@ -86,9 +86,14 @@ def group() -> Iterator[Group]:
 
 
 def test_the_kernel_freezes_a_group_unseen_and_what_is_frozen_can_be_killed(group: Group) -> None:
-    script = "import os, time\nos.fork()\nwhile True: time.sleep(0.01)"
-    child = subprocess.Popen([sys.executable, "-c", script], start_new_session=True)
+    script = "import os, time\ninput()\nos.fork()\nwhile True: time.sleep(0.01)"
+    child = subprocess.Popen(
+        [sys.executable, "-c", script], start_new_session=True, stdin=subprocess.PIPE
+    )
     group.add(child.pid)
+    assert child.stdin is not None
+    child.stdin.write(b"\n")  # it forks when it is in the group, never before
+    child.stdin.close()
     process = SimpleNamespace(pid=child.pid, group=group)
     known: Any = SimpleNamespace(
         containers={},

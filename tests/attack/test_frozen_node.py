@@ -34,7 +34,11 @@ def freeze(live: Live, node: str, *whom: str) -> None:
         os.kill(int(info[who]), signal.SIGSTOP)
 
 
-@pytest.mark.parametrize("whom", [("pid",), ("keeper", "pid")], ids=["agent", "agent and keeper"])
+@pytest.mark.parametrize(
+    "whom",
+    [pytest.param(("pid",), marks=pytest.mark.soak), ("keeper", "pid")],
+    ids=["agent", "agent and keeper"],
+)
 def test_the_next_attempt_begins_when_nothing_of_the_last_is_left(
     tmp_path: Path, whom: tuple[str, ...]
 ) -> None:

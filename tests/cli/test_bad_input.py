@@ -418,6 +418,15 @@ def test_a_home_that_cannot_be_is_told(home: str, shoal: Shoal) -> None:
     assert_one_clear_line(shoal("up", "--nodes", "1", "--port", "0", "--home", home))
 
 
+def test_a_user_without_a_home_directory_is_asked_for_one(
+    shoal: Shoal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as for an unknown user id
+    result = shoal("ps", "--home", "~/.shoal")
+    assert_one_clear_line(result)
+    assert "set HOME or SHOAL_HOME, or give --home DIR" in result.err
+
+
 def test_down_without_a_cluster_is_no_error(shoal: Shoal) -> None:
     result = shoal("down")
     assert result.code == 0

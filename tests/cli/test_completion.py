@@ -59,6 +59,7 @@ def env(cluster: Live, tmp_path: Path) -> dict[str, str]:
     return {"HOME": str(tmp_path), "SHOAL_HOME": str(cluster.home.path), "TERM": "dumb"}
 
 
+@pytest.mark.outside("a shell waits only for a moment for names")
 @pytest.mark.parametrize("shell", SHELLS)
 def test_shells_complete_verbs_flags_and_names(
     shell: str, cluster: Live, env: dict[str, str]

@@ -84,6 +84,8 @@ Attempt 1, 2026-09-21 14:13:20, on {kept}, {lost}: ran 6m 40s, node lost
       are done again
     member 1 on {lost} failed first: no exit code
     it ran from step 0 to 400, saved up to 380: 20 steps of work lost
+    compute-bound: 100 % of each step is the job's own work (1000 of 1000 ms, all 400
+      steps)
 
 Attempt 2, 2026-09-21 14:20:00, on {kept}, {new}: ran 10m, out of memory (probably)
     member 1 on {new} exited 1

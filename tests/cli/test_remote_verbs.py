@@ -118,7 +118,11 @@ TRIES: dict[str, list[Try]] = {
         Try(("n1", "=a"), "key=value", 2),
     ],
     "taint": [Try(("n1", "old"), "n1"), Try(("n1", "old-"), "n1")],
-    "check": [Try(("n1", "--json"), "n1")],
+    "check": [
+        Try(("n1", "--json"), "n1"),
+        Try(("--network", "n1"), "two or more", 1),
+        Try(("--storage", "/missing-folder", "n1"), "there is no folder", 1),
+    ],
     "supply": [Try((), ""), Try(("--json",), '"supplies": []')],
     "policy": [
         Try(("show",), "order"),
@@ -139,6 +143,11 @@ TRIES: dict[str, list[Try]] = {
     "context": [Try(("list",), "far")],
     "oidc": [Try((), "has no sign-in by OpenID Connect", 1)],
     "completion": [Try(("bash",), "complete")],
+    "plan": [
+        Try(("--model", "llama3-8b", "--tokens", "1T", "--nodes", "4"), "time to train"),
+        Try(("--history", "--goal", "p90 wait < 1h"), "p90 wait < 1h"),
+        Try(("--history",), "--goal is missing", 2),
+    ],
     "sim": [Try(("--history",), "fair"), Try(("--history", "--json"), '"policies"')],
     "import": [Try(("sacct", "nowhere.txt"), "nowhere.txt", 1)],  # of another system's files
     "demo": [Try(("--help",), "cluster")],  # brings up a cluster of its own
@@ -178,6 +187,7 @@ def laptop(live: Live, tmp_path_factory: pytest.TempPathFactory) -> Path:
         with contexts.changing() as known:
             token = live.home.token.read_text().strip()
             known.contexts["far"] = contexts.Context(url=live.client.url, token=token)
+    assert shoal(root, "run", "--wait", "--", "cat", "data.txt").code == 0  # it is j1
     return root
 
 
@@ -228,38 +238,21 @@ def test_each_verb_works_by_address_and_token_alone(laptop: Path, live: Live, ve
     assert sorted(path.name for path in home.iterdir()) == [".config"], "it made a home here"
 
 
+# Those that read files, make files, start processes or bring parts of the house with them.
 ON_MACOS = [
-    *(
-        "run",
-        "map",
-        "ps",
-        "logs",
-        "why",
-        "explain",
-        "cancel",
-        "requeue",
-        "retry",
-        "secret",
-        "serve",
-    ),
-    *(
-        "services",
-        "service",
-        "status",
-        "page",
-        "top",
-        "nodes",
-        "cordon",
-        "uncordon",
-        "label",
-        "taint",
-        "policy",
-    ),
-    *("events", "report", "prices", "supply", "whoami", "context", "completion", "sim"),
+    *("run", "map", "logs", "serve", "services", "service"),
+    *("top", "report", "completion", "plan", "sim"),
+]
+MORE_ON_MACOS = [
+    *("ps", "why", "explain", "cancel", "requeue", "retry", "secret"),
+    *("status", "page", "nodes", "cordon", "uncordon", "label", "taint", "policy", "events"),
+    *("prices", "supply", "whoami", "context"),
 ]
 
 
-@pytest.mark.parametrize("verb", ON_MACOS)
+@pytest.mark.parametrize(
+    "verb", [*ON_MACOS, *(pytest.param(verb, marks=pytest.mark.soak) for verb in MORE_ON_MACOS)]
+)
 def test_a_machine_with_macos_can_use_it(laptop: Path, live: Live, verb: str) -> None:
     """Without what only Linux has, and without the libraries that only a head needs."""
     if verb == "map":  # an output that is there is not written again

@@ -19,6 +19,7 @@ from shoal.model.events import (
     ClusterRestored,
     ControllerStarted,
     Event,
+    FabricMeasured,
     JobAdopted,
     JobAsleep,
     JobAwake,
@@ -85,6 +86,7 @@ from shoal.model.events import (
     UserRemoved,
     UserSet,
 )
+from shoal.model.fabric import Fabric
 from shoal.model.health import CheckResult, Record, Standing
 from shoal.model.identity import NodeKey, Role, TenantRecord, Token, User
 from shoal.model.job import JobSpec, Outcome, SleepCause, StopCause
@@ -461,6 +463,10 @@ SENTENCES: list[tuple[Event, str]] = [
         ),
         "the cluster was restored from its backup of 1970-01-01 03:00 UTC: what happened later is "
         "lost, and new jobs begin at j2501",
+    ),
+    (
+        FabricMeasured(at_ms=0, id="t1", nodes=("a", "b"), fabric=Fabric(), why="1 link was slow"),
+        "1 link was slow",
     ),
     (ClockJumped(at_ms=0, drift_ms=9000, why="the clock was set"), "the clock was set"),
     (

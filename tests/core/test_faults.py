@@ -8,6 +8,7 @@ from shoal.core.answers.why import explain
 from shoal.model.events import JobRunning, MemberLost
 from shoal.model.health import Standing
 from shoal.model.job import Fault, Job, MemberRef, Outcome, Phase
+from shoal.model.node import NodeIntent
 from tests.core.build import Cluster
 
 FULL = "cannot start: [Errno 28] No space left on device"
@@ -106,6 +107,22 @@ def test_a_program_that_is_missing_is_looked_for_on_one_more_node() -> None:
     cannot_start(cluster, job, Fault.MISSING, "no program 'trian' in PATH on this node")
     assert (job.outcome, job.code) == (Outcome.FAILED, 127)
     assert "trian" in job.why
+
+
+def test_a_program_that_is_missing_is_tried_again_when_the_other_nodes_are_removed() -> None:
+    """It would wait for ever for a node that never comes back."""
+    cluster = cluster_of("a", "b")
+    cluster.run(gpus=1, restart="never")
+    job = cluster.job(cluster.submit(gpus=1))
+    cannot_start(cluster, job, Fault.MISSING, "no program")
+    assert job.phase is Phase.WAITING
+    other = next(iter({"a", "b"} - set(job.missing_on)))
+    assert "is missing" in explain(cluster.state, job, cluster.policy, cluster.now_ms)
+    cluster.end(next(iter(cluster.state.jobs)), code=1)
+    cluster.learn_gone(other)
+    cluster.intend(other, NodeIntent.REMOVED)
+    cannot_start(cluster, job, Fault.MISSING, "no program")
+    assert (job.outcome, job.code) == (Outcome.FAILED, 127)
 
 
 def test_with_one_node_what_is_missing_is_missing() -> None:

@@ -193,3 +193,20 @@ def test_a_year_without_a_controller_is_counted_in_a_moment() -> None:
     assert "at least 999 times" in told.why
     assert of_kind(cluster, ScheduleRan)
     assert cluster.state.schedules["default/hourly"].next_ms == cluster.now_ms + 1000
+
+
+def test_a_schedule_whose_times_change_while_nobody_runs_it_is_counted_by_its_new_times() -> None:
+    """The first time is due by both. What else was due is not what the old times say."""
+    cluster = cluster_at()
+    add(cluster, spec_of("0 * * * *"))
+    changed = spec_of("0 */2 * * *")
+    first_ms = next_due(changed, cluster.now_ms)
+    assert first_ms == next_due(spec_of("0 * * * *"), cluster.now_ms)
+    cluster.wait(3 * HOUR_MS + 30_000)
+    assert isinstance(cluster.ask(SetSchedule(changed, first_ms)), Accepted)
+    assert cluster.last.wake_ms == cluster.now_ms, "what is due comes with the next step"
+    cluster.step()
+    (missed,) = of_kind(cluster, ScheduleMissed)
+    (ran,) = of_kind(cluster, ScheduleRan)
+    assert (missed.count, missed.last_ms) == (1, first_ms)
+    assert ran.due_ms == first_ms + 2 * HOUR_MS

@@ -14,7 +14,7 @@ from shoal.core.state.state import Snapshot
 from shoal.model.job import MemberRef, Phase, StopCause
 from shoal.model.node import NodeIntent
 from shoal.model.policy import Policy, Preempt, Sleeping
-from shoal.model.report import Accepted, SleepJob, Uses, WakeJob
+from shoal.model.report import Accepted, Refused, SleepJob, Uses, WakeJob
 from tests.core.build import Cluster, kinds
 from tests.core.test_sleep import CALM, cluster, nap, rouse
 from tests.core.test_sleep_line import asleep
@@ -175,6 +175,23 @@ def test_no_more_memory_is_lent_than_the_policy_allows() -> None:
     assert sorted(made.job(job).phase.value for job in low) == ["dozing", "stopping"]
 
 
+def test_turns_begin_once_it_is_known_what_a_job_has_on_its_gpu() -> None:
+    """Until then it is taken to have the whole GPU, which is more than the node's memory."""
+    made = Cluster(Policy(**CALM, turn_cost_percent=5, turn_ms_min=30_000))
+    made.join("a", gpus=1, sleep="cuda", gpu_memory_mb=400, memory_mb=100)
+    first = made.run(gpus=1)
+    second = made.submit(gpus=1)
+    made.wait(31_000)
+    made.hear("a")
+    assert made.job(first).phase is Phase.RUNNING
+    made.books["a"].uses = (Uses(MemberRef(first, 1, 0), 10),)
+    made.hear("a")
+    made.wait(31_000)
+    made.hear("a")
+    assert made.job(first).phase is Phase.DOZING
+    assert made.job(second).phase is Phase.WAITING
+
+
 def test_a_job_that_must_not_sleep_is_stopped() -> None:
     made = cluster()
     low = made.run(gpus=1, preemptible=True, checkpoint_ms=60_000, no_sleep=True)
@@ -231,6 +248,28 @@ def test_a_job_with_whole_nodes_starts_where_somebody_sleeps() -> None:
     assert made.job(alone).phase is Phase.ASLEEP  # not beside one that is awake
     made.end(sleeper)
     assert made.job(alone).phase is Phase.WAKING
+
+
+def test_a_sleeper_with_whole_nodes_wakes_in_the_room_made_for_it_beside_its_own_memory() -> None:
+    made = cluster(preempt=Preempt.PRIORITY, run_ms_min=0)
+    alone = asleep(made, gpus=1, memory_mb=100, whole_nodes=True, priority=5)
+    low = made.run(gpus=1, preemptible=True, no_sleep=True)
+    made.wait(600_000)
+    made.ask(WakeJob(alone, "ann"))
+    assert alone in made.state.claims
+    made.deliver()
+    made.end(low, code=143)
+    assert made.job(alone).phase is Phase.WAKING
+
+
+def test_nobody_is_put_to_sleep_on_a_node_that_is_drained() -> None:
+    """Of what runs there, jobs that are never restarted stay, and so do replicas that answer their
+    last requests."""
+    made = cluster()
+    job = made.run(gpus=1, restart="never")
+    made.intend("a", NodeIntent.DRAINING)
+    answer = made.ask(SleepJob(job, "ann"))
+    assert answer == Refused("job", f"{job} cannot be put to sleep: a is being drained")
 
 
 def test_the_reason_names_sleepers_whose_memory_a_job_needs() -> None:

@@ -171,6 +171,27 @@ def test_a_job_of_higher_priority_is_not_kept_from_a_sleepers_node() -> None:
     assert made.job(two).phase is Phase.STARTING
 
 
+def test_a_job_that_waited_before_the_sleeper_passes_one_like_it_that_did_not() -> None:
+    """The first of the two failed and is tried again, so it is behind the sleeper by now."""
+    rules: dict[str, Any] = {"order": "fifo", "turn_cost_percent": 5, "reservations": 0}
+    made = cluster(gpus=2, patience_ms=60_000, preempt=Preempt.NEVER, **rules)
+    big = made.run(gpus=2)
+    alike = {"gpus": 1, "no_sleep": True, "restart": "on-failure", "retries": 1, "backoff_ms": 0}
+    first = made.submit(**alike)
+    made.submit(gpus=1, no_sleep=True, priority=1)
+    second = made.submit(**alike)
+    made.wait(1_000)
+    made.ask(SleepJob(big, "ann"))
+    nap(made, big)
+    made.deliver()
+    made.hear("a")
+    made.ask(WakeJob(big, "ann"))
+    made.wait(61_000)
+    made.end(first, code=1)
+    assert made.job(first).phase is Phase.WAITING
+    assert made.job(second).phase is Phase.STARTING
+
+
 def test_a_sleeper_waits_behind_a_job_that_is_ahead_of_it() -> None:
     made = cluster(preempt=Preempt.NEVER)
     sleeper = asleep(made, gpus=1)

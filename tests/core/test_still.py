@@ -85,3 +85,16 @@ def test_a_machine_that_joined_is_given_up_without_waiting_for_somebody_to_end_i
         cluster.wait(FENCE_MS)
         cluster.step(nodes=(cluster.books["b"].report(),), fences=True)
         assert cluster.node("a").health is NodeHealth.LOST
+
+
+def test_as_before_counts_though_a_copy_of_an_old_report_waits_for_the_same_step() -> None:
+    cluster = Cluster()
+    copy = msgspec.structs.replace(book().report(), incarnation=1, sequence=1)
+    cluster.hear_reports(copy)
+    cluster.wait(cluster.policy.silent_after_ms - 1)
+    cluster._tick.hear(copy)
+    assert cluster._tick.still(Still("a", 1, 1))
+    cluster.step()
+    cluster.wait(cluster.policy.silent_after_ms - 1)
+    cluster.step()
+    assert cluster.node("a").health is NodeHealth.READY

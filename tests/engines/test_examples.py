@@ -27,13 +27,8 @@ INPUTS = 20
 
 
 @pytest.mark.outside("torch's members meet on a port by clocks of their own")
-@pytest.mark.parametrize(
-    "engine",
-    [
-        "kubernetes",
-        *(pytest.param(engine, marks=pytest.mark.soak) for engine in ("slurm", "ray")),
-    ],
-)
+@pytest.mark.soak  # tests/live and tests/netns train, serve and map with each run
+@pytest.mark.parametrize("engine", ["kubernetes", "slurm", "ray"])
 def test_the_examples_run_unchanged(engine: str, tmp_path: Path) -> None:
     with found(engine) as on:
         with ThreadPoolExecutor() as pool:

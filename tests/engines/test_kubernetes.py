@@ -145,6 +145,7 @@ def rig() -> Iterator[KubernetesRig]:
         clean(scratch)
 
 
+@pytest.mark.soak  # the same agents over the same link as in test_linked.py
 class TestKubernetes(ProcessContract):
     pass
 

@@ -44,7 +44,10 @@ class Followed(Replay):
         return super().commit(events, finished)
 
 
-@pytest.mark.parametrize("policy", ["fair", "fifo", "tiresias"])
+@pytest.mark.parametrize(
+    "policy",
+    ["fair", *(pytest.param(name, marks=pytest.mark.soak) for name in ("fifo", "tiresias"))],
+)
 def test_a_replay_with_failures_adds_up(policy: str) -> None:
     books = Books()
     conditions = Conditions(

@@ -23,7 +23,7 @@ def counts(view: JobView) -> ArrayCounts:
 
 
 @pytest.mark.parametrize(
-    ("elements", "kills"), [(400, 4), pytest.param(2_000, 10, marks=pytest.mark.soak)]
+    ("elements", "kills"), [(150, 3), pytest.param(2_000, 10, marks=pytest.mark.soak)]
 )
 def test_each_element_runs_once_through_kills_of_the_controller(
     elements: int, kills: int, tmp_path: Path

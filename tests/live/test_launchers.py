@@ -121,6 +121,7 @@ def test_torchrun_makes_one_world_of_all_members_and_their_gpus(terminal: Termin
     assert out.count("world of") == 1 and "world of 4, local ranks [0, 1, 0, 1]" in out
 
 
+@pytest.mark.soak
 @pytest.mark.outside("torch and the launchers of others meet on a port by clocks of their own")
 def test_torchrun_obeys_its_own_flags(terminal: Terminal) -> None:
     """As its makers document them: alone on a node, and with a rendezvous of its own choice."""
@@ -161,6 +162,7 @@ def test_deepspeeds_own_launcher_starts_its_script(terminal: Terminal) -> None:
     assert out.count("epoch 0 done") == 1
 
 
+@pytest.mark.soak  # tests/netns/test_launchers.py has mpirun with ranks on two hosts
 @pytest.mark.outside("torch and the launchers of others meet on a port by clocks of their own")
 def test_mpirun_starts_torchrun_on_each_node(terminal: Terminal) -> None:
     need_program("mpirun")
@@ -168,6 +170,7 @@ def test_mpirun_starts_torchrun_on_each_node(terminal: Terminal) -> None:
     assert out.count("world of") == 1 and "world of 4, local ranks [0, 1, 0, 1]" in out
 
 
+@pytest.mark.soak
 @pytest.mark.outside("torch and the launchers of others meet on a port by clocks of their own")
 def test_deepspeed_starts_its_processes_on_all_nodes_of_the_hostfile(terminal: Terminal) -> None:
     need("deepspeed")
@@ -182,9 +185,14 @@ def test_deepspeed_starts_its_processes_on_all_nodes_of_the_hostfile(terminal: T
     ("package", "command"),
     [
         ("torch", "-n 2 --retries 1 -- python ddp.py"),
-        ("torch", "-n 2 --retries 1 -- python fsdp2.py"),
-        ("accelerate", "-n 2 --retries 1 -- python accelerated.py"),
-        ("deepspeed", "-n 2 --retries 1 -- python deepspeeded.py"),
+        # The others run to their end in `make test`, and are killed in `make long`.
+        pytest.param("torch", "-n 2 --retries 1 -- python fsdp2.py", marks=pytest.mark.soak),
+        pytest.param(
+            "accelerate", "-n 2 --retries 1 -- python accelerated.py", marks=pytest.mark.soak
+        ),
+        pytest.param(
+            "deepspeed", "-n 2 --retries 1 -- python deepspeeded.py", marks=pytest.mark.soak
+        ),
     ],
 )
 def test_a_script_that_knows_nothing_of_shoal_goes_on_when_a_member_was_killed(
@@ -223,7 +231,10 @@ def output_of(pid: int) -> str:
     ("package", "command", "said"),
     [
         ("megatron", "-n 2 -g 1 -- python megatron_gpt.py", "tensor parallel 2"),
-        ("fsspec", "-- python chars.py --steps 2 --batch 4", "loss"),
+        ("torch", "-n 2 -- python fsdp2.py --epochs 1 --samples 64", "epoch 0 done"),
+        pytest.param(
+            *("fsspec", "-- python chars.py --steps 2 --batch 4", "loss"), marks=pytest.mark.soak
+        ),
         ("fsspec", "-n 2 -- python chars.py --steps 2 --batch 4", "loss"),
         ("fsspec", "-n 2 -- python images.py --epochs 1 --samples 64", "of new images right"),
     ],

@@ -91,7 +91,7 @@ def test_a_full_cluster_is_rolled_out_without_a_failed_request(full: Serving) ->
     assert clients.of("v1") and clients.of("v2") and clients.of("v3")
 
 
-@pytest.mark.parametrize("how", ["member", "agent"])
+@pytest.mark.parametrize("how", [pytest.param("member", marks=pytest.mark.soak), "agent"])
 def test_a_gang_that_loses_a_member_is_replaced_as_one_under_load(full: Serving, how: str) -> None:
     put(full, gang(full, "v3"), 2, rollout=Rollout.REPLACE, at_a_time=2)
     before = full.settles()

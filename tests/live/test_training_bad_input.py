@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
+
 from shoal.model.events import JobFinished
 from tests.live.cluster import Live
 from tests.needs import need
@@ -56,6 +58,7 @@ def test_a_checkpoint_directory_that_cannot_be_written_is_named(live: Live, tmp_
     assert place in text
 
 
+@pytest.mark.soak  # tests/train does this to gangs without a cluster
 def test_a_full_disk_ends_the_job_and_nothing_saved_is_lost(live: Live, tmp_path: Path) -> None:
     saved = {"SHOAL_CHECKPOINT_DIR": str(tmp_path), "WIDTH": "256"}
     first = train(live, SCRIPT, 8, 2, 1, env=saved)
@@ -67,6 +70,7 @@ def test_a_full_disk_ends_the_job_and_nothing_saved_is_lost(live: Live, tmp_path
     assert all(path.read_bytes() == content for path, content in before.items())
 
 
+@pytest.mark.soak  # tests/train does this to gangs without a cluster
 def test_damaged_checkpoints_end_the_job_and_are_kept(live: Live, tmp_path: Path) -> None:
     saved = {"SHOAL_CHECKPOINT_DIR": str(tmp_path)}
     first = train(live, SCRIPT, 8, 2, 1, env=saved)
@@ -83,6 +87,7 @@ def test_damaged_checkpoints_end_the_job_and_are_kept(live: Live, tmp_path: Path
     assert len(list(tmp_path.rglob("*.distcp"))) == len(shards)
 
 
+@pytest.mark.soak  # tests/train does this to gangs without a cluster
 def test_a_batch_that_the_members_do_not_divide_is_shared_and_one_too_small_refused(
     live: Live,
 ) -> None:

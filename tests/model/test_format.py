@@ -39,9 +39,16 @@ GATED: dict[str, str] = {
     "Fault=wake": "only members that slept can have it, and an older head puts none to sleep",
     "Refusal": "it is in an agent's report, and an older head skips that field",
     "Slept": "as Refusal",
+    "Spent": "as Refusal",
     "Touched": "as Refusal",
     "Uses": "as Refusal",
     "Woke": "as Refusal",
+    "Tour": "it is a field of Check that an older agent skips: it measures the node itself instead",
+    "Host": "as Tour",
+    "Storage": "as Tour",
+    "Pair": "as Refusal",
+    "Collective": "as Refusal",
+    "Weak": "as Refusal",
 }
 
 

@@ -81,7 +81,9 @@ def training(observed: Observed) -> Iterator[str]:
 def test_the_metrics_tell_what_the_cluster_does(observed: Observed, training: str) -> None:
     assert observed.wait(observed.run("exit 3")) == "failed"
     assert eventually(lambda: "shoal_node_cpu_busy_ratio" in scrape(observed), WAIT_S)
+    assert eventually(lambda: 'part="input"' in scrape(observed), WAIT_S)
     told = values(scrape(observed))
+    assert abs(sum(told["shoal_job_step_share"].values()) - 1) < 1e-6
     assert told["shoal_gpus"] == {"state=held": 2, "state=free": 6, "state=unusable": 0}
     assert told["shoal_nodes"]["state=ready"] == 2
     assert told["shoal_node_up"] == {"node=n1": 1, "node=n2": 1}

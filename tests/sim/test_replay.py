@@ -283,7 +283,7 @@ def test_a_policy_that_must_know_run_times_is_told_the_truth() -> None:
 @pytest.mark.parametrize(
     ("name", "nodes", "gpus", "where"),
     [
-        ("philly-pollux/jobs.csv.gz", 100, 8, {}),
+        pytest.param("philly-pollux/jobs.csv.gz", 100, 8, {}, marks=pytest.mark.soak),
         ("microsoft-itp/jobs.csv.gz", 64, 8, {"cluster": "cluster02"}),
     ],
 )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import pytest
 
 from shoal.model.events import (
     BudgetFreed,
@@ -103,6 +104,7 @@ def test_budgets_hold_jobs_by_what_the_replays_own_ledger_says() -> None:
     assert not free.events(BudgetHeld)
 
 
+@pytest.mark.soak
 def test_a_budget_in_money_counts_by_the_price_list() -> None:
     tenants = (Tenant(name="red", budget_money=100),)
     prices = PriceList(currency="EUR", gpus={"*": Price(per_hour=5)})

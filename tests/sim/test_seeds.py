@@ -18,8 +18,11 @@ from shoal.sim.storm.controller import Moment
 from shoal.sim.storm.disk import Fault
 from shoal.sim.storm.fuzz import Size, run_seed
 
-SEEDS = 250  # more with `make long`
+SEEDS = 75
+MORE_SEEDS = 250  # with `make long`, and thousands in test_soak.py
 CHUNK = 25
+# In the first seeds no node is suspect, and no job is adopted or used: in these it is so.
+WITNESSES = (113, 148)
 HASHED = 20  # whose histories are told again with another order of hashes
 
 # Each found a defect of arrays, or of what the storm knows about them.
@@ -85,7 +88,13 @@ def seen(seed: int) -> Seen:
     )
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+@pytest.mark.parametrize(
+    "first",
+    [
+        *range(0, SEEDS, CHUNK),
+        *(pytest.param(first, marks=pytest.mark.soak) for first in range(SEEDS, MORE_SEEDS, CHUNK)),
+    ],
+)
 def test_every_seed_keeps_all_promises_and_is_the_same_history_each_time(first: int) -> None:
     """A failure names its seed; `python -m shoal.sim.storm.fuzz SEED` tells that history again.
 
@@ -126,15 +135,15 @@ def test_every_kind_of_fault_and_every_kind_of_event_happens() -> None:
     events: Counter[str] = Counter()
     causes: Counter[str] = Counter()
     standings: set[str] = set()
-    for seed in (*range(SEEDS), 256, 365):  # in the last two, a node is suspect
+    for seed in (*range(SEEDS), *WITNESSES):
         history = seen(seed)
         faults += history.faults
         events += history.events
         causes += history.causes
         standings |= history.standings
     assert {cause.value for cause in StopCause} - set(causes) == set()
-    assert min(causes["preempt"], causes["hang"]) >= 10
-    assert causes["resize"] >= 2  # seldom: a gang grows only when it has just saved
+    assert min(causes["preempt"], causes["hang"]) >= 5
+    assert causes["resize"] >= 1  # seldom: a gang grows only when it has just saved
     assert {"ok", "suspect", "quarantined"} == standings
     assert {name for name in EXPECTED_FAULTS if not faults[name]} == set()
     # By the name in the log, which stays when an event is renamed.

@@ -15,9 +15,18 @@ import pytest
 from shoal.cli.app import call
 from shoal.control.home import Home
 from shoal.control.store.sqlite import SqliteStore
-from shoal.model.events import Event, JobRunning, JobSubmitted, NodeJoined
-from shoal.model.job import JobSpec
+from shoal.model.events import (
+    Event,
+    FabricMeasured,
+    JobRunning,
+    JobSubmitted,
+    NodeJoined,
+    PolicyChanged,
+)
+from shoal.model.fabric import Fabric, Weak
+from shoal.model.job import JobSpec, Within
 from shoal.model.node import NodeSpec
+from shoal.model.policy import Places, Policy
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 PLAIN = str(GOLDEN / "traces" / "plain.csv")
@@ -150,6 +159,25 @@ def lived_home(tmp_path: Path) -> None:
     ]
     store.commit(events, [])
     store.close()
+
+
+def test_a_history_with_a_measured_network_is_replayed(sim: Sim, tmp_path: Path) -> None:
+    lived_home(tmp_path)
+    store = SqliteStore(Home(tmp_path / "home").database)
+    measured = Policy(name="near", place=Places.MEASURED)
+    fabric = Fabric(id="t1", places={"n1": "m1/r1"}, weak=(Weak(node="n1", why="slow"),))
+    near = JobSpec(command=("x",), gpus=8, within=Within.RACK, within_required=True)
+    events: list[Event] = [
+        PolicyChanged(at_ms=61_000, policy=measured),
+        FabricMeasured(at_ms=62_000, id="t1", nodes=("n1",), fabric=fabric),
+        JobSubmitted(at_ms=63_000, job="j4", spec=near),
+        JobRunning(at_ms=64_000, job="j4", attempt=1),
+    ]
+    store.commit(events, [])
+    store.close()
+    result = sim("--history", "--json")
+    assert result.code == 0, result.err
+    assert json.loads(result.out)["policies"][0]["jobs"] == 4
 
 
 def test_a_clusters_own_history_is_replayed_on_its_own_nodes(sim: Sim, tmp_path: Path) -> None:

@@ -173,13 +173,16 @@ def let_gangs_answer_where_they_meet(patch: pytest.MonkeyPatch) -> None:
 
 # Seeds that show what few of them do, or show it soonest.
 EARLY = {
-    drain_the_old_before_the_new_are_ready: 141,
-    go_back_at_once: 69,
-    never_go_back: 69,
+    drain_the_old_before_the_new_are_ready: 4,
+    go_back_at_once: 9,
+    never_go_back: 9,
+    leave_those_that_hang: 15,
+    let_all_old_ones_leave_first: 3,
+    let_gangs_answer_where_they_meet: 4,
     let_go_of_who_has_work: 2,
     never_greet: 3,
     never_stop: 2,
-    replace_nobody: 2,
+    replace_nobody: 17,
     start_the_version_before: 8,
     number_versions_anew: 8,
     greet_again_after_a_restart: 9,

@@ -111,6 +111,8 @@ EARLY: dict[Mutate, int] = {
     count_sleep_as_run_time: 38,
     set_no_memory_aside: 65,
     never_repeat_that_somebody_should_wake: 33,
+    call_everybody_idle: 9,
+    put_anybody_to_sleep: 3,
 }
 
 

@@ -8,11 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from shoal.core.nodebook import NodeBook
 from shoal.model.commands import Launch
 from shoal.model.job import JobSpec
 from shoal.model.node import NodeSpec
 from shoal.model.policy import Policy
 from shoal.model.report import Accepted, Answer, Cancel, Nothing, Submit
+from shoal.sim.storm.contacts import Contacts
 from shoal.sim.storm.controller import Moment
 from shoal.sim.storm.network import Network
 from shoal.sim.storm.node import Fate
@@ -174,3 +176,14 @@ class CutNetwork(Network):
 
     def to_node(self, node: str) -> tuple[int, ...]:
         return () if node == self.cut else (1,)
+
+
+def test_a_report_that_waited_while_the_controller_recovered_is_old_once_it_is_stored() -> None:
+    """A copy of it that comes later is not a sign of life."""
+    contacts, book = Contacts(), NodeBook(NodeSpec(id="n", cpu_milli=1, memory_mb=1), incarnation=1)
+    report = book.report()
+    contacts.heard(report, 100)
+    contacts.began(600)
+    contacts.stored(["n"])
+    assert not contacts.heard(report, 1_000)
+    assert contacts.silent_ms("n", 5_000) == 4_400

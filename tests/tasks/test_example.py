@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.needs import need
 from tests.tasks.functions import ROOT, environment, wait_for
 
@@ -46,6 +48,7 @@ def test_scores_are_complete_in_order_and_once_although_a_worker_was_killed(tmp_
     assert all(3.0 < score["nats"] < 6.0 for score in scores)  # untrained: about log(80)
 
 
+@pytest.mark.soak
 def test_a_trained_model_scores_on_a_cluster_and_loses_a_worker(tmp_path: Path) -> None:
     words = [str(ROOT / "examples" / "map_inference.py"), "--inputs", "600", "--steps", "2"]
     done = subprocess.run(

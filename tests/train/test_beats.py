@@ -58,7 +58,7 @@ def test_an_agent_that_does_not_read_holds_nobody_up(listener: Listener, tmp_pat
 
 
 @pytest.mark.outside("it compares times that real processes need")
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", ["ddp", pytest.param("fsdp", marks=pytest.mark.soak)])
 def test_a_slowed_member_shows_in_its_compute_time_and_in_its_peers_waits(
     kind: str, listener: Listener
 ) -> None:

@@ -63,7 +63,9 @@ def test_the_curve_of_a_disturbed_run_is_that_of_an_undisturbed_one(tmp_path: Pa
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
-@pytest.mark.parametrize("told", [[0, 1], [1]], ids=["all", "one"])
+@pytest.mark.parametrize(
+    "told", [pytest.param([0, 1], marks=pytest.mark.soak), [1]], ids=["all", "one"]
+)
 def test_sigterm_saves_the_step_that_all_members_have_done_and_ends(
     told: list[int], tmp_path: Path
 ) -> None:

@@ -27,6 +27,7 @@ VIEWS = {
     "services": ".empty, .service",
     "ledger": ".figures, .empty",
     "simulate": ".asks label",
+    "plan": "select[name=model] option",
 }
 NASTY = "<img src=x onerror=document.title='owned'>"
 
@@ -177,7 +178,24 @@ def test_the_last_days_are_replayed_under_other_policies(visit: Visit, live: Liv
 
 
 @pytest.mark.outside("a real Chromium draws when it gets the time")
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_training_run_is_planned_and_a_wrong_amount_is_refused_in_words(visit: Visit) -> None:
+    visit.go("plan")
+    page = visit.page
+    page.locator("select[name=model] option").first.wait_for(state="attached")
+    page.select_option("select[name=model]", "llama3-8b")
+    page.fill("input[name=tokens]", "many")
+    page.get_by_role("button", name="Plan").click()
+    page.get_by_role("alert").get_by_text("--tokens: 'many' is not an amount").wait_for()
+    visit.complaints.clear()  # of that answer
+    page.fill("input[name=tokens]", "1T")
+    page.fill("input[name=nodes]", "4")
+    page.get_by_role("button", name="Plan").click()
+    page.get_by_text("1T tokens on 4 nodes with 32 x h100").wait_for()
+    page.get_by_text("Time to train").wait_for()
+
+
+@pytest.mark.outside("a real Chromium draws when it gets the time")
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.soak)])
 def test_on_a_phone_nothing_is_wider_than_the_screen(
     browser: Browser, live: Live, scheme: str
 ) -> None:

@@ -69,8 +69,12 @@ class Beats:
             self._newest[ref].advanced_at = time.monotonic()
 
     def step(self, ref: MemberRef) -> int | None:
+        beat = self.newest(ref)
+        return beat.step if beat is not None else None
+
+    def newest(self, ref: MemberRef) -> Beat | None:
         newest = self._newest.get(ref)
-        return newest.beat.step if newest is not None else None
+        return newest.beat if newest is not None else None
 
     def take(self) -> None:
         """Read some of the datagrams. The rest wait until other work had its turn."""

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from shoal.agent.starter import GRACE
 from shoal.model.commands import Launch
 from shoal.model.job import Fault, MemberRef
+from shoal.model.progress import Beat, spent_of
 from shoal.model.report import MemberExit
 
 # On `shoal down` members get this long after SIGTERM, whatever they asked for.
@@ -92,12 +93,13 @@ class Member:
         self.state = state
 
     def end(
-        self, code: int, why: str, step: int | None, fault: Fault, *, stopped: bool
+        self, code: int, why: str, beat: Beat | None, fault: Fault, *, stopped: bool
     ) -> MemberExit:
         """The process is over, or never was. What was under way for it is called off."""
         self.become(State.ENDED)
         if self.kill is not None:
             self.kill.cancel()
-        self.exit = MemberExit(self.ref, code, why, stopped, step, fault)
+        step, spent = (beat.step, spent_of(beat)) if beat is not None else (None, None)
+        self.exit = MemberExit(self.ref, code, why, stopped, step, fault, spent)
         self.ended_at = time.monotonic()
         return self.exit

@@ -32,7 +32,7 @@ from shoal.core.nodebook import STOPPED_BEFORE_START_CODE, NodeBook
 from shoal.exits import FROM_OUTSIDE, MEMBERS, keep_exit, member_ref, remove_exit
 from shoal.model.commands import Launch, Prepare, Stop
 from shoal.model.job import Fault, MemberRef
-from shoal.model.progress import BEATS_ENV
+from shoal.model.progress import BEATS_ENV, Beat
 from shoal.model.report import MemberExit
 
 log = logging.getLogger("shoal.agent")
@@ -232,7 +232,7 @@ class Members:
         for one in ended:
             ref, code = one.ref, one.code
             member = self._members[ref]
-            step = self.beats.step(ref)
+            beat = self.beats.newest(ref)
             self.beats.forget(ref)
             self._supplies.shares.forget(ref)
             self._surroundings.remove_empty_checkpoints(self._book.alive.get(ref))
@@ -241,7 +241,7 @@ class Members:
             except Exception:  # the code counts more than the reason
                 log.exception("nothing is known about why %s ended", ref)
                 why, fault = "", Fault.NONE
-            self._ended(member, code, why, step, fault)
+            self._ended(member, code, why, beat, fault)
         self._reaped.set()
         if ended:  # they end one by one: to look at all of them each time would be quadratic
             self._shipping.pump([one.ref for one in ended])
@@ -277,13 +277,13 @@ class Members:
         member: Member,
         code: int,
         why: str,
-        step: int | None = None,
+        beat: Beat | None = None,
         fault: Fault = Fault.NONE,
     ) -> None:
         log.info("%s ended with code %d", member.ref, code)
         stopped = member.ref in self._book.stopping
         why = self._supplies.secrets.ended(member.ref, why)
-        exit_ = member.end(code, why, step, fault, stopped=stopped)
+        exit_ = member.end(code, why, beat, fault, stopped=stopped)
         self._book.ends(member.ref)
         for act in self.left:
             act(member.ref)
@@ -325,7 +325,7 @@ class Members:
             return
         if late or self._shipping.complete(ref):
             member.become(State.REPORTED)
-            self._book.exited(ref, exit_.code, exit_.why, exit_.step, exit_.fault)
+            self._book.exited(ref, exit_.code, exit_.why, exit_.step, exit_.fault, exit_.spent)
             self._changed()
 
     def _goes_with_the_node(self, member: Member, exit_: MemberExit) -> bool:

@@ -21,6 +21,7 @@ from shoal.api.access import Access
 from shoal.api.audit import Audit, audited
 from shoal.api.events import Events
 from shoal.api.explain import Explanations
+from shoal.api.fabric import FabricApi
 from shoal.api.feed import Feed
 from shoal.api.files import Files
 from shoal.api.finding import Annotations, provide_wanted
@@ -54,6 +55,7 @@ from shoal.api.schema import DescribedSchema
 from shoal.api.secrets import Secrets, refuse_unknown_secrets
 from shoal.api.series import Series
 from shoal.api.sessions import Sessions
+from shoal.api.storage import StorageApi
 from shoal.api.supply import Supplies
 from shoal.api.tickets import tickets
 from shoal.api.views import (
@@ -235,6 +237,8 @@ ROUTES: list[ControllerRouterHandler] = [
     Series,
     Ledger,
     Supplies,
+    FabricApi,
+    StorageApi,
     Packages,
     Secrets,
     Rules,

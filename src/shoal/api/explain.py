@@ -8,10 +8,12 @@ from litestar import Controller, get
 
 from shoal.api.keys import event_without_keys
 from shoal.api.principal import Needs
+from shoal.api.progress_views import Samples, bound_of, progress_view
 from shoal.api.reach import Reach
 from shoal.api.read_threads import aside
 from shoal.api.seen import seen_events
-from shoal.api.views import job_state, progress_view
+from shoal.api.views import job_state
+from shoal.control.history.history import History
 from shoal.control.loop import ControlLoop
 from shoal.core.answers.explain import attempts_of, learned_of, no_tail
 from shoal.core.answers.outlook import outlook
@@ -43,16 +45,18 @@ class Explanations(Controller):
     opt = Needs.READ.opt
 
     @get("/{job_id:str}/explanation")
-    async def explanation(self, reach: Reach, job_id: str) -> Explanation:
+    async def explanation(self, reach: Reach, history: History, job_id: str) -> Explanation:
         """The job's attempts, how and why each ended, and the last lines of the first failure."""
         loop = reach.loop
         reach.job(job_id)
         read = await aside(lambda: _read(loop, job_id))
         await loop.settled()
-        return explanation_of(reach, reach.job(job_id), read)
+        return explanation_of(reach, reach.job(job_id), read, history.newest)
 
 
-def why_view(reach: Reach, job: Job, told: list[Recorded] | None = None) -> WhyView:
+def why_view(
+    reach: Reach, job: Job, told: list[Recorded] | None = None, samples: Samples | None = None
+) -> WhyView:
     """`told` is the job's history, if it was already read."""
     loop = reach.loop
     now_ms = loop.clock.now_ms()
@@ -67,7 +71,7 @@ def why_view(reach: Reach, job: Job, told: list[Recorded] | None = None) -> WhyV
         late_ms=seen.late_ms,
         start=seen.start,
         why=_with_holders(reach, job, reach.text(seen.why), now_ms),
-        progress=progress_view(loop, job),
+        progress=progress_view(loop, job, samples),
         events=told[-WHY_EVENTS_MAX:],
         attempts=attempts_of((one.event for one in told), no_tail),
         labels=job.spec.labels,
@@ -90,7 +94,10 @@ def _read(loop: ControlLoop, job_id: str) -> tuple[list[Recorded], list[Recorded
 
 
 def explanation_of(
-    reach: Reach, job: Job, read: tuple[list[Recorded], list[Recorded]] | None = None
+    reach: Reach,
+    job: Job,
+    read: tuple[list[Recorded], list[Recorded]] | None = None,
+    samples: Samples | None = None,
 ) -> Explanation:
     loop = reach.loop
     own, around = read or _read(loop, job.id)
@@ -105,6 +112,8 @@ def explanation_of(
         return read.data.decode("utf-8", "replace")
 
     attempts = attempts_of(events, tail)
+    if attempts and attempts[-1].attempt == job.attempt and job.phase is Phase.RUNNING:
+        attempts[-1].bound = bound_of(loop, job, samples or {})
     command = shlex.join(job.spec.command)
     return Explanation(
         id=job.id,

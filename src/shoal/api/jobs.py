@@ -20,6 +20,7 @@ from shoal.api.reach import Reach, scoped_key
 from shoal.api.read_threads import ROWS_AT_ONCE, aside, encoded, json_list, respond
 from shoal.api.secrets import refuse_unknown_secrets
 from shoal.api.views import ended_row, job_row, job_state, job_view
+from shoal.control.history.history import History
 from shoal.control.loop import ControlLoop
 from shoal.core.state.apply_array import parts_of
 from shoal.model.finding import JobFilter
@@ -178,12 +179,12 @@ class Jobs(Controller):
         return Done(id=answer.id, note=answer.note)
 
     @get("/{job_id:str}/why")
-    async def why(self, reach: Reach, job_id: str) -> WhyView:
+    async def why(self, reach: Reach, history: History, job_id: str) -> WhyView:
         loop = reach.loop
         reach.job(job_id)
         told = await aside(lambda: loop.store.history(job_id, HISTORY_MAX))
         await loop.settled()
-        return why_view(reach, reach.job(job_id), told)
+        return why_view(reach, reach.job(job_id), told, history.newest)
 
     @get("/{job_id:str}/logs")
     async def logs(

@@ -24,11 +24,13 @@ from shoal.api.exposition import (
 )
 from shoal.api.nap_views import sleepers_of
 from shoal.api.principal import Needs
-from shoal.api.views import DRAINED, gpu_counts, known_nodes, node_state, progress_view
+from shoal.api.progress_views import progress_view
+from shoal.api.views import DRAINED, gpu_counts, known_nodes, node_state
 from shoal.control.counters import OTHERS, TENANTS_MAX
 from shoal.control.history.history import History
 from shoal.control.loop import ControlLoop
 from shoal.core.state.state import Node
+from shoal.model.bound import parts_of
 from shoal.model.job import Job, Phase
 from shoal.model.node import NodeHealth
 from shoal.model.samples import GpuSample, NodeSample
@@ -233,6 +235,17 @@ def _jobs(loop: ControlLoop) -> Iterator[str]:
                 for job, view in training
             ],
         )
+    yield family(
+        "shoal_job_step_share",
+        "gauge",
+        "Share of a step by what it is spent on; together 1.",
+        [
+            ({"job_id": job.id, "tenant": job.spec.tenant, "part": part}, milli / 1000)
+            for job, view in training
+            if view.bound is not None
+            for part, milli in parts_of(view.bound.shares)
+        ],
+    )
 
 
 def _largest(loop: ControlLoop) -> list[Job]:

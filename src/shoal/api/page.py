@@ -12,6 +12,7 @@ from shoal.api.access import Access
 from shoal.api.certificate import Certificate
 from shoal.api.feed import Feed
 from shoal.api.oidc import OpenId, SignIns
+from shoal.api.plan import Planner, Plans
 from shoal.api.principal import Principal, principal_of
 from shoal.api.queue import Foresight, Waiting
 from shoal.api.reach import Reach
@@ -28,6 +29,7 @@ HANDLERS: tuple[type[Controller], ...] = (
     Live,
     Waiting,
     Simulations,
+    Plans,
     Certificate,
 )
 
@@ -35,7 +37,7 @@ HANDLERS: tuple[type[Controller], ...] = (
 def provided(
     loop: ControlLoop, access: Access, feed: Feed, home: Path | None, stores: Stores | None
 ) -> dict[str, Provide]:
-    simulator, foresight = Simulator(loop, home), Foresight()
+    simulator, foresight, planner = Simulator(loop, home), Foresight(), Planner()
     # A standby forwards all sign-ins.
     settings = stores.settings if stores is not None and stores.leads else None
     sign_ins = SignIns(settings, loop.clock.now_ms, loop.alarms)
@@ -58,4 +60,5 @@ def provided(
         "sign_ins": Provide(lambda: sign_ins, sync_to_thread=False),
         "openid_on": Provide(lambda: sign_ins.on, sync_to_thread=False),
         "simulator": Provide(lambda: simulator, sync_to_thread=False),
+        "planner": Provide(lambda: planner, sync_to_thread=False),
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import shutil
 import sys
@@ -14,6 +13,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from litestar import Controller, get, post
 
+from shoal.api.child import run_child
 from shoal.api.principal import Needs
 from shoal.api.problems import Refusal
 from shoal.control.loop import ControlLoop
@@ -22,7 +22,6 @@ from shoal.model.policy import Policy
 
 LIMIT_S = 300.0
 ANSWER_BYTES_MAX = 4 * 1024 * 1024
-NICENESS = 10  # the cluster comes first
 CURRENT = "current"
 FOLDER = "replays"  # in the home; emptied when a controller starts
 # A replay dies with its controller, however that ends, even if it ended just before this ran.
@@ -150,20 +149,7 @@ async def _replay(home: Path, ask: Ask, policy: Policy) -> tuple[int, bytes, byt
     place = home / FOLDER
     place.mkdir(mode=0o700, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=place) as folder:
-        process = await asyncio.create_subprocess_exec(
-            *_command(home, ask, policy, Path(folder)),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        try:
-            os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
-            out, err = await process.communicate()
-            return process.returncode or 0, out, err
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+        return await run_child(_command(home, ask, policy, Path(folder)))
 
 
 def _command(home: Path, ask: Ask, policy: Policy, folder: Path) -> list[str]:

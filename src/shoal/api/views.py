@@ -8,12 +8,14 @@ from typing import Any
 from shoal import __version__
 from shoal.api.keys import service_without_keys, without_keys
 from shoal.api.nap_views import nap_view, node_naps
+from shoal.api.progress_views import progress_view
 from shoal.api.reach import Reach
 from shoal.control.loop import ControlLoop
 from shoal.core.answers.arrays import counts
 from shoal.core.answers.rollouts import sleeps, stalled
 from shoal.core.answers.supplies import supply_lines
 from shoal.core.answers.why import explain
+from shoal.core.fabric.words import weak_links
 from shoal.core.state.apply_array import parts_of
 from shoal.core.state.state import Node
 from shoal.model.array import counts_of
@@ -28,7 +30,6 @@ from shoal.model.views import (
     JobView,
     MemberView,
     NodeView,
-    ProgressView,
     ReplicaView,
     ServiceView,
     StatusView,
@@ -137,6 +138,8 @@ def node_view(reach: Reach, node: Node) -> NodeView:
         standing=node.record.standing.value,
         history=list(node.record.history) if reach.who.sees_all else [],
         place=node.spec.place,
+        measured_place=loop.state.fabric.places.get(node.id, ""),
+        weak_links=weak_links(loop.state.fabric, node.id),
         address=node.spec.address,
         origin=node.spec.origin,
         order=node.spec.order,
@@ -186,27 +189,6 @@ def check_view(loop: ControlLoop, node: str, check: str) -> CheckView | None:
     if loop.state.heard.asked.get(node) == check:
         return CheckView(node=node, id=check)
     return None
-
-
-def progress_view(loop: ControlLoop, job: Job) -> ProgressView | None:
-    """The furthest member's progress, if the job's members report steps."""
-    watch = loop.state.heard.watches.get(job.id)
-    if watch is None or not watch.beats:
-        return None
-    beat = max(watch.beats.values(), key=lambda beat: beat.step)
-    paces = sorted(watch.pace.paces_us)
-    step_us = paces[len(paces) // 2] if paces else 0
-    left = beat.steps_total - beat.step if beat.steps_total else 0
-    return ProgressView(
-        step=beat.step,
-        steps_total=beat.steps_total,
-        step_us=step_us,
-        left_ms=max(0, left) * step_us // 1000 if step_us and beat.steps_total else None,
-        saved_step=job.saved_step,
-        loss=next((b.loss for _, b in sorted(watch.beats.items()) if b.loss is not None), None),
-        metrics=dict(beat.metrics),
-        slow=sorted(watch.slow),
-    )
 
 
 def service_view(reach: Reach, service: Service, entry: GatewayEntry) -> ServiceView:

@@ -91,6 +91,7 @@ THEMES = {
         "completion": "Print what your shell needs to complete verbs and names.",
     },
     "Try it": {
+        "plan": "Plan a cluster: how many GPUs, for how long, at what cost.",
         "sim": "Replay a trace or your own history under other policies.",
         "import": "Show where a Slurm site's GPU time went.",
         "demo": "Watch a small cluster lose a node and recover, in half a minute.",

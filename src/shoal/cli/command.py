@@ -95,7 +95,12 @@ def _settle_home(context: click.Context, option: click.Parameter, path: str) -> 
 
     if "\0" in path:
         raise click.BadParameter("a path cannot contain a NUL byte")
-    settled = Path(path).expanduser().absolute()
+    try:
+        settled = Path(path).expanduser().absolute()
+    except RuntimeError:  # a user id without an entry, as in containers
+        raise click.BadParameter(
+            "this user has no home directory; set HOME or SHOAL_HOME, or give --home DIR"
+        ) from None
     require_own(settled)
     _note_source(context, option)
     os.environ["SHOAL_HOME"] = str(settled)

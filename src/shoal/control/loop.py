@@ -19,6 +19,7 @@ from shoal.control.loading import load
 from shoal.control.logs import LogStore, may_log
 from shoal.control.packages import PackageStore
 from shoal.control.secretstore import SecretStore
+from shoal.control.tour_keys import TourKeys
 from shoal.core.state.invariants import verify
 from shoal.core.state.state import State
 from shoal.database.base import Deposed
@@ -86,7 +87,7 @@ class ControlLoop:
         self.files: Files | None = None
         self.engine_kind = engine_kind
         self.store = store
-        self.tick = Tick(store, policy, self._send, fences=engine.fences)
+        self.tick = Tick(store, policy, TourKeys(self._send).send, fences=engine.fences)
         self._load()
         self.policy = self.tick.policy  # in force and stored
         self.started_ms = clock.now_ms()

@@ -22,7 +22,7 @@ from shoal.model.commands import (
 from shoal.model.health import CheckResult
 from shoal.model.job import Fault, MemberRef
 from shoal.model.node import NodeSpec
-from shoal.model.progress import Progress
+from shoal.model.progress import Progress, Spent
 from shoal.model.report import (
     Getting,
     Idle,
@@ -42,6 +42,7 @@ STOPPED_BEFORE_START_CODE = 143
 PREPARED_MAX = 2  # a warm interpreter takes memory
 STILLS_MAX = 9  # between two complete reports, so that one comes every 10 s
 CHECKS_KEPT = 4  # in every report, until newer ones take their place
+PAIRS_TOLD_MAX = 60  # reports with the pairs of a tour: there may be 1,000 of them
 
 # What an agent has to do for a command; an acknowledgement needs the book only.
 Action = Launch | Stop | Sleep | Wake | Check | Prepare | Dismiss
@@ -75,6 +76,7 @@ class NodeBook:
         self.ends_in_ms: int | None = None
         self.ends_why = ""
         self._sequence = 0
+        self._pairs_told = 0
         self._reported: NodeReport | None = None  # the last complete report
         self._stills = 0  # sent since then
         self._newest = (0, 0)
@@ -210,6 +212,7 @@ class NodeBook:
         why: str = "",
         step: int | None = None,
         fault: Fault = Fault.NONE,
+        spent: Spent | None = None,
     ) -> None:
         books = (self.alive, self.getting, self.dozing, self.asleep, self.waking, self.woke)
         for book in (*books, self.refused, self.touched):
@@ -217,12 +220,20 @@ class NodeBook:
         stopped = ref in self.stopping and ref not in self.ended
         self.stopping.pop(ref, None)
         self.ended.pop(ref, None)
-        self.exits[ref] = MemberExit(ref, code, why, stopped, step, fault)
+        self.exits[ref] = MemberExit(ref, code, why, stopped, step, fault, spent)
 
     def measured(self, result: CheckResult) -> None:
+        self._drop_pairs()
+        self._pairs_told = 0
         self.checks[result.id] = result
         while len(self.checks) > CHECKS_KEPT:
             del self.checks[next(iter(self.checks))]
+
+    def _drop_pairs(self) -> None:
+        """The controller has them, or does not ask for them any more."""
+        for id_, result in self.checks.items():
+            if result.pairs or result.collectives:
+                self.checks[id_] = msgspec.structs.replace(result, pairs=(), collectives=())
 
     def report(
         self,
@@ -232,6 +243,9 @@ class NodeBook:
     ) -> NodeReport:
         self._sequence += 1
         self._stills = 0
+        self._pairs_told += 1
+        if self._pairs_told > PAIRS_TOLD_MAX:
+            self._drop_pairs()
         self._reported = self._inventory(progress, sample, idle)
         return self._reported
 

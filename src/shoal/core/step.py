@@ -8,6 +8,7 @@ from shoal.core.phases.admit import admit, run_problem
 from shoal.core.phases.after import settle_dependents
 from shoal.core.phases.budget import budget
 from shoal.core.phases.ends import close_ending
+from shoal.core.phases.fabric import end_tours, tours_wanted
 from shoal.core.phases.heal import heal
 from shoal.core.phases.leaving import dismissals
 from shoal.core.phases.observe import fences_wanted, observe
@@ -20,6 +21,7 @@ from shoal.core.phases.round import Round
 from shoal.core.phases.schedules import run_schedules
 from shoal.core.phases.serve import serve
 from shoal.core.phases.sleeping import settle_naps
+from shoal.core.phases.storage import end_storage, storage_wanted
 from shoal.core.phases.supply import supply
 from shoal.core.phases.timekeeping import note_clock
 from shoal.core.phases.unfold import look_for_more, unfold
@@ -58,6 +60,8 @@ def step(state: State, report: Report, policy: Policy, now_ms: int) -> Step:
     fresh = observe(round_, report)  # what happened on the nodes
     hear_supplies(round_, report.supplies)  # what became of ordered nodes
     watch(round_, fresh)  # what members report of their work
+    end_tours(round_, fresh)  # what nodes measured of the network between them
+    end_storage(round_, fresh)  # what they measured of their storage
     reclaim(round_, fresh)  # jobs that hold GPUs and do not use them
     answers = admit(round_, report.requests)  # what users want
     run_schedules(round_, report.dues, run_problem)  # what is due by a schedule
@@ -74,6 +78,8 @@ def step(state: State, report: Report, policy: Policy, now_ms: int) -> Step:
     supplies = supply(round_)  # which nodes to order, and which to give back
     commands = reconcile(round_, fresh)  # what should run minus what runs
     commands += checks_wanted(state, fresh)  # which nodes should be measured
+    commands += tours_wanted(round_, fresh)  # which nodes should meet which
+    commands += storage_wanted(round_, fresh)  # which nodes should measure their storage
     commands += prepares_wanted(state, fresh, now_ms)  # which nodes should be warm for a gang
     commands += dismissals(state, fresh)  # which nodes may leave, as they asked
     if report.fences:

@@ -17,7 +17,7 @@ from shoal.forms import datafile, readers, supply, units
 from shoal.forms.datafile import is_job_file, unknown
 from shoal.forms.failure import REFUSED, USAGE, BadField, Failure
 from shoal.model.job import JOB_NAME_PATTERN
-from shoal.model.policy import GpuOver, Others, Policy, Preempt, Sleeping, Tenant
+from shoal.model.policy import GpuOver, Others, Places, Policy, Preempt, Sleeping, Tenant
 
 NAME_CHARACTERS_MAX = 63
 NUMBER_MAX = 10**12  # more than any count or time in a policy may be
@@ -39,6 +39,7 @@ ABOUT = {
     "name": "a name for people",
     "order": "the order of the queue",
     "placement": "how to choose among the nodes that fit",
+    "place": "racks and blocks: as typed, or as the network was measured",
     "preempt": "stop running jobs: never, for priority and quota, or also by rank in the order",
     "reservations": "blocked jobs at the front of the queue that get room set aside",
     "patience": "a blocked job can be overtaken for this long",
@@ -77,6 +78,7 @@ ABOUT = {
 }
 COMMENT_COLUMN = 32
 CHOICES: dict[str, type[StrEnum]] = {
+    "place": Places,
     "preempt": Preempt,
     "others": Others,
     "gpu_over": GpuOver,

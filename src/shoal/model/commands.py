@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
+from shoal.model.fabric import Tour
 from shoal.model.job import MemberRef
 from shoal.model.policy import GpuOver
+from shoal.model.storage import Storage
 
 
 class CommandBase(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", tag=True):
@@ -84,6 +86,8 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", tag=
     node: str
     incarnation: int
     id: str
+    tour: Tour | None = None  # measure the network to these nodes instead of the node itself
+    storage: Storage | None = None  # measure this storage instead
 
 
 class Prepare(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", tag=True):

@@ -27,6 +27,7 @@ from shoal.model.identity_events import UserRemoved as UserRemoved
 from shoal.model.identity_events import UserSet as UserSet
 from shoal.model.ids import array_of
 from shoal.model.job import Fault, JobSpec, Outcome, StopCause
+from shoal.model.node_events import FabricMeasured as FabricMeasured
 from shoal.model.node_events import NodeChecked as NodeChecked
 from shoal.model.node_events import NodeEnding as NodeEnding
 from shoal.model.node_events import NodeIntended as NodeIntended
@@ -43,6 +44,7 @@ from shoal.model.notice_events import RuleEvent as RuleEvent
 from shoal.model.notice_events import RuleRemoved as RuleRemoved
 from shoal.model.notice_events import RuleSet as RuleSet
 from shoal.model.policy import Policy
+from shoal.model.progress import Spent
 from shoal.model.resources import Slice
 from shoal.model.schedule_events import ScheduleEvent as ScheduleEvent
 from shoal.model.schedule_events import ScheduleMissed as ScheduleMissed
@@ -138,6 +140,7 @@ class MemberExited(JobEvent, frozen=True, kw_only=True):
     why: str = ""
     step: int | None = None  # the step it was in, if it counts steps
     stopped: bool = False  # by our command, so a code of 0 does not mean that its work is done
+    spent: Spent | None = None  # where the time of its steps went, if it reports that
 
 
 class MemberLost(JobEvent, frozen=True, kw_only=True):
@@ -296,6 +299,7 @@ Event = (
     | NodeLabelled
     | NodeChecked
     | NodeJudged
+    | FabricMeasured
     | ServiceSet
     | ServiceScaled
     | ReplicaReady

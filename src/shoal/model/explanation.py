@@ -6,6 +6,7 @@ import enum
 
 import msgspec
 
+from shoal.model.bound import Bound
 from shoal.model.job import Note
 
 
@@ -66,6 +67,7 @@ class AttemptRecord(msgspec.Struct, kw_only=True):
     from_step: int = 0
     to_step: int | None = None  # as far as is known
     saved_step: int | None = None  # step of its newest checkpoint
+    bound: Bound | None = None  # what limited its steps; None: not known
     naps: int = 0  # how often it slept
     slept_ms: int = 0  # in all, with the time to fall asleep and to wake
     dozed_ms: int | None = None  # since when it sleeps now

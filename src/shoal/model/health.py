@@ -7,6 +7,8 @@ from typing import Annotated
 
 import msgspec
 
+from shoal.model.fabric import TOUR_NODES_MAX, Collective, Pair, Weak
+
 FIGURES_MAX = 512
 TEXT_MAX = 300
 FAULTS_MAX = 16
@@ -34,6 +36,10 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     notes: tuple[str, ...] = ()  # what could not be measured, and why
     took_ms: int = 0
     error: str = ""  # the probe itself failed: says nothing about the node
+    # Of a tour; they never enter the log.
+    pairs: Annotated[tuple[Pair, ...], msgspec.Meta(max_length=TOUR_NODES_MAX)] = ()
+    collectives: Annotated[tuple[Collective, ...], msgspec.Meta(max_length=256)] = ()
+    weak: Annotated[tuple[Weak, ...], msgspec.Meta(max_length=256)] = ()  # found by collectives
 
 
 class Stand(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +71,7 @@ class Suspicion(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int = 0
     member: int = -1
     proven: bool = False
+    network: bool = False  # its links are weak: only other nodes can check that
 
 
 class StandingChange(msgspec.Struct, frozen=True):
@@ -85,6 +92,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     check_since_ms: int = -1  # a check is due since this time; -1: none is
     faulty: bool = False  # in quarantine because it cannot start or run members
     history: tuple[StandingChange, ...] = ()
+    network: bool = False  # suspect or in quarantine because of its links: a tour checks it
 
 
 class HealthRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

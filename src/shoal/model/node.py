@@ -71,8 +71,12 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def domains(self) -> tuple[str, ...]:
         """The topology domains it is in, outermost first: `b1`, `b1/r2`."""
-        parts = [part for part in self.place.split("/") if part]
-        return tuple("/".join(parts[: depth + 1]) for depth in range(len(parts)))
+        return domains_in(self.place)
+
+
+def domains_in(place: str) -> tuple[str, ...]:
+    parts = [part for part in place.split("/") if part]
+    return tuple("/".join(parts[: depth + 1]) for depth in range(len(parts)))
 
 
 Changes = Annotated[dict[LabelName, LabelValue | None], msgspec.Meta(max_length=2 * LABELS_MAX)]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from shoal.model.eventbase import NodeEvent
+from shoal.model.eventbase import EventBase, NodeEvent
+from shoal.model.fabric import Fabric
 from shoal.model.health import CheckResult, Record
 from shoal.model.node import End, NodeIntent, NodeSpec
 
@@ -57,6 +58,15 @@ class NodeChecked(NodeEvent, frozen=True, kw_only=True):
 
     result: CheckResult
     passed: bool
+
+
+class FabricMeasured(EventBase, frozen=True, kw_only=True):
+    """A tour has ended: what it showed of the network between the nodes that took part."""
+
+    id: str
+    nodes: tuple[str, ...]
+    fabric: Fabric  # with what earlier tours showed of other nodes
+    why: str = ""
 
 
 class NodeJudged(NodeEvent, frozen=True, kw_only=True):

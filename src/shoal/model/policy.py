@@ -64,6 +64,13 @@ class Sleeping(enum.StrEnum):
     PREFER = "prefer"  # where that costs less than to stop them
 
 
+class Places(enum.StrEnum):
+    """Where nodes are, for gangs that should be near together."""
+
+    TYPED = "typed"  # as people or engines say
+    MEASURED = "measured"  # as tours of the network found it; one never measured as people say
+
+
 class Others(enum.StrEnum):
     """What a tenant sees of the jobs of others."""
 
@@ -77,6 +84,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     name: Annotated[str, msgspec.Meta(max_length=63)] = "fair"
     order: FunctionName = "fair"
     placement: FunctionName = "shoal"
+    place: Places = Places.TYPED
     preempt: Preempt = Preempt.RANK
     # How many blocked jobs, from the front of the queue, have room set aside for them.
     reservations: Annotated[int, msgspec.Meta(ge=0, le=64)] = 2

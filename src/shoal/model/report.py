@@ -7,6 +7,7 @@ import enum
 import msgspec
 
 from shoal.model.budget import Spending
+from shoal.model.fabric import CheckNetwork as CheckNetwork
 from shoal.model.flow_requests import CancelWorkflow as CancelWorkflow
 from shoal.model.flow_requests import PauseSchedule as PauseSchedule
 from shoal.model.flow_requests import RemoveSchedule as RemoveSchedule
@@ -26,10 +27,11 @@ from shoal.model.naps import Uses as Uses
 from shoal.model.naps import Woke as Woke
 from shoal.model.node import LabelChange, NodeIntent, NodeSpec
 from shoal.model.notice import Rule
-from shoal.model.progress import Progress
+from shoal.model.progress import Progress, Spent
 from shoal.model.samples import NodeSample
 from shoal.model.schedule import Due
 from shoal.model.service import ServiceLoad, ServiceSpec
+from shoal.model.storage import Measurement
 from shoal.model.supply import SupplyReport
 from shoal.model.workflow import WorkflowJob as WorkflowJob
 
@@ -43,6 +45,7 @@ class MemberExit(msgspec.Struct, frozen=True):
     stopped: bool = False  # it had been asked to stop, so the code says little about the job
     step: int | None = None  # from its last beat, if it counts steps
     fault: Fault = Fault.NONE
+    spent: Spent | None = None  # from its last beat, too
 
 
 class Getting(msgspec.Struct, frozen=True):
@@ -337,6 +340,7 @@ Request = (
     | SetEnd
     | SetLabels
     | CheckNode
+    | Measurement
     | SetService
     | StopService
     | IdentityRequest

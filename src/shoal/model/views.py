@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from shoal.model.array import ArrayCounts
+from shoal.model.bound import Bound
 from shoal.model.events import Recorded
 from shoal.model.explanation import AttemptRecord
 from shoal.model.health import StandingChange, Verdict
@@ -23,6 +24,7 @@ class ProgressView(msgspec.Struct, kw_only=True):
     loss: float | None
     metrics: dict[str, float]
     slow: list[int]
+    bound: Bound | None = None  # what limits its steps; None: not known (yet)
 
 
 class NapView(msgspec.Struct, kw_only=True):
@@ -100,6 +102,8 @@ class NodeView(msgspec.Struct, kw_only=True):
     standing: str  # ok, suspect or quarantined
     history: list[StandingChange]  # changes of the standing, newest last
     place: str
+    measured_place: str = ""  # its group as tours of the network found it
+    weak_links: list[str] = []  # in words
     address: str
     origin: str = ""  # empty: the head's own; joined; or the supply that brought it
     order: str = ""  # that brought it

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from shoal.probes.nvml_links import add_links
 from shoal.probes.reading import Reading, nothing
 
 # NVML's bits for clocks that the hardware itself lowers: broken cooling or power supply.
@@ -60,13 +61,12 @@ def _one(nvml: Any, number: int, found: Reading) -> None:
         "clock_max_mhz": lambda: nvml.nvmlDeviceGetMaxClockInfo(device, nvml.NVML_CLOCK_SM),
         "memory_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(device, nvml.NVML_CLOCK_MEM),
         "memory_used_mb": lambda: nvml.nvmlDeviceGetMemoryInfo(device).used // 1_000_000,
-        "pcie_generation": lambda: nvml.nvmlDeviceGetCurrPcieLinkGeneration(device),
-        "pcie_lanes": lambda: nvml.nvmlDeviceGetCurrPcieLinkWidth(device),
     }
     for name, ask in figures.items():
         value = _ask(ask)
         if value is not None:
             found.figures[f"gpu{number}_{name}"] = int(value)
+    add_links(nvml, device, number, found)
     _add_errors(nvml, device, number, found)
     _add_reasons(nvml, device, number, found)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from shoal.model.health import FAULTS_MAX, FIGURES_MAX, TEXT_MAX, CheckResult
-from shoal.probes import disk, host, nvml, tensor
+from shoal.probes import disk, host, links, nvml, tensor
 from shoal.probes.reading import Reading
 
 NICENESS = 10  # jobs go first, yet it must get somewhere beside them
@@ -30,6 +30,7 @@ def measure(directory: Path, *, id: str, busy: bool, cores: int, gpus: bool) -> 
         disk.disk(directory),
         host.pressure(),
         host.clock(),
+        links.links(),
         steal.reading(),
     ]
     if gpus:

@@ -16,6 +16,7 @@ from shoal.train.errors import TrainError, end_in_one_line, say
 from shoal.train.group import Group
 from shoal.train.saver import END_AFTER_ERROR_S, END_WAIT_S, Saver
 from shoal.train.shuffle import Stretch
+from shoal.train.stalls import Stalls
 from shoal.train.state import State, check
 from shoal.train.step_times import StepTimes, clock_ns
 from shoal.train.stop import STOPPED_CODE, Stop
@@ -53,6 +54,7 @@ class Context:
         self._group = Group()
         waits.watch(self._times)
         self._beats = Beats()
+        self._stalls = Stalls()
         self._stop = Stop(self._group)
         self._saver: Saver | None = None
         if checkpoint:
@@ -173,6 +175,7 @@ class Context:
             steps_total=self._steps_total,
             saved_step=self._saved_step,
             saves=self._saves,
+            stall_us=self._stalls.us,
             **self._times.numbers(),
         )
 

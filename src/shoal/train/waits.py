@@ -36,8 +36,10 @@ class GpuWaits:
         import torch
 
         self._event = functools.partial(torch.cuda.Event, enable_timing=True)
-        self._pairs: deque[tuple[Any, Any]] = deque(maxlen=EVENTS_MAX)
-        times.settle.append(self.settle)
+        self._pairs: deque[tuple[Any, Any, int]] = deque(maxlen=EVENTS_MAX)
+        self._times = times
+        self._step = self._step_ns = 0  # the step whose waits are being read, and their sum
+        times.settle_late.append(self.settle)
 
     def mark(self) -> Any:
         event = self._event()
@@ -45,13 +47,18 @@ class GpuWaits:
         return event
 
     def pair(self, first: Any, second: Any) -> None:
-        self._pairs.append((first, second))
+        self._pairs.append((first, second, self._times.steps))
 
     def settle(self) -> int:
         total = 0
         while self._pairs and self._pairs[0][1].query():
-            first, second = self._pairs.popleft()
-            total += max(0, int(first.elapsed_time(second) * 1_000_000))
+            first, second, step = self._pairs.popleft()
+            took = max(0, int(first.elapsed_time(second) * 1_000_000))
+            if step != self._step:  # all waits of the step before are known
+                self._times.quickest_on_gpu.add(self._step_ns)
+                self._step, self._step_ns = step, 0
+            self._step_ns += took
+            total += took
         return total
 
 

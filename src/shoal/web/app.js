@@ -7,18 +7,23 @@ import * as clusterView from "./view-cluster.js";
 import * as find from "./view-find.js";
 import * as job from "./view-job.js";
 import * as ledger from "./view-ledger.js";
+import * as network from "./view-network.js";
+import * as plan from "./view-plan.js";
 import * as queue from "./view-queue.js";
 import * as services from "./view-services.js";
 import * as simulate from "./view-simulate.js";
 
-const VIEWS = { cluster: clusterView, queue, find, job, services, ledger, simulate };
-const TABS = [["cluster", "Cluster"], ["queue", "Queue"], ["find", "Find"], ["services", "Services"], ["ledger", "Ledger"], ["simulate", "Simulate"]];
+const VIEWS = { cluster: clusterView, queue, find, job, services, network, ledger, simulate, plan };
+const TABS = [["cluster", "Cluster"], ["queue", "Queue"], ["find", "Find"], ["services", "Services"], ["network", "Network"], ["ledger", "Ledger"], ["simulate", "Simulate"], ["plan", "Plan"]];
 const root = document.getElementById("app");
 let shown = null, main = null, frame = null;
 
+/** Some views show the whole cluster, whatever the tenant. */
+const allowed = (name) => (name === "simulate" ? isAdmin() : name !== "network" || isAdmin() || me.tenant === "*");
+
 function route() {
   const [name, ...rest] = location.hash.split("?")[0].replace(/^#\/?/, "").split("/").map((part) => { try { return decodeURIComponent(part); } catch { return part; } });
-  return { name: VIEWS[name] && (name !== "simulate" || isAdmin()) ? name : "cluster", argument: rest.join("/") };
+  return { name: VIEWS[name] && allowed(name) ? name : "cluster", argument: rest.join("/") };
 }
 
 function show() {
@@ -55,7 +60,7 @@ function build() {
   const waiting = h("span", { class: "count", hidden: true });
   const words = h("span", { class: "words" }, "connecting");
   const state = h("span", { class: "link-state", role: "status", "data-state": "lost" }, h("i", {}), words);
-  const tabs = TABS.filter(([name]) => name !== "simulate" || isAdmin()).map(([name, label]) => h("a", { href: `#/${name}`, "data-view": name }, label, name === "queue" ? waiting : null));
+  const tabs = TABS.filter(([name]) => allowed(name)).map(([name, label]) => h("a", { href: `#/${name}`, "data-view": name }, label, name === "queue" ? waiting : null));
   main = h("main", { id: "main", tabindex: "-1" });
   frame = h("div", {},
     h("header", { class: "top" },

@@ -36,10 +36,10 @@ function thin(points, width) {
 
 /**
  * A chart of lines: `set([{name, colour, points: [[x, y], ...]}])`. `unit` follows the figures; `times`
- * says that x is a moment. What falls over more than a power of ten is drawn on a logarithmic scale if
+ * says that x is a moment, `places` how another x is written. What falls over more than a power of ten is drawn on a logarithmic scale if
  * it is `steep`. The figures under the pointer are shown beside the title.
  */
-export function lineChart({ title, unit = "", height = 150, times = true, zero = true, steep = false }) {
+export function lineChart({ title, unit = "", height = 150, times = true, zero = true, steep = false, places = short }) {
   const readout = h("span", { class: "small dim" });
   const box = h("div", { class: "plot" });
   const element = h("figure", { class: "chart" }, h("figcaption", { class: "row" }, h("h3", {}, title), h("span", { class: "push" }, readout)), box);
@@ -65,7 +65,7 @@ export function lineChart({ title, unit = "", height = 150, times = true, zero =
     const grid = marks.map((mark) => [s("line", { x1: PAD.left, x2: width - PAD.right, y1: Y(mark), y2: Y(mark), class: "grid" }), s("text", { x: PAD.left - 6, y: Y(mark) + 4, "text-anchor": "end" }, short(mark))]);
     const steps = ticks(xs[0], xs[1], Math.max(2, Math.floor(width / 160)));
     const spots = times ? [xs[0], xs[1]] : steps;
-    const below = spots.map((mark, at) => s("text", { x: X(mark), y: height - 4, "text-anchor": times ? (at ? "end" : "start") : "middle" }, times ? moment(mark) : short(mark)));
+    const below = spots.map((mark, at) => s("text", { x: X(mark), y: height - 4, "text-anchor": times || X(mark) > width - 30 ? (at ? "end" : "start") : "middle" }, times ? moment(mark) : places(mark)));
     const lines = full.map((one) => s("polyline", { points: thin(one.points, width).map(([x, y]) => `${X(x).toFixed(1)},${Y(y).toFixed(1)}`).join(" "), fill: "none", stroke: one.colour, "stroke-width": 1.6, "stroke-linejoin": "round", "stroke-dasharray": one.dash }));
     const ends = full.filter((one) => one.points.length === 1).map((one) => s("circle", { cx: X(one.points[0][0]), cy: Y(one.points[0][1]), r: 2.5, fill: one.colour }));
     const cross = s("line", { y1: PAD.top, y2: height - PAD.bottom, class: "cross", visibility: "hidden" });
@@ -88,7 +88,7 @@ export function lineChart({ title, unit = "", height = 150, times = true, zero =
       const point = x === null ? one.points.at(-1) : nearest(one.points, x);
       return h("span", { class: "key" }, full.length > 1 || one.name ? [h("i", { class: "dot", style: { background: one.colour } }), one.name, " "] : null, h("b", {}, short(point[1])), suffix ? ` ${suffix}` : "");
     });
-    const where = x === null ? null : h("span", {}, times ? clock(nearest(full[0].points, x)[0]) : `at ${short(nearest(full[0].points, x)[0])}`);
+    const where = x === null ? null : h("span", {}, times ? clock(nearest(full[0].points, x)[0]) : `at ${places(nearest(full[0].points, x)[0])}`);
     readout.replaceChildren(...parts, ...(where ? [where] : []));
   }
 

@@ -3,6 +3,7 @@
 import { about, notes } from "./about.js";
 import { jobActions } from "./actions.js";
 import { get, maybe } from "./api.js";
+import { Limits } from "./bound.js";
 import { lineChart, strip } from "./charts.js";
 import { accountColour, accountRank, jobColour } from "./colours.js";
 import { bytes, chip, clock, css, empty, h, moment, percent, plural, replace, s, shape, short, span, throttled, whole } from "./dom.js";
@@ -29,8 +30,8 @@ export function mount(root, id) {
   const gang = h("section", { class: "card", "aria-label": "Members" });
   const events = h("section", { class: "card", "aria-label": "Events" });
   const left = h("div", { class: "stack" }, gang, cost);
-  const logs = new LogView(id), elements = new Elements(id), files = new KeptFiles(id);
-  root.append(h("div", { class: "stack" }, head, flow, elements.element, line, curves, logs.element, files.element, h("div", { class: "grid2" }, left, events)));
+  const limits = new Limits(), logs = new LogView(id), elements = new Elements(id), files = new KeptFiles(id);
+  root.append(h("div", { class: "stack" }, head, flow, elements.element, line, curves, limits.element, logs.element, files.element, h("div", { class: "grid2" }, left, events)));
   let alive = true, job = null, history = null, busy = false, again = false, over = false;
   const heard = []; // points from the stream, for a controller without stored curves
 
@@ -51,6 +52,7 @@ export function mount(root, id) {
       const [series, spent] = await Promise.all([job.progress || job.finished_ms || curves.dataset.full ? maybe(`${path}/series`) : null, job.gpus ? maybe(`${path}/cost`) : null]);
       if (!alive) return;
       drawCurves(series);
+      limits.draw(history.progress?.bound ?? (job.finished_ms ? history.attempts.at(-1)?.bound : null), series?.members ?? [], job.attempt);
       drawCost(spent);
       over = Boolean(job.finished_ms);
     } catch (error) {
@@ -122,7 +124,7 @@ export function mount(root, id) {
   let turn = 0;
   const timer = setInterval(() => { turn += 1; if (!over && !document.hidden && (job?.state !== "waiting" || turn % 4 === 0)) ask(); }, ASK_MS);
   ask();
-  return () => { alive = false; stop(); soon.stop(); clearInterval(timer); logs.stop(); loss.stop(); pace.stop(); heat.stop(); };
+  return () => { alive = false; stop(); soon.stop(); clearInterval(timer); logs.stop(); loss.stop(); pace.stop(); heat.stop(); limits.stop(); };
 }
 
 const gpuTime = (ms) => (ms < 360000 ? `${whole(ms / 1000)} GPU-seconds` : `${short(ms / 3600000)} GPU-hours`);

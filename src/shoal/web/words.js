@@ -51,6 +51,7 @@ const OTHERS = {
   NodeLabelled: (e) => `${e.node} was ${e.why || "labelled"}`,
   NodeChecked: (e) => `${e.node} was checked: ${e.passed ? "passed" : "failed"}`,
   NodeJudged: (e) => `${e.node} is ${e.record?.standing}`,
+  FabricMeasured: (e) => `the network was measured: ${plural((e.nodes || []).length, "node")}`,
   ServiceSet: (e) => `service ${e.service} is version ${e.version}`,
   ServiceScaled: (e) => `service ${e.service} wants ${plural(e.wanted, "replica")}`,
   ReplicaReady: (e) => `${e.job} is a ready replica of ${e.service}`,

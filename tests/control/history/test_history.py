@@ -33,7 +33,7 @@ class Stage:
         self.path = path
         self.now_ms = 1_000_000
         self.clock = SimpleNamespace(now_ms=lambda: self.now_ms)
-        heard = SimpleNamespace(watches={}, loads={})
+        heard = SimpleNamespace(watches={}, loads={}, tours={})
         self.state = SimpleNamespace(heard=heard, jobs={}, nodes={}, services={})
         self.readable = True
         self.samples: dict[str, NodeSample] = {}

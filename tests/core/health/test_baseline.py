@@ -11,6 +11,7 @@ from shoal.core.health.baseline import (
     NODES_PER_KIND_MAX,
     OWN_KEPT,
     Fleet,
+    count,
     forget,
     judge,
     learn,
@@ -153,3 +154,33 @@ def test_the_order_of_checks_does_not_matter_and_a_better_rate_never_fails(
     better = {name: 0 if name == "steal_milli" else value * 2 for name, value in figures.items()}
     assert verdict(one, **better).passed >= found.passed
     assert msgspec.json.decode(msgspec.json.encode(one), type=Fleet) == one
+
+
+def test_counters_of_errors_are_judged_by_their_growth_since_the_last_check() -> None:
+    fleet = fleet_of(5, ib_mlx5_0_1_link_downs=0)
+    assert verdict(fleet, ib_mlx5_0_1_link_downs=900).passed  # since when is not known
+    count(fleet, "new", result(ib_mlx5_0_1_link_downs=900))
+    assert verdict(fleet, ib_mlx5_0_1_link_downs=904).passed
+    found = verdict(fleet, ib_mlx5_0_1_link_downs=905)
+    assert not found.passed
+    assert found.why == "ib_mlx5_0_1_link_downs grew from 900 to 905 since its last check"
+    count(fleet, "new", result(ib_mlx5_0_1_link_downs=905))  # after a check that failed, too
+    assert verdict(fleet, ib_mlx5_0_1_link_downs=905).passed
+    assert verdict(fleet, ib_mlx5_0_1_link_downs=2).passed  # the machine was started again
+    forget(fleet, "new")
+    assert verdict(fleet, ib_mlx5_0_1_link_downs=5_000).passed
+
+
+def test_a_port_that_is_down_or_slower_than_those_of_others_fails_and_an_unused_one_does_not() -> (
+    None
+):
+    fleet = fleet_of(4, ib_a_1_up=1, ib_a_1_rate_mbits=400_000, ib_b_1_up=0, gpu0_nvlinks_up=18)
+    well = {"ib_a_1_up": 1, "ib_a_1_rate_mbits": 400_000, "ib_b_1_up": 0, "gpu0_nvlinks_up": 18}
+    assert verdict(fleet, **well).passed
+    for figure, value in (
+        ("ib_a_1_up", 0),
+        ("ib_a_1_rate_mbits", 200_000),
+        ("gpu0_nvlinks_up", 17),
+    ):
+        found = verdict(fleet, **{**well, figure: value})
+        assert found.why == f"{figure} is {value}; 4 others of its kind measured {well[figure]}"

@@ -59,6 +59,7 @@ def rig(ray: RealRay) -> Iterator[RayRig]:
         clean(scratch)
 
 
+@pytest.mark.soak  # the same agents over the same link as in test_linked.py
 class TestRay(ProcessContract):
     """Agents that it started keep the contract, over the link. The rest of this file shares the
     Ray, because one takes half a minute to start."""
@@ -191,6 +192,7 @@ def test_an_order_runs_with_a_clean_environment_and_holds_its_gpus(site: Site) -
     play(site, scene)
 
 
+@pytest.mark.soak
 def test_another_controller_finds_the_orders_again(site: Site) -> None:
     async def first(supplier: RaySupplier) -> None:
         await supplier.provision(site.provision("o1"))
@@ -221,6 +223,7 @@ def test_a_killed_actor_is_replaced_beside_its_agent(ray: RealRay, site: Site) -
     play(site, scene)
 
 
+@pytest.mark.soak
 def test_an_agent_that_ends_ends_its_order(site: Site) -> None:
     async def scene(supplier: RaySupplier) -> None:
         await supplier.provision(site.provision("o1"))
@@ -235,6 +238,7 @@ def test_an_agent_that_ends_ends_its_order(site: Site) -> None:
     play(site, scene)
 
 
+@pytest.mark.soak
 def test_an_agent_that_cannot_start_fails_its_order_with_its_own_words(
     site: Site, tmp_path: Path
 ) -> None:
@@ -266,7 +270,10 @@ def test_an_agent_that_cannot_start_fails_its_order_with_its_own_words(
             "/no/such/file",
             "token_file: cannot read /no/such/file: No such file or directory",
         ),
-        ("token_file", "wrong", "refuses our token; name a file that holds it by token_file"),
+        pytest.param(
+            *("token_file", "wrong", "refuses our token; name a file that holds it by token_file"),
+            marks=pytest.mark.soak,
+        ),
     ],
 )
 def test_a_ray_that_cannot_be_used_says_why_in_one_line(

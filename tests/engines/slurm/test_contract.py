@@ -59,5 +59,6 @@ def rig(real: Slurm) -> Iterator[SlurmRig]:
         clean(scratch)
 
 
+@pytest.mark.soak  # the same agents over the same link as in test_linked.py
 class TestSlurm(ProcessContract):
     pass

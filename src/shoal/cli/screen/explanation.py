@@ -6,6 +6,7 @@ import datetime
 import textwrap
 
 from shoal.cli.screen.annotations import annotation_lines
+from shoal.cli.screen.bound_words import bound_lines
 from shoal.cli.screen.show import printable
 from shoal.cli.screen.words import exit_text, state_text
 from shoal.forms.units import duration_text, shortened
@@ -108,6 +109,8 @@ def _attempt(
     if one.first is not None and one.cause in FAILURES:
         lines += _first(explanation, one, one.first, said)
     lines += _steps(one)
+    for text in bound_lines(one.bound):
+        lines += _wrapped(text, INDENT)
     if one.cause in ADVICE and one.attempt == explanation.attempts[-1].attempt:
         lines += _wrapped(ADVICE[one.cause], INDENT)
     return lines

@@ -50,6 +50,7 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
         Column("STEP", right=True, firm=True),
         Column("LOSS", right=True, firm=True),
         Column("LEFT", right=True, firm=True),
+        Column("BOUND"),
         Column("NODES", flexible=True),
     ),
     "nodes": (
@@ -132,11 +133,12 @@ def job_rows(seen: Seen) -> list[Row]:
     for job in seen.jobs:
         took_ms = elapsed_ms(job, seen.status.now_ms)
         progress = job.progress
-        step = loss = left = ""
+        step = loss = left = bound = ""
         if progress is not None:
             step = f"{progress.step}" + (f"/{progress.steps_total}" if progress.steps_total else "")
             loss = "" if progress.loss is None else f"{progress.loss:.4g}"
             left = "" if progress.left_ms is None else duration_text(progress.left_ms)
+            bound = "" if progress.bound is None else progress.bound.kind.value
         slow = bool(progress and progress.slow)
         cells = [
             Cell(job.id, "bold"),
@@ -148,6 +150,7 @@ def job_rows(seen: Seen) -> list[Row]:
             Cell(step, "red" if slow else ""),
             Cell(loss),
             Cell(left, "dim"),
+            Cell(bound),
             Cell(nodes_text(job.nodes)),
         ]
         order: list[float | str] = [
@@ -160,6 +163,7 @@ def job_rows(seen: Seen) -> list[Row]:
             -float(progress.step if progress else -1),
             float(progress.loss) if progress and progress.loss is not None else float("inf"),
             float(progress.left_ms) if progress and progress.left_ms is not None else float("inf"),
+            bound,
             nodes_text(job.nodes),
         ]
         rows.append(Row(job.id, cells, order, job.why))

@@ -23,6 +23,7 @@ from shoal.model.events import (
     ClusterRestored,
     ControllerStarted,
     Event,
+    FabricMeasured,
     IdentityEvent,
     JobAdopted,
     JobCheckpointed,
@@ -321,7 +322,7 @@ def _about_budget(event: BudgetWarned | BudgetHeld | BudgetFreed) -> str:
 
 
 def _about_cluster(
-    event: ControllerStarted | ClusterRestored | PolicyChanged | ClockJumped,
+    event: ControllerStarted | ClusterRestored | PolicyChanged | ClockJumped | FabricMeasured,
 ) -> str:
     match event:
         case ClusterRestored():
@@ -335,7 +336,7 @@ def _about_cluster(
                 if event.epoch > 1
                 else "the controller started"
             )
-        case ClockJumped():
+        case ClockJumped() | FabricMeasured():
             return event.why
         case PolicyChanged():
             policy = event.policy

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shoal.cli.command import Argument, flag, verb
+from shoal.cli.command import Argument, Option, flag, verb
 
 if TYPE_CHECKING:
     from shoal.cli.screen.show import Cell
@@ -17,30 +17,105 @@ if TYPE_CHECKING:
 PROBE_S_MAX = 60.0
 ANSWER_S_MAX = 120.0
 WAIT_S = 20.0
+OF_WAY = {
+    "network": ("collectives",),
+    "storage": ("job", "needs_read", "checkpoint", "every"),
+}
+
+
+def _text(name: str, metavar: str, help: str, heading: str) -> Option:  # noqa: A002
+    return Option(name, metavar=metavar, default="", help=help, heading=heading)
 
 
 @verb(
     Argument("nodes", "[NODE...]", "Node ids, e.g. n1 n2. [all nodes]", nargs=-1),
     flag("--here", help="Measure this machine itself, without a cluster."),
+    flag("--network", help="Measure the network between the nodes instead.", heading="Network"),
+    flag(
+        "--collectives",
+        help="Measure all-reduce, all-gather and all-to-all, too, with torch.",
+        heading="Network",
+    ),
+    Option(
+        "--save",
+        metavar="FILE",
+        default="",
+        help="With --here or --network: write a hardware file for `shoal plan`.",
+    ),
+    Option(
+        "--storage",
+        metavar="PATH|URL",
+        default=None,
+        help="Measure this storage from the nodes instead.",
+        heading="Storage",
+    ),
+    _text("--job", "JOB", "Compare it with what this job saves, and how often.", "Storage"),
+    _text("--needs-read", "RATE", "The rate of the job's data, e.g. 2GB/s.", "Storage"),
+    _text("--checkpoint", "SIZE", "The size of a checkpoint, e.g. 500GB.", "Storage"),
+    _text("--every", "TIME", "The time between two checkpoints, e.g. 10m.", "Storage"),
 )
-def check(nodes: tuple[str, ...], here: bool, json: bool, home: Path) -> int:
+def check(
+    nodes: tuple[str, ...], here: bool, json: bool, home: Path, **given: str | bool | None
+) -> int:
     """Measure nodes, and compare them with similar nodes.
 
     It measures CPU, memory, disk and clock. On GPUs it measures the speed of
     matrix products and copies, errors, throttling and clocks. Each node takes a
-    few seconds, while its jobs keep running. The exit code is 1 if a node
-    fails.
+    few seconds, while its jobs keep running.
+
+    With --network, it measures latency and bandwidth between the nodes, and
+    shows weak links and the groups that it found. With --storage, it measures
+    what the nodes can write and read at a path or URL, alone and together.
+
+    The exit code is 1 if a node fails, a link is weak, or the storage does not
+    feed the job.
 
     Examples:
       shoal check n3
-      shoal check
       shoal check --here --json | jq .figures
+      shoal check --network
+      shoal check --network n1 n2 n3 n4 --collectives
+      shoal check --here --save hardware.toml
+      shoal check --storage /data
+      shoal check --storage s3://bucket/runs --checkpoint 500GB --every 10m
     """
+    return _chosen(nodes, here, json, home, given)
+
+
+def _chosen(
+    nodes: tuple[str, ...], here: bool, json: bool, home: Path, given: dict[str, str | bool | None]
+) -> int:
     from shoal.forms.failure import USAGE, Failure
 
+    if given["storage"] == "":  # a variable that is not set
+        raise Failure("--storage: is empty; name a path or a URL", USAGE)
+    ways = [name for name in ("network", "storage") if given[name]] + ["here"] * here
+    if len(ways) > 1:
+        raise Failure(f"--{ways[0]}: cannot be combined with --{ways[1]}", USAGE)
+    for way, names in OF_WAY.items():
+        for name in names:
+            if given[name] and way not in ways:
+                shown = name.replace("_", "-")
+                raise Failure(f"--{shown}: belongs to --{way}; add it", USAGE)
+    if given["save"] and not given["network"] and not here:
+        raise Failure("--save: needs --here (its GPUs) or --network; add one of them", USAGE)
+    if given["network"]:
+        from shoal.cli.checks.network import check_network
+
+        return check_network(nodes, bool(given["collectives"]), str(given["save"]), json, home)
+    if given["storage"]:
+        from shoal.cli.checks.storage import Wanted, check_storage
+
+        wanted = Wanted(*(str(given[name]) for name in OF_WAY["storage"]))
+        return check_storage(str(given["storage"]), nodes, wanted, json, home)
     if here:
         if nodes:
             raise Failure("--here: measures this machine; leave out the node names", USAGE)
+        if given["save"]:
+            from shoal.cli.checks.hardware_file import save_here
+
+            save_here(str(given["save"]))
+            return 0
         return _check_here(json)
     return _check_nodes(nodes, json, home)
 

@@ -18,10 +18,10 @@ def explain(job: str, json: bool, home: Path) -> None:
 
     The page lists each attempt with its nodes and times, and how it ended: the
     job's own error, out of memory, hardware, node lost, hang, time limit,
-    preempted or cancelled. It shows the last lines of the member that failed
-    first, what was learned about the nodes, and the cost from the ledger (as
-    in `shoal report --by job`). If a cause is only likely, the page says so
-    and why.
+    preempted or cancelled. It shows what limited the steps of a job that
+    trained, the last lines of the member that failed first, what was learned
+    about the nodes, and the cost from the ledger (as in `shoal report --by
+    job`). If a cause is only likely, the page says so and why.
 
     The page is made from the log of events, so it is there as long as the job
     is known. For why a job waits now, use `shoal why`.

@@ -225,6 +225,12 @@ def _print_unenforced(views: list[NodeView]) -> None:
         line(f"jobs cannot sleep {text}", "dim")
 
 
+def _place(view: NodeView) -> str:
+    """As it was typed in, and as it was measured."""
+    measured = f"{view.measured_place} (measured)" if view.measured_place else ""
+    return ", ".join(filter(None, (view.place, measured)))
+
+
 def _cells(view: NodeView, models: bool) -> list[str | Cell]:
     from shoal.cli.screen.show import Cell, bar, state_cell
     from shoal.forms.units import memory_text
@@ -246,10 +252,12 @@ def _cells(view: NodeView, models: bool) -> list[str | Cell]:
         jobs = f"{jobs} ({sleepers_text(view)})".strip()
     if view.ends_in_ms is not None:
         jobs = f"{jobs} ({ends_text(view.ends_in_ms, view.ends_why)})".strip()
+    if view.weak_links:
+        jobs = f"{jobs} ({'; '.join(view.weak_links)})".strip()
     row: list[str | Cell] = [
         Cell(view.id, "bold"),
         state_cell(view.state),
-        Cell(view.place, "dim"),
+        Cell(_place(view), "dim"),
         gpus,
         f"{cpus}/{cpus_text(view.cpu_milli)}",
         f"{memory}/{memory_text(view.memory_mb)}",

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal.cli.command import Argument, Option, flag, number, verb
+from shoal.cli.histories import history_of, prices_of, watcher
 from shoal.forms.failure import REFUSED, USAGE, Failure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from shoal.cli.screen.show import Spinner
     from shoal.model.node import NodeSpec
     from shoal.model.policy import Policy
-    from shoal.model.prices import PriceList
     from shoal.model.supply import Supply
     from shoal.sim.replay.metrics import Summary
-    from shoal.sim.replay.readers.history import History
     from shoal.sim.replay.traces import Trace
 
-QUIET_S = 2.0  # a shorter replay needs no progress bar
-FRAME_S = 0.2
-LINE_S = 10.0  # between two lines of progress if there is no terminal
-BAR_WIDTH = 24
 DEFAULT_GPUS = 8
 
 
@@ -159,7 +150,7 @@ def sim(
     )
     brought = [supply for _, one in chosen for supply in one.supply]
     factors = factor(load, "--load"), factor(scale, "--scale")
-    paid = _prices(prices, home, history)
+    paid = prices_of(prices, home, history)
     play = partial(replay, conditions=conditions, seed=seed, check_every=check, prices=paid)
     if html is not None:
         _need_plots()
@@ -183,7 +174,7 @@ def sim(
         outcomes = []
         for name, one in chosen:
             with show.Spinner(quiet=json) as progress:
-                watch = _watcher(progress, name, len(played.arrivals))
+                watch = watcher(progress, name, len(played.arrivals))
                 outcomes.append(play(played, cluster, one, name=name, progress=watch))
     except TraceError as error:
         raise Failure(str(error), REFUSED) from error
@@ -207,23 +198,6 @@ def policy_named(name: str) -> Policy:
     from shoal.forms.policy import find
 
     return find(name, flag="--policy")
-
-
-def _prices(word: str, home: Path, history: bool) -> PriceList:
-    """The file that was named; else, for a history, the prices that the cluster has set."""
-    from shoal.cli.cluster import connect, context_in_use
-    from shoal.control.home import Home
-    from shoal.database.settings import FileSettings
-    from shoal.forms.prices import read
-    from shoal.ledger.prices import read_prices
-    from shoal.model.prices import PriceList
-
-    if word:
-        return read(word)
-    if history and context_in_use():
-        with connect(home) as client:
-            return client.prices()
-    return read_prices(FileSettings(Home(home).path)) if history else PriceList()
 
 
 def _trace(
@@ -265,58 +239,14 @@ def _history(
     brought: list[Supply],
 ) -> tuple[list[NodeSpec], Trace]:
     """The jobs that the cluster ran, from its log of events."""
-    from shoal.cli.cluster import context_in_use
     from shoal.cli.sim_flags import cluster_of
     from shoal.sim.replay.clusters import gangs_for
 
-    lived = _from_head(home, quiet) if context_in_use() else _from_home(home)
+    lived = history_of(home, quiet)
     cluster = cluster_of(nodes, gpus, cpus, memory) if nodes else lived.nodes
     if not cluster and not brought:
         raise Failure("--nodes: must be at least 1, because the policy has no supply", USAGE)
     return cluster, lived.trace(gangs_for([*cluster, *brought]), days)
-
-
-def _from_head(home: Path, quiet: bool) -> History:
-    """In pages, as much of it as the user may see."""
-    from shoal.cli.cluster import Retry
-    from shoal.cli.screen.show import Spinner
-    from shoal.model.events import Recorded
-    from shoal.sim.replay.readers.history import read_history
-
-    begun, read = time.monotonic(), 0
-    with Retry(home) as retry, Spinner(quiet) as progress:
-
-        def page(after: int, limit: int) -> list[Recorded]:
-            nonlocal read
-            while True:
-                view = retry(lambda client: client.events(after=after, limit=limit))  # noqa: B023
-                read += len(view.events)
-                if time.monotonic() - begun > QUIET_S:
-                    progress(f"reading the history: {read:,} events")
-                if view.events or view.next_after <= after:
-                    return view.events
-                after = view.next_after  # none of those between is ours to see
-
-        return read_history(page, "history")
-
-
-def _from_home(home: Path) -> History:
-    from shoal.control.home import Home
-    from shoal.control.store.sqlite import SqliteStore
-    from shoal.ports import StoreError
-    from shoal.sim.replay.readers.history import read_history
-
-    path = Home(home).database
-    if not path.exists():
-        raise Failure(f"--history: there is no log of a cluster at {path}; see --home", REFUSED)
-    try:
-        store = SqliteStore(path)
-        try:
-            return read_history(store.events, str(path))
-        finally:
-            store.close()
-    except StoreError as error:
-        raise Failure(str(error), REFUSED) from error
 
 
 def _fitting(played: Trace, cluster: list[NodeSpec], policy: Policy, skip: bool) -> Trace:
@@ -343,31 +273,6 @@ def _fitting(played: Trace, cluster: list[NodeSpec], policy: Policy, skip: bool)
         raise Failure(f"{played.name}: every job is too large for this cluster: row {row}: {why}")
     show.note(f"left out {len(played.arrivals) - len(kept)} jobs too large for this cluster")
     return msgspec.structs.replace(played, arrivals=kept)
-
-
-def _watcher(progress: Spinner, name: str, total: int) -> Callable[[int, int], None]:
-    """A bar on a terminal, else a line every LINE_S; nothing for a short replay."""
-    import sys
-
-    from shoal.cli.screen.show import bar
-    from shoal.sim.replay.metrics import time_text
-
-    begun = time.monotonic()
-    every_s = FRAME_S if sys.stderr.isatty() else LINE_S
-    due = [begun + max(QUIET_S, every_s)]
-
-    def watch(done: int, now_ms: int) -> None:
-        now = time.monotonic()
-        if now < due[0]:
-            return
-        due[0] = now + every_s
-        left_s = (now - begun) * (total - done) / max(done, 1)
-        progress(
-            f"{name} {bar(done, total, BAR_WIDTH)} {done:,} of {total:,} jobs, "
-            f"{time_text(now_ms / 1000)} replayed, {time_text(left_s)} left"
-        )
-
-    return watch
 
 
 def _need_plots() -> None:

@@ -17,12 +17,14 @@ def why(job: str, json: bool, home: Path) -> None:
     """Show why a job or service is in its present state.
 
     The first lines describe this moment: what a waiting job waits for, and when
-    it will probably start. Below is the history, oldest first. The scheduler
-    stores the reason of every decision.
+    it will probably start, or what limits the steps of a job that trains:
+    compute, network, storage, input, or members that differ. Below is the
+    history, oldest first. The scheduler stores the reason of every decision.
 
     Examples:
       shoal why j7
       shoal why j7 --json | jq -r .why
+      shoal why j7 --json | jq .progress.bound.shares
       shoal why chat
     """
     from shoal.cli import cluster
@@ -44,6 +46,7 @@ def why(job: str, json: bool, home: Path) -> None:
 
 def _print(view: WhyView, now_ms: int) -> None:
     from shoal.cli.screen.annotations import annotation_lines
+    from shoal.cli.screen.bound_words import bound_lines
     from shoal.cli.screen.show import STATE_STYLES, Cell, Column, line, table
     from shoal.cli.screen.words import progress_text, sentence, state_text
     from shoal.forms.units import duration_text
@@ -53,6 +56,8 @@ def _print(view: WhyView, now_ms: int) -> None:
         line(f"  {view.why}")
     if view.progress is not None:
         line(f"  {progress_text(view.progress)}")
+        for text in bound_lines(view.progress.bound):
+            line(f"  {text}")
     if view.start:
         line(f"  {view.start}")
     for text in annotation_lines(view.labels, view.notes):

@@ -23,6 +23,7 @@ from shoal.control.history.loads import (
     service_series,
     service_shape,
 )
+from shoal.control.history.measured import KeptTour, Measured
 from shoal.control.history.store import HistoryFile, Whole
 from shoal.control.loop import ControlLoop, Unreadable
 from shoal.core.state.heard import Watch
@@ -56,6 +57,7 @@ class History:
     def __init__(self, loop: ControlLoop, place: Place | None = None) -> None:
         self._loop = loop
         self.file = HistoryFile(place)
+        self.measured = Measured(self.file)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="history")
         self._jobs: dict[str, JobHistory] = {}
         self._watches: dict[str, Watch] = {}  # the last seen of each, to be read once more
@@ -81,6 +83,14 @@ class History:
 
     def service(self, name: str, since_ms: int = 0) -> ServiceSeries:
         return service_series(name, self._services.get(name), since_ms)
+
+    async def tour(self, tour: str) -> KeptTour | None:
+        """One of the last tours that have ended."""
+        try:
+            return await self._in_thread(lambda: self.measured.find(tour))
+        except StoreError as error:
+            self._say(error)
+            return None
 
     # -- its life --------------------------------------------------------------------------
 
@@ -152,6 +162,7 @@ class History:
         now_ms = self._loop.clock.now_ms()
         samples, self._loop.samples = self._loop.samples, {}
         self.newest.update(samples)
+        self.measured.look(self._loop.state)
         work: list[tuple[Callable[[str, int], None], Iterable[str]]] = [
             (self._look_at_watch, list(self._loop.state.heard.watches)),
             (self._look_at_ended, list(self._watches)),
@@ -244,6 +255,7 @@ class History:
         ]
         wholes: list[Whole] = [(f"j/{one}", now_ms, self._jobs[one].body()) for one in ended]
         fresh, self._fresh = self._fresh, []
+        await self._keep_measured()
         if not fresh and not wholes:
             return
         written = await self._write(msgspec.msgpack.encode(fresh) if fresh else b"", wholes)
@@ -316,10 +328,17 @@ class History:
         self._trouble = ""
         return True
 
+    async def _keep_measured(self) -> None:
+        try:
+            await self._in_thread(self.measured.save)
+        except StoreError as error:
+            self._say(error)
+
     async def _in_thread(self, work: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def _load(self) -> tuple[dict[str, bytes], list[bytes]]:
+        self.measured.restore()
         return self.file.living(), self.file.tail()
 
     def _read(self, key: str) -> bytes | None:

@@ -104,6 +104,14 @@ class HistoryFile:
         rows = self._database.read("SELECT body FROM series WHERE key = ?", (key,))
         return _opened(rows[0][0]) if rows else None
 
+    def keys(self, prefix: str) -> list[str]:
+        """In order. All keys of a kind begin with the same letter."""
+        rows = self._database.read(
+            "SELECT key FROM series WHERE substr(key, 1, ?) = ? ORDER BY key",
+            (len(prefix), prefix),
+        )
+        return [key for (key,) in rows]
+
     def living(self) -> dict[str, bytes]:
         """Every series that has not ended."""
         rows = self._database.read("SELECT key, body FROM series WHERE ended_ms IS NULL")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from shoal.core.answers.bound import judge
 from shoal.model.events import (
     Event,
     JobAdopted,
@@ -24,6 +25,7 @@ from shoal.model.events import (
 )
 from shoal.model.explanation import AttemptRecord, Cause, FirstFailure, Learned
 from shoal.model.job import Outcome, StopCause
+from shoal.model.progress import Spent
 from shoal.model.resources import Slice
 
 KILLED_CODE = 137
@@ -87,6 +89,7 @@ class _Attempt:
         self.slices = event.slices
         self.over_ms: dict[int, int] = {}
         self.firsts: list[FirstFailure] = []
+        self.spent: dict[int, Spent] = {}
         self.told = AttemptRecord(
             attempt=event.attempt,
             nodes=list(dict.fromkeys(slice_.node for slice_ in event.slices)),
@@ -157,6 +160,8 @@ def _take(attempt: _Attempt, event: Event) -> None:
             attempt.over(event.member, event.at_ms)
             if event.step is not None:
                 told.to_step = max(told.to_step or 0, event.step)
+            if event.spent is not None:
+                attempt.spent[event.member] = event.spent
             if event.code != 0 or event.why:
                 _first(attempt, event.member, event.node, event.at_ms, event)
         case MemberLost():
@@ -177,6 +182,7 @@ def _take(attempt: _Attempt, event: Event) -> None:
             told.cause, told.why = Cause.NONE, ""
             told.stopping_ms = told.ended_ms = None
             attempt.over_ms.clear()
+            attempt.spent.clear()
             attempt.firsts.clear()
         case JobFinished():
             if told.cause is Cause.NONE or event.outcome is Outcome.SUCCEEDED:
@@ -232,6 +238,9 @@ def _lose(attempt: _Attempt, event: NodeLost) -> None:
 def _judge(attempt: _Attempt, checks: Sequence[NodeChecked], tail: Tail) -> None:
     """Choose the member that stands for the attempt, and look for a more exact cause."""
     told = attempt.told
+    if not told.naps:  # a nap is within a step, and would count as its time
+        nodes = [slice_.node for slice_ in attempt.slices]
+        told.bound = judge(attempt.spent, nodes, whole=True)
     if told.cause is Cause.NODE_LOST:
         lost = [one for one in attempt.firsts if one.code is None]
         told.first = next(iter(lost or attempt.firsts), None)

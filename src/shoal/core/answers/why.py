@@ -15,9 +15,10 @@ from shoal.core.answers.why_sleep import sleepers_note
 from shoal.core.scheduling.again import kept_from, shunned, spares_kept_from
 from shoal.core.scheduling.backfill import GAP_TRIES_MAX, SAFE, delayed_by, nodes_of
 from shoal.core.scheduling.beds import asleep_reason
+from shoal.core.scheduling.capacity import held_when_empty
 from shoal.core.scheduling.expect import run_ms
 from shoal.core.scheduling.fit import fit, shortage
-from shoal.core.scheduling.holding import held_when_empty, holds_queue
+from shoal.core.scheduling.holding import holds_queue
 from shoal.core.scheduling.keep import keeper_of
 from shoal.core.scheduling.order import ORDERINGS, place_in_line
 from shoal.core.state.invariants import Violation
@@ -140,7 +141,7 @@ def _spared(state: State, job: Job, now_ms: int) -> Reason | None:
     end too early for it."""
     spares, avoid = spares_kept_from(state, job, now_ms), kept_from(state, job, now_ms)
     position = _position(state, job)
-    picky = state.policy.spares or state.endings or _shun_in_front(state, job)
+    picky = state.policy.spares or state.endings or state.wakeful or _shun_in_front(state, job)
     if position >= GAP_TRIES_MAX and picky:
         text = f"number {position + 1} among jobs like it, some of which wait for other nodes"
         return Reason(Waits.SPARES, text)

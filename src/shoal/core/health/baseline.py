@@ -2,7 +2,8 @@
 
 Busy nodes are compared with busy ones and idle with idle ones: a probe beside a running job
 measures less, and that is not a fault. A GPU is compared with its siblings, too. With fewer than
-three others known, a node is compared with its own history.
+three others known, a node is compared with its own history. Counters of errors only grow, so what
+counts is by how much since the node's last check, whether that passed or not.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from shoal.model.resources import Kind
 
 NODES_PER_KIND_MAX = 256  # the node that was checked longest ago makes room
 KINDS_MAX = 64
-FIGURES_PER_NODE_MAX = 128
+FIGURES_PER_NODE_MAX = 256
 OWN_KEPT = 8
 OTHERS_NEEDED = 3
 OWN_NEEDED = 3
@@ -28,12 +29,13 @@ MAD_FACTOR = 6  # about four standard deviations
 class Sense(enum.StrEnum):
     RATE = "rate"  # more is better
     LOAD = "load"  # less is better
+    GROWTH = "growth"  # a counter: less growth since the last check is better
     TOLD = "told"  # shown, not judged
 
 
 class Measure(msgspec.Struct, frozen=True):
     """`tolerance_milli`: how far from the median a node may always be. `floor`: a load below it is
-    never too high."""
+    never too high, and a counter may always grow by so much."""
 
     sense: Sense
     tolerance_milli: int = 0
@@ -56,6 +58,14 @@ MEASURES: tuple[tuple[str, Measure], ...] = (
     ("steal_milli", Measure(Sense.LOAD, 500, 50)),
     ("memory_pressure_milli", Measure(Sense.LOAD, 500, 100)),
     ("clock_offset_us", Measure(Sense.LOAD, 500, 100_000)),
+    # Links. Weeks may lie between two checks, in which a switch restarts and single bits flip.
+    ("_rate_mbits", Measure(Sense.RATE, 50)),
+    ("_up", Measure(Sense.RATE)),
+    ("_link_downs", Measure(Sense.GROWTH, floor=4)),
+    ("_recoveries", Measure(Sense.GROWTH, floor=20)),
+    ("_crc_errors", Measure(Sense.GROWTH, floor=1_000)),
+    ("_replays", Measure(Sense.GROWTH, floor=1_000)),
+    ("_errors", Measure(Sense.GROWTH, floor=1_000)),
 )
 TOLD = Measure(Sense.TOLD)
 
@@ -77,7 +87,8 @@ def key_of(kind: Kind, busy: bool) -> str:
 def learn(fleet: Fleet, node: str, kind: Kind, result: CheckResult) -> None:
     """Learn only from checks that passed; otherwise a slow fleet would become the norm."""
     key = key_of(kind, result.busy)
-    figures = dict(list(result.figures.items())[:FIGURES_PER_NODE_MAX])
+    values = [(name, value) for name, value in result.figures.items() if not _counts(name)]
+    figures = dict(values[:FIGURES_PER_NODE_MAX])
     nodes = fleet.kinds.pop(key, {})
     fleet.kinds[key] = nodes  # the latest to learn stands last
     nodes.pop(node, None)
@@ -92,6 +103,15 @@ def learn(fleet: Fleet, node: str, kind: Kind, result: CheckResult) -> None:
     _trim(fleet.own, KINDS_MAX * NODES_PER_KIND_MAX)
 
 
+def count(fleet: Fleet, node: str, result: CheckResult) -> None:
+    """After every check: otherwise a counter that grew once would fail all checks to come."""
+    counters = [(name, [value]) for name, value in result.figures.items() if _counts(name)]
+    if counters:
+        fleet.own.pop(_counters(node), None)
+        fleet.own[_counters(node)] = dict(counters[:FIGURES_PER_NODE_MAX])
+        _trim(fleet.own, KINDS_MAX * NODES_PER_KIND_MAX)
+
+
 def judge(fleet: Fleet, node: str, kind: Kind, result: CheckResult) -> Verdict:
     """A fault or a figure out of range fails the check. A probe that failed says nothing about the
     node, so it does not fail the check."""
@@ -99,6 +119,7 @@ def judge(fleet: Fleet, node: str, kind: Kind, result: CheckResult) -> Verdict:
         return Verdict(passed=True, why=f"nothing measured: {result.error}")
     others = fleet.kinds.get(key_of(kind, result.busy), {})
     own = fleet.own.get(f"{node}/{'busy' if result.busy else 'idle'}", {})
+    own = {**own, **fleet.own.get(_counters(node), {})}
     stands = tuple(
         _stand(
             name,
@@ -127,10 +148,19 @@ def forget(fleet: Fleet, node: str) -> None:
         nodes.pop(node, None)
     for load in ("busy", "idle"):
         fleet.own.pop(f"{node}/{load}", None)
+    fleet.own.pop(_counters(node), None)
 
 
 def measure_of(figure: str) -> Measure:
     return next((measure for ending, measure in MEASURES if figure.endswith(ending)), TOLD)
+
+
+def _counts(figure: str) -> bool:
+    return measure_of(figure).sense is Sense.GROWTH
+
+
+def _counters(node: str) -> str:
+    return f"{node}/counters"
 
 
 def _siblings(figure: str, figures: dict[str, int]) -> list[int]:
@@ -147,6 +177,8 @@ def _siblings(figure: str, figures: dict[str, int]) -> list[int]:
 
 def _stand(figure: str, value: int, others: list[int], own: list[int]) -> Stand:
     measure = measure_of(figure)
+    if measure.sense is Sense.GROWTH:
+        return _growth(figure, value, own, measure.floor)
     by_own = len(others) < OTHERS_NEEDED
     known = own if by_own else others
     if len(known) < (OWN_NEEDED if by_own else OTHERS_NEEDED):
@@ -167,7 +199,19 @@ def _stand(figure: str, value: int, others: list[int], own: list[int]) -> Stand:
     )
 
 
+def _growth(figure: str, value: int, own: list[int], floor: int) -> Stand:
+    """A counter that is lower than before began again at 0."""
+    if not own:
+        return Stand(figure=figure, value=value)
+    limit = own[-1] + floor
+    return Stand(
+        figure=figure, value=value, usual=own[-1], limit=limit, of=1, own=True, low=value > limit
+    )
+
+
 def _tell(stand: Stand) -> str:
+    if _counts(stand.figure):
+        return f"{stand.figure} grew from {stand.usual} to {stand.value} since its last check"
     of = "its own earlier checks" if stand.own else f"{stand.of} others of its kind"
     return f"{stand.figure} is {stand.value}; {of} measured {stand.usual}"
 

@@ -33,7 +33,9 @@ def suspected(record: Record, news: Suspicion, rule: HealthRule, *, room: bool) 
     if record.standing is Standing.SUSPECT and not second:
         return record  # the check that decides is under way
     known = any(not independent(news, old) for old in recent)
-    noted = msgspec.structs.replace(record, suspicions=(*recent, news)[-SUSPICIONS_MAX:])
+    noted = msgspec.structs.replace(
+        record, suspicions=(*recent, news)[-SUSPICIONS_MAX:], network=news.network or record.network
+    )
     if second and room:
         first = "" if news.proven else "suspected a second time: "
         return _quarantine(noted, news.at_ms, f"{first}{news.why}", rule)
@@ -71,12 +73,18 @@ def passed_by(record: Record, now_ms: int, rule: HealthRule) -> Record:
     """What time alone changes: retests become due, unanswered checks are given up."""
     wanted = record.check_since_ms >= 0
     if wanted and now_ms - record.check_since_ms > rule.check_wait_ms:
-        if record.standing is Standing.QUARANTINED:
-            return _quarantine(record, now_ms, "retest not answered", rule)
-        return _enter(record, Standing.OK, now_ms, "check not answered")
+        return unanswered(record, now_ms, rule)
     if record.standing is Standing.QUARANTINED and not wanted and now_ms >= record.retest_ms:
         return msgspec.structs.replace(record, check_since_ms=now_ms)
     return record
+
+
+def unanswered(record: Record, now_ms: int, rule: HealthRule, why: str = "") -> Record:
+    """The check that was wanted showed nothing."""
+    more = f": {why}" if why else ""
+    if record.standing is Standing.QUARANTINED:
+        return _quarantine(record, now_ms, f"retest not answered{more}", rule)
+    return _enter(record, Standing.OK, now_ms, f"check not answered{more}")
 
 
 def released(record: Record, who: str, now_ms: int) -> Record:
@@ -132,5 +140,6 @@ def _enter(
         check_since_ms=check_since_ms,
         retest_ms=record.retest_ms if standing is Standing.QUARANTINED else 0,
         faulty=record.faulty and standing is Standing.QUARANTINED,
+        network=record.network and standing is not Standing.OK,
         history=(*record.history, entry)[-HISTORY_MAX:],
     )

@@ -16,6 +16,7 @@ from shoal.core.phases.arrays import (
 from shoal.core.phases.caps import too_many, too_many_replicas
 from shoal.core.phases.ending import cancel, stop
 from shoal.core.phases.ends import forget_set_end, set_end
+from shoal.core.phases.fabric import begin_tour
 from shoal.core.phases.identity import change_identity
 from shoal.core.phases.keys import change_keys, void_keys
 from shoal.core.phases.labels import set_labels
@@ -27,9 +28,10 @@ from shoal.core.phases.schedules import change_schedule
 from shoal.core.phases.serve import set_service, stop_service
 from shoal.core.phases.sleep_requests import put_to_sleep, wake
 from shoal.core.phases.spec_problem import shape_problem, spec_problem
+from shoal.core.phases.storage import begin_storage
 from shoal.core.phases.workflow import cancel_workflow, enter_all, graph_problem
+from shoal.core.scheduling.capacity import held_when_empty
 from shoal.core.scheduling.fit import NO_CONTAINERS
-from shoal.core.scheduling.holding import held_when_empty
 from shoal.core.scheduling.packing import could_bring
 from shoal.core.state.queue import gang_of_spec
 from shoal.core.state.room import UNLIMITED
@@ -46,6 +48,7 @@ from shoal.model.report import (
     Answer,
     Cancel,
     CancelWorkflow,
+    CheckNetwork,
     CheckNode,
     LabelJob,
     NoteJob,
@@ -80,6 +83,7 @@ from shoal.model.report import (
 )
 from shoal.model.resources import cpus_text, plural
 from shoal.model.schedule import ScheduleSpec
+from shoal.model.storage import CheckStorage
 
 
 def admit(round_: Round, requests: tuple[Request, ...]) -> list[Answer]:
@@ -114,6 +118,10 @@ def _admit_one(round_: Round, request: Request) -> Answer:
             return set_labels(round_, request)
         case CheckNode():
             return _check_node(round_, request)
+        case CheckNetwork():
+            return begin_tour(round_, request)
+        case CheckStorage():
+            return begin_storage(round_, request)
         case SetService():
             return set_service(round_, request, _replica_problem(round_, request))
         case StopService():

@@ -5,8 +5,8 @@ from __future__ import annotations
 from shoal.core.health import quarantine
 from shoal.core.phases.round import Round
 from shoal.core.phases.watch import rule_of
-from shoal.core.scheduling.again import shunned
-from shoal.core.scheduling.holding import held_when_empty
+from shoal.core.scheduling.again import lacking
+from shoal.core.scheduling.capacity import held_when_empty
 from shoal.core.state.queue import gang_of
 from shoal.core.state.state import Node, State
 from shoal.model.events import MemberLost, NodeJudged
@@ -67,7 +67,7 @@ def _may_be_elsewhere(state: State, job: Job, node: Node) -> bool:
     if job.missing_on and not ran:
         return False
     gang = gang_of(job)
-    without = shunned(state, job) | ({node.index} if node.schedulable else set())
+    without = lacking(state, job) | ({node.index} if node.schedulable else set())
     return held_when_empty(state, gang, open_only=True, avoid=without) >= gang.members
 
 

@@ -24,6 +24,7 @@ from shoal.model.events import (
 )
 from shoal.model.job import Job, MemberRef, MemberStatus, Phase
 from shoal.model.node import NodeHealth, kind_text
+from shoal.model.progress import Beat, spent_of
 from shoal.model.report import MemberExit, NodeReport, Report, Still
 
 FENCE_MS = 10_000  # time for the engine to end a node
@@ -228,6 +229,10 @@ def _take_exits(round_: Round, node: Node, exits: tuple[MemberExit, ...]) -> Non
             why = f"member {exit_.ref.member} was stopped on {node.id} by an outdated command"
             _lose_member(round_, exit_.ref, node, why)
         else:
+            beat = _last_beat(round_.state, exit_.ref)
+            # Its node may have heard a later beat than we.
+            last_step = exit_.step if exit_.step is not None or beat is None else beat.step
+            spent = exit_.spent if exit_.spent is not None or beat is None else spent_of(beat)
             round_.emit(
                 MemberExited(
                     at_ms=round_.now_ms,
@@ -237,21 +242,17 @@ def _take_exits(round_: Round, node: Node, exits: tuple[MemberExit, ...]) -> Non
                     node=node.id,
                     code=exit_.code,
                     why=exit_.why,
-                    step=_step_of(round_.state, exit_),
+                    step=last_step,
                     stopped=exit_.stopped,
+                    spent=spent if spent is not None and spent.steps else None,
                 )
             )
 
 
-def _step_of(state: State, exit_: MemberExit) -> int | None:
-    """The step it was in, if it reports steps. Its node may have heard a later beat than we."""
-    if exit_.step is not None:
-        return exit_.step
-    ref = exit_.ref
+def _last_beat(state: State, ref: MemberRef) -> Beat | None:
     watch = state.heard.watches.get(ref.job)
-    if watch is None or watch.attempt != ref.attempt or ref.member not in watch.beats:
-        return None
-    return watch.beats[ref.member].step
+    same = watch is not None and watch.attempt == ref.attempt
+    return watch.beats.get(ref.member) if watch is not None and same else None
 
 
 def _take_vanished(round_: Round, node: Node, inventory: NodeReport) -> None:

@@ -107,7 +107,9 @@ def side_by_side(state: State, service: Service, old: list[Job]) -> list[Job]:
 
 
 def _place(state: State, job: Job) -> str:
-    return state.nodes[job.members[0].slice.node].spec.place if job.members else ""
+    if not job.members:
+        return ""
+    return "/".join(state.rooms[state.nodes[job.members[0].slice.node].index].domains[-1:])
 
 
 def _free(overlay: Overlay, jobs: Iterable[Job], *, undo: bool = False) -> None:

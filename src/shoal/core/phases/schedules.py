@@ -123,10 +123,11 @@ def _run_now(round_: Round, schedule: Schedule, request: RunSchedule, problem: P
 def run_schedules(round_: Round, dues: tuple[Due, ...], problem: Problem) -> None:
     """Every due time has its run, or an event that says why not, in one transaction with the time
     of the next: so none is run twice or forgotten."""
+    changed = {event.schedule for event in round_.events if isinstance(event, ScheduleSet)}
     for due in dues:
         schedule = round_.state.schedules.get(due.schedule)
-        if schedule is None or schedule.next_ms != due.first_ms:
-            continue  # it was changed in this step
+        if schedule is None or schedule.next_ms != due.first_ms or due.schedule in changed:
+            continue  # what is due was counted by its times before this step; the next one counts
         if gone := owner_gone(round_.state, schedule):
             round_.emit(SchedulePaused(at_ms=round_.now_ms, schedule=due.schedule, why=gone))
             continue

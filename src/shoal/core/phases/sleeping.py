@@ -68,9 +68,12 @@ def rouse(round_: Round, job: Job, given: tuple[Slice, ...], why: str = "") -> N
 def hear_sleep(round_: Round, node: Node, inventory: NodeReport) -> None:
     """What the node reports of members that fall asleep, sleep or wake."""
     state = round_.state
-    state.heard.uses.pop(node.id, None)
+    before = state.heard.uses.pop(node.id, {})
     if inventory.uses:
-        state.heard.uses[node.id] = {one.ref: one.gpu_mb for one in inventory.uses}
+        uses = {one.ref: one.gpu_mb for one in inventory.uses}
+        state.heard.uses[node.id] = uses
+        if uses.keys() - before.keys():  # until now it was taken to have the whole GPU
+            round_.look_again(round_.now_ms)
     _hear_touches(round_, node, inventory)
     if not state.napping:
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.core.health import hang, quarantine, scoring
+from shoal.core.health import hang, quarantine, scoring, spending
 from shoal.core.health.baseline import judge
 from shoal.core.health.hang import Pace
 from shoal.core.health.scoring import Change
@@ -53,6 +53,7 @@ def _let_go(round_: Round) -> None:
                 hang.leave(watch_.pace, event.member)
                 scoring.leave(watch_.gang, event.member, rule_of(round_.policy))
                 watch_.slow.pop(event.member, None)
+                watch_.recent.pop(event.member, None)
 
 
 def check_id(record: Record) -> str:
@@ -66,7 +67,7 @@ def checks_wanted(state: State, inventories: list[NodeReport]) -> list[Command]:
     for inventory in inventories:
         node = state.nodes[inventory.spec.id]
         ids = [state.heard.asked[node.id]] if node.id in state.heard.asked else []
-        if quarantine.wants_check(node.record):
+        if quarantine.wants_check(node.record) and not node.record.network:
             ids.append(check_id(node.record))
         known = {result.id for result in inventory.checks}
         wanted += [
@@ -84,23 +85,31 @@ def next_look_ms(state: State, policy: Policy) -> int | None:
     for node_id in state.troubled:
         node = state.nodes[node_id]
         due_ms = quarantine.wake_ms(node.record, rule)
+        if waits_for_tour(state, node.record):
+            continue
         if due_ms is not None and node.intent is not NodeIntent.REMOVED:
             times.append(due_ms)
     return min(times, default=None)
 
 
+def waits_for_tour(state: State, record: Record) -> bool:
+    """Only one tour runs at a time: the check of its links is not late while another runs."""
+    running = any(tour.ended_ms is None for tour in state.heard.tours.values())
+    return running and record.network and quarantine.wants_check(record)
+
+
 def suspect(round_: Round, node: Node, news: Suspicion) -> None:
     rule = rule_of(round_.policy)
-    record = quarantine.suspected(node.record, news, rule, room=_room(round_, rule))
-    _judge(round_, node, record)
+    record = quarantine.suspected(node.record, news, rule, room=room_left(round_, rule))
+    judge_node(round_, node, record)
 
 
-def _judge(round_: Round, node: Node, record: Record) -> None:
+def judge_node(round_: Round, node: Node, record: Record) -> None:
     if record != node.record:
         round_.emit(NodeJudged(at_ms=round_.now_ms, node=node.id, record=record, why=record.why))
 
 
-def _room(round_: Round, rule: HealthRule) -> bool:
+def room_left(round_: Round, rule: HealthRule) -> bool:
     """May one more node be quarantined? Where many seem slow at once, no node is to blame."""
     state = round_.state
     quarantined = sum(
@@ -124,6 +133,7 @@ def _hear(round_: Round, node: Node, progress: Progress) -> None:
     rule = rule_of(round_.policy)
     member, beat = progress.ref.member, progress.beat
     watch_.beats[member] = beat
+    spending.hear(watch_.recent, member, beat, now_ms, rule, naps=job.naps)
     quiet_ms, timed = progress.quiet_ms, True
     if job.naps and job.awake_ms is not None:  # its sleep is not a part of a step
         awake_ms = max(0, now_ms - job.awake_ms)
@@ -166,6 +176,8 @@ def _take_check(round_: Round, node: Node, result: CheckResult) -> None:
     state, now_ms = round_.state, round_.now_ms
     by_hand = state.heard.asked.get(node.id) == result.id
     wanted = quarantine.wants_check(node.record) and check_id(node.record) == result.id
+    if result.pairs or result.collectives:
+        return  # they belong to a tour, and never enter the log
     if not by_hand and not wanted:
         return
     verdict = judge(state.fleet, node.id, node.spec.kind, result)
@@ -184,9 +196,9 @@ def _take_check(round_: Round, node: Node, result: CheckResult) -> None:
     if in_quarantine and not passed and not wanted:
         return  # checking it by hand does not make it stay longer
     record = quarantine.checked(
-        node.record, passed, verdict.why, now_ms, rule, room=_room(round_, rule)
+        node.record, passed, verdict.why, now_ms, rule, room=room_left(round_, rule)
     )
-    _judge(round_, node, record)
+    judge_node(round_, node, record)
 
 
 def _find_hangs(round_: Round) -> None:
@@ -234,7 +246,8 @@ def _pass_time(round_: Round) -> None:
         node = state.nodes[node_id]
         if node.intent is NodeIntent.REMOVED:
             continue  # nobody answers there; its quarantine waits for it
-        _judge(round_, node, quarantine.passed_by(node.record, now_ms, rule))
+        if not waits_for_tour(state, node.record):
+            judge_node(round_, node, quarantine.passed_by(node.record, now_ms, rule))
         if node.record.standing is Standing.QUARANTINED and state.placed[node_id]:
             for job in state.placed[node_id].values():
                 state.agenda.attention[job.id] = None

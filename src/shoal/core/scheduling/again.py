@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable
 
+from shoal.core.scheduling.capacity import held_when_empty
 from shoal.core.scheduling.ends import too_short
 from shoal.core.scheduling.fit import GangFit, fit, members_here, slices
 from shoal.core.scheduling.keep import keeper_of
 from shoal.core.state.apply_room import Overlay
-from shoal.core.state.queue import Gang
+from shoal.core.state.queue import Gang, gang_of
 from shoal.core.state.room import Room
 from shoal.core.state.state import State
 from shoal.model.job import Job
@@ -127,6 +128,16 @@ def spares_kept_from(state: State, job: Job, now_ms: int) -> set[int]:
 
 
 def shunned(state: State, job: Job) -> set[int]:
+    """Open nodes that lack what it needs, as long as others could take it. Once those have been
+    removed, it is tried where it was before, because nothing else is left."""
+    if not job.missing_on:
+        return set()
+    gang, bad = gang_of(job), lacking(state, job)
+    elsewhere = held_when_empty(state, gang, open_only=False, avoid=bad)
+    return bad if elsewhere >= gang.members else set()
+
+
+def lacking(state: State, job: Job) -> set[int]:
     """Open nodes where its program or folder was found to be missing."""
     return {state.nodes[node].index for node in job.missing_on if state.nodes[node].schedulable}
 

@@ -115,7 +115,7 @@ def _areas(state: State, gang: Gang, avoid: Collection[int]) -> list[list[int]]:
     groups: dict[str, list[int]] = {}
     for node in state.order:
         if node.schedulable and node.index not in avoid:
-            groups.setdefault(area_of(node, gang), []).append(node.index)
+            groups.setdefault(area_of(state, node, gang), []).append(node.index)
     return list(groups.values())
 
 

@@ -19,6 +19,7 @@ from shoal.core.scheduling.roots import blind_nodes, where_from
 from shoal.core.scheduling.score import look_ahead
 from shoal.core.scheduling.spread import spread
 from shoal.core.scheduling.wake import Sleepers
+from shoal.core.scheduling.weak_links import without_weak_links
 from shoal.core.state.apply_queue import wake_delayed
 from shoal.core.state.queue import Lane, gang_of
 from shoal.core.state.room import Room
@@ -184,7 +185,8 @@ def _place_one(round_: Round, lane: Lane, ahead: list[str]) -> bool:
     if plan is None:
         state.agenda.hopeless.add(lane.gang)
         return False
-    beside = bool(ahead or state.policy.spares or state.open_endings)
+    # Of jobs that are alike, some may have waited for longer than a sleeper that keeps a node.
+    beside = bool(ahead or state.policy.spares or state.open_endings or state.wakeful)
     spared, tried = False, set[tuple[tuple[str, ...], frozenset[int]]]()
     for _, number in state.queue.lanes[lane][:GAP_TRIES_MAX]:
         job = state.job_numbered(number)
@@ -219,6 +221,7 @@ def _start(round_: Round, job: Job, lane: Lane, avoid: set[int], apart: GangFit)
         better = fit(state, gang, avoid | worse) if worse - avoid else None
         if better is not None:
             avoid, apart = avoid | worse, better
+    avoid, apart = without_weak_links(state, gang, avoid, apart)
     before = again(state, job, gang, avoid)
     if before is not None:
         _give(round_, job, *before)
@@ -283,7 +286,9 @@ def start_claimed(round_: Round) -> None:
         elif job.phase not in (Phase.WAITING, Phase.ASLEEP):
             continue  # it is being resized and has not stopped yet
         elif not any(map(_short, rooms, given)) and not (
-            _in_use(state, nodes) if job.spec.whole_nodes else any(room.exclusive for room in rooms)
+            _in_use(state, job, nodes)
+            if job.spec.whole_nodes
+            else any(room.exclusive for room in rooms)
         ):
             if job.phase is Phase.ASLEEP:
                 rouse(round_, job, given)
@@ -293,11 +298,13 @@ def start_claimed(round_: Round) -> None:
             _unclaim(round_, job_id, "no job is being stopped for it any more")
 
 
-def _in_use(state: State, nodes: list[Node]) -> bool:
-    """Does any job hold something there, or want it for itself? One that could not be put to sleep
-    still does."""
+def _in_use(state: State, job: Job, nodes: list[Node]) -> bool:
+    """Does another job hold something there, or want it for itself? One that could not be put to
+    sleep still does. A sleeper that is to wake holds its own memory there."""
     for node in nodes:
         for ref, other in state.placed[node.id].items():
+            if other.id == job.id:
+                continue
             member = other.members[ref.member]
             held = member.held
             if held.gpus or held.cpu_milli or held.memory_mb:

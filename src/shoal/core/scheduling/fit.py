@@ -12,6 +12,7 @@ from shoal.core.state.queue import Gang
 from shoal.core.state.room import Domain, FreeIndex, Level
 from shoal.core.state.state import Node, State
 from shoal.model.job import Within
+from shoal.model.policy import Places
 from shoal.model.resources import WHOLE_GPU_MILLI, Demand, Kind, Slice, plural
 
 # A gang over several nodes goes to the tightest rack (block) that holds it. At most this many are
@@ -243,7 +244,8 @@ def _in_one_domain(
         places = [place for place, members in room.items() if members >= gang.members]
         places.sort(key=lambda place: (division.domains[place].gpus, place))
     for place in places:
-        rule = f"the tightest {name} that holds it, {place}"
+        measured = "measured " if state.policy.place is Places.MEASURED else ""
+        rule = f"the tightest {measured}{name} that holds it, {place}"
         plan = _over_many(division.domains[place], gang, avoid, rule)
         if plan is not None:
             return plan
@@ -284,13 +286,13 @@ def _levels_emptiest_first(domain: Domain, demand: Demand) -> list[tuple[Kind, F
     return found
 
 
-def area_of(node: Node, gang: Gang) -> str:
+def area_of(state: State, node: Node, gang: Gang) -> str:
     """The node's part of the cluster, for a gang that has to stay within one. A node without a
     place is its own rack and block."""
     area = node.labels.get(gang.together, "") if gang.together else ""
     if gang.required and gang.within is not Within.ANYWHERE:
         depth = {Within.BLOCK: 1, Within.RACK: 2}.get(gang.within, 0)
-        domains = node.spec.domains
+        domains = state.rooms[node.index].domains
         return f"{area}|{domains[depth - 1] if 0 < depth <= len(domains) else '/' + node.id}"
     return area
 
@@ -320,7 +322,7 @@ def _shortage_within(state: State, gang: Gang, need: str) -> str:
     rooms: dict[str, int] = {}
     for node, room in zip(state.order, state.rooms, strict=True):
         if node.schedulable and gang.demand.suits(room.kind):
-            area = area_of(node, gang)
+            area = area_of(state, node, gang)
             rooms[area] = rooms.get(area, 0) + members_here(gang, room.kind, room.level)
     most = max(rooms.values(), default=0)
     if most >= gang.members:

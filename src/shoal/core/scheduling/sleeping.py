@@ -5,7 +5,7 @@ from __future__ import annotations
 from shoal.core.state.room import Room
 from shoal.core.state.state import Node, State
 from shoal.model.job import Job, MemberRef, Phase
-from shoal.model.node import NodeHealth
+from shoal.model.node import NodeHealth, NodeIntent
 from shoal.model.policy import Sleeping
 from shoal.model.resources import WHOLE_GPU_MILLI, Slice, plural
 
@@ -71,6 +71,8 @@ def _node_cannot(
         return f"{node.id} cannot put jobs to sleep: {node.spec.sleep_why or 'its agent is older'}"
     if node.health is not NodeHealth.READY:
         return f"{node.id} is {node.health.value}"
+    if node.intent is NodeIntent.DRAINING:  # a sleeper would keep it from getting empty
+        return f"{node.id} is being drained"
     there = [job.members[ref.member] for ref, job in state.placed[node.id].items() if job.napping]
     if len(there) + len(chosen) + len(charged) > policy.sleepers_max:
         return (

@@ -12,6 +12,7 @@ from shoal.core.state.apply_job import APPLY_JOB
 from shoal.core.state.apply_node import APPLY_NODE
 from shoal.core.state.apply_notices import APPLY_NOTICES
 from shoal.core.state.apply_queue import adopt_policy, grow_older, judge_holds
+from shoal.core.state.apply_room import file_again
 from shoal.core.state.apply_schedule import APPLY_SCHEDULE
 from shoal.core.state.apply_service import APPLY_SERVICE
 from shoal.core.state.apply_sleep import APPLY_SLEEP
@@ -37,6 +38,7 @@ def replay(state: State, events: Iterable[Event]) -> State:
 def _policy_changed(state: State, event: PolicyChanged) -> None:
     forget_setbacks(state, event.policy)
     adopt_policy(state, event.policy)
+    file_again(state)  # other places may count
     judge_holds(state)  # another tree: other tenants may be held
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from shoal.core.health.baseline import learn
+from shoal.core.health.baseline import count, learn
 from shoal.core.state.apply_job import member_over
 from shoal.core.state.apply_labels import node_labelled
 from shoal.core.state.apply_queue import unclaim_on
 from shoal.core.state.apply_room import (
     add_node,
     close,
+    file_again,
     open_up,
     replace_node,
     set_end,
@@ -20,6 +21,7 @@ from shoal.core.state.apply_room import (
 from shoal.core.state.state import Node, State
 from shoal.model.events import (
     EventBase,
+    FabricMeasured,
     NodeChecked,
     NodeEnding,
     NodeIntended,
@@ -94,6 +96,7 @@ def _node_ending(state: State, event: NodeEnding) -> None:
 def _node_checked(state: State, event: NodeChecked) -> None:
     if event.passed and not event.result.error:
         learn(state.fleet, event.node, state.nodes[event.node].spec.kind, event.result)
+    count(state.fleet, event.node, event.result)
 
 
 def _node_judged(state: State, event: NodeJudged) -> None:
@@ -109,6 +112,11 @@ def _node_judged(state: State, event: NodeJudged) -> None:
         unclaim_on(state, node.id)
         for job in state.placed[node.id].values():
             state.agenda.attention[job.id] = None
+
+
+def _fabric_measured(state: State, event: FabricMeasured) -> None:
+    state.fabric = event.fabric
+    file_again(state)
 
 
 def _set_health(
@@ -134,4 +142,5 @@ APPLY_NODE: dict[type[EventBase], Callable[[State, Any], None]] = {
     NodeLabelled: node_labelled,
     NodeChecked: _node_checked,
     NodeJudged: _node_judged,
+    FabricMeasured: _fabric_measured,
 }

@@ -12,8 +12,8 @@ from shoal.core.state.room import Room
 from shoal.core.state.state import Node, State
 from shoal.model.health import Standing
 from shoal.model.job import Job, MemberRef
-from shoal.model.node import End, NodeIntent, NodeSpec
-from shoal.model.policy import Preempt
+from shoal.model.node import End, NodeIntent, NodeSpec, domains_in
+from shoal.model.policy import Places, Preempt
 from shoal.model.resources import Kind, Slice
 
 
@@ -21,7 +21,7 @@ def add_node(state: State, node: Node) -> None:
     assert node.index == len(state.order), "nodes are indexed in join order"
     state.nodes[node.id] = node
     state.order.append(node)
-    state.rooms.append(Room(node.spec, kind_of(state.looks_at, node)))
+    state.rooms.append(Room(node.spec, kind_of(state.looks_at, node), domains_of(state, node)))
     _foresee(state, node.spec)
     state.placed[node.id] = {}
     _brings(state, node)
@@ -32,6 +32,30 @@ def add_node(state: State, node: Node) -> None:
     if node.end is not None:
         insort(state.endings, (node.end.at_ms, node.index))
     open_up(state, node)
+
+
+def domains_of(state: State, node: Node) -> tuple[str, ...]:
+    """The blocks and racks that it counts in."""
+    measured = state.fabric.places.get(node.id, "")
+    if state.policy.place is Places.TYPED or not measured:
+        return node.spec.domains
+    return domains_in(measured)
+
+
+def file_again(state: State) -> None:
+    """Places were measured, or the policy says which count: only nodes that move are touched."""
+    moved = False
+    for node in state.order:
+        room, domains = state.rooms[node.index], domains_of(state, node)
+        if room.domains != domains:
+            close(state, node)
+            room.domains = domains
+            open_up(state, node)
+            moved = True
+    if moved:
+        state.agenda.hopeless.clear()
+        state.agenda.other_gaps()
+        state.agenda.look_ms = 0
 
 
 def set_end(state: State, node: Node, own: End | None, wanted: End | None) -> None:
@@ -63,7 +87,7 @@ def replace_node(state: State, node: Node, spec: NodeSpec, incarnation: int) -> 
     node.spec = spec
     _brings(state, node)
     node.incarnation = incarnation
-    state.rooms[node.index] = Room(spec, kind_of(state.looks_at, node))
+    state.rooms[node.index] = Room(spec, kind_of(state.looks_at, node), domains_of(state, node))
     _count_known(state, node, 1)
     state.caches.roots = None
     _foresee(state, spec)

@@ -12,6 +12,7 @@ from shoal.core.state.accounts import Account, Accounts
 from shoal.core.state.estimates import Estimates, Group
 from shoal.core.state.records import Ages, Reservation, Wear
 from shoal.model.budget import BudgetLevel
+from shoal.model.fabric import Fabric
 from shoal.model.health import Record, Standing
 from shoal.model.identity import Identity
 from shoal.model.job import Job
@@ -128,6 +129,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     arrays: list[Job] = []
     restored_job: int = 0
     restored_attempt: int = 0
+    fabric: Fabric = Fabric()
 
 
 class Facts:
@@ -155,6 +157,7 @@ class Facts:
         self.mix = Mix()  # the kinds of jobs that were submitted
         self.failures = FailureBook()  # by a job's own error: separates bad nodes from bad jobs
         self.fleet = Fleet()  # what nodes usually measure
+        self.fabric = Fabric()  # what the network between nodes was measured to be
         self.reservations: dict[str, Reservation] = {}  # of blocked jobs
         self.claims: dict[str, tuple[Slice, ...]] = {}  # of jobs that others are stopped for
         self.next_order = 1
@@ -198,4 +201,5 @@ class Facts:
             arrays=list(self.arrays.values()),
             restored_job=self.restored_job,
             restored_attempt=self.restored_attempt,
+            fabric=self.fabric,
         )

@@ -7,7 +7,9 @@ import msgspec
 from shoal.core.health.hang import Pace
 from shoal.core.health.scoring import Change
 from shoal.core.health.scoring import Gang as Scores
+from shoal.core.health.spending import Recent
 from shoal.core.phases.scale import RecentWork
+from shoal.model.fabric import Host
 from shoal.model.health import CheckResult, Verdict
 from shoal.model.job import MemberRef
 from shoal.model.kept import Copied
@@ -24,9 +26,45 @@ class Watch(msgspec.Struct):
     pace: Pace
     gang: Scores = msgspec.field(default_factory=Scores)
     beats: dict[int, Beat] = {}  # the newest of each member
+    recent: dict[int, Recent] = {}  # where the time of each member's last steps went
     slow: dict[int, Change] = {}  # members that hold up the others
     stuck: tuple[int, ...] = ()  # members whose stacks are wanted
     ended: bool = False  # a member has ended and takes no more steps; its exit is not reported yet
+
+
+class Touring(msgspec.Struct, kw_only=True):
+    """Nodes that measure the network between them."""
+
+    id: str
+    hosts: tuple[Host, ...]
+    begun_ms: int
+    until_ms: int
+    collectives: bool = False
+    results: dict[str, CheckResult] = {}  # by node, as they come in
+    ended_ms: int | None = None
+    incarnations: dict[str, int] = {}  # of its nodes, when it began
+    about: str = ""  # the node whose links are checked, if a suspicion asked for the tour
+    unmeasured: dict[str, str] = {}  # nodes that nothing is known of, and why; when it has ended
+
+
+class Storing(msgspec.Struct, kw_only=True):
+    """Nodes that measure a storage. Turn by turn one of `alone` measures; in the last turn all
+    `nodes` do, at the same time."""
+
+    id: str
+    target: str
+    nodes: tuple[str, ...]
+    alone: tuple[str, ...]
+    begun_ms: int
+    phase_ms: int
+    turn: int = 0
+    turn_begun_ms: int = 0
+    turn_until_ms: int = 0
+    limit_ms: int = 0  # of a probe in this turn
+    at_ms: int = 0  # when all begin, in the last turn
+    own: dict[str, CheckResult] = {}  # of `alone`
+    results: dict[str, CheckResult] = {}  # of all
+    ended_ms: int | None = None
 
 
 class Heard:
@@ -50,6 +88,8 @@ class Heard:
         self.copied: dict[str, Copied] = {}  # job -> the head's newest copy of its checkpoints
         self.asked: dict[str, str] = {}  # node -> the check that a user asked for
         self.verdicts: dict[str, tuple[str, CheckResult, Verdict]] = {}  # node -> its last check
+        self.tours: dict[str, Touring] = {}  # under way, and the last that ended
+        self.storing: Storing | None = None  # under way, or the last that ended
         self.loads: dict[str, ServiceLoad] = {}  # what the gateway last reported of each service
         self.recent_work: dict[str, RecentWork] = {}  # of each service
         self.supplied: dict[str, SupplyReport] = {}  # the newest of each engine that brings nodes

@@ -245,6 +245,11 @@ def _verify_identity(state: State) -> None:
         raise Violation(f"{twice[0]} has two keys")
 
 
+def _place(state: State, node: Node) -> str:
+    found = state.fabric.places if state.policy.place == "measured" else {}
+    return found.get(node.spec.id) or node.spec.place
+
+
 def _verify_indexes(state: State) -> None:
     offered = [
         node
@@ -256,7 +261,7 @@ def _verify_indexes(state: State) -> None:
     _verify_domain("the cluster", state, state.cluster, offered)
     for division in state.divisions:
         for place, domain in division.domains.items():
-            inside = [node for node in offered if f"{node.spec.place}/".startswith(f"{place}/")]
+            inside = [node for node in offered if f"{_place(state, node)}/".startswith(f"{place}/")]
             _verify_domain(place, state, domain, inside)
         free = sorted((domain.gpus, place) for place, domain in division.domains.items())
         if free != division.tightest:

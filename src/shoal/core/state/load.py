@@ -31,6 +31,7 @@ def restore(snapshot: Snapshot) -> State:
     state.next_order, state.setbacks = snapshot.next_order, snapshot.setbacks
     state.orders = {order.id: order for order in snapshot.orders}
     state.next_rule, state.rules = snapshot.next_rule, {rule.id: rule for rule in snapshot.rules}
+    state.fabric = snapshot.fabric
     state.mix = Mix(dict(snapshot.mix))
     state.foresight = Foresight(1000, state.mix)
     adopt_policy(state, snapshot.policy)

@@ -88,9 +88,9 @@ class Room:
         "memory_mb",
     )
 
-    def __init__(self, spec: NodeSpec, kind: Kind) -> None:
+    def __init__(self, spec: NodeSpec, kind: Kind, domains: tuple[str, ...] | None = None) -> None:
         self.kind = kind
-        self.domains = spec.domains
+        self.domains = spec.domains if domains is None else domains
         self.gpu_milli = [WHOLE_GPU_MILLI] * spec.gpus
         self.cpu_milli = spec.cpu_milli
         self.memory_mb = spec.memory_mb

@@ -19,6 +19,7 @@ from typing import Any
 
 from shoal.core.nodebook import NodeBook
 from shoal.model.commands import Check, Envelope, Launch, Sleep, Stop, Wake
+from shoal.model.fabric import Pair
 from shoal.model.health import CheckResult
 from shoal.model.job import MemberRef
 from shoal.model.node import NodeSpec
@@ -145,7 +146,7 @@ class SimCluster:
             elif type(command) is Sleep or type(command) is Wake:
                 self.sleepers.take(node, command)
             elif type(command) is Check:
-                node.book.measured(_measured(node, command.id))
+                node.book.measured(_measured(node, command))
                 self._news[node_id] = node
         if node.book.exits and any(type(command) is Stop for command in envelope.commands):
             self._news[node_id] = node  # a member that never started has ended
@@ -363,6 +364,9 @@ class SimCluster:
         self.levels.resize(now_ms, -self.levels.size(node.spec), new=True)
 
 
-def _measured(node: SimNode, id_: str) -> CheckResult:
+def _measured(node: SimNode, check: Check) -> CheckResult:
+    if (tour := check.tour) is not None:  # all links of a replay are the same
+        pairs = tuple(Pair(host.node, 20, 10_000, 10_000) for host in tour.hosts[: tour.own])
+        return CheckResult(id=check.id, pairs=pairs)
     figures = {"matmul_gflops": int(MATMUL_GFLOPS * node.speed)}
-    return CheckResult(id=id_, busy=bool(node.book.alive), figures=figures)
+    return CheckResult(id=check.id, busy=bool(node.book.alive), figures=figures)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from shoal.model.report import NodeReport, Still
 
 
@@ -19,6 +21,11 @@ class Contacts:
         """A new epoch: what was heard since the last step that was stored may be heard again."""
         self.listening_ms = now_ms
         self._unstored |= {node for node, _ in self.news}
+
+    def stored(self, nodes: Iterable[str]) -> None:
+        """A step that saw reports of these nodes was stored: the same reports are old from now on,
+        even if they waited while the controller recovered."""
+        self._unstored.difference_update(nodes)
 
     def heard(self, report: NodeReport, now_ms: int) -> bool:
         """False: it is older than another."""

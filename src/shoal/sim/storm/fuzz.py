@@ -23,6 +23,7 @@ from shoal.sim.storm.arrays import Arrays
 from shoal.sim.storm.budgets import Budgets
 from shoal.sim.storm.captruth import capped
 from shoal.sim.storm.ends import Ends
+from shoal.sim.storm.fabrictruth import with_places
 from shoal.sim.storm.faults import BadNetwork, Faults
 from shoal.sim.storm.flows import Flows
 from shoal.sim.storm.labels import Labels
@@ -34,6 +35,7 @@ from shoal.sim.storm.suppliers import Suppliers, with_supply
 from shoal.sim.storm.timeline import Timeline
 from shoal.sim.storm.truth import Truth
 from shoal.sim.storm.users import SeededFates, Users
+from shoal.sim.storm.wiring import Wiring
 from shoal.sim.storm.world import World
 
 GPU_KINDS: tuple[dict[str, Any], ...] = (
@@ -88,6 +90,7 @@ class Run:
         rng = self._rng("cluster")
         self.policy = capped(self._rng("caps"), _draw_policy(rng))
         self.policy = with_supply(self._rng("supply"), self.policy)
+        self.policy = with_places(self._rng("places"), self.policy)
         nodes = _draw_nodes(rng, size)
         self.sleeps = self._rng("does it sleep").random() < size.sleep_part
         if self.sleeps:
@@ -148,6 +151,7 @@ class Run:
         self.suppliers = Suppliers(
             self.world, self.truth.supply, self.policy, self._rng("suppliers"), self.counts
         )
+        self.wiring = Wiring(self.world, self.truth.fabric, nodes, self._rng("wiring"), self.counts)
         self.labels = Labels(self.world, nodes, self._rng("labels"), self.counts)
         self.sleepers = Sleepers(
             self.world,
@@ -192,6 +196,7 @@ class Run:
         if self.sleeps:
             now = with_sleep(self._rng(f"sleep rules at {at_ms}"), now)
         other = _other_policy(self._rng(f"policy at {at_ms}"), now)
+        other = with_places(self._rng(f"places at {at_ms}"), other)
         return capped(self._rng(f"caps at {at_ms}"), other)
 
     def _storm(self) -> None:
@@ -212,6 +217,7 @@ class Run:
         self.ends.plan(size.storm_ms)
         self.suppliers.plan(size.storm_ms)
         self.labels.plan(size.storm_ms)
+        self.wiring.plan(size.storm_ms)
         self.flows.plan(size.storm_ms)
         self.arrays.plan(size.storm_ms)
         self.world.start_controller()
@@ -228,6 +234,7 @@ class Run:
         self.flows.calm_down()
         self.services.calm_down()
         self.suppliers.calm_down()
+        self.wiring.calm_down()
         if self.sleeps:
             self.sleepers.calm_down()
         timeline = self.world.timeline
@@ -266,7 +273,7 @@ class Run:
             return f"still due: {list(schedules)}"
         if services := self.world.controller.state.services:
             return f"still served: {list(services)}"
-        if left := self.suppliers.unsettled():
+        if left := self.suppliers.unsettled() or self.wiring.unsettled():
             return left
         nodes = self.world.controller.state.nodes
         for name, machine in self.world.machines.items():

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
+
+from shoal.core.answers.bound import divided, shares_of
 from shoal.model.events import (
     JobCheckpointed,
     JobClaimed,
     JobPlaced,
     JobStopping,
+    MemberExited,
     NodeIntended,
     NodeJudged,
 )
@@ -16,6 +20,7 @@ from shoal.model.health import HealthRule, Standing
 from shoal.model.job import StopCause
 from shoal.model.node import NodeIntent
 from shoal.model.policy import Policy
+from shoal.model.progress import Spent
 from shoal.model.report import NodeReport
 from shoal.sim.storm.jobtruth import JobTruth
 from shoal.sim.storm.lives import Untruth
@@ -72,6 +77,20 @@ class HealthTruth:
             raise Untruth(f"{event.job} made a step {quiet_ms} ms ago, and is said to hang")
         if key not in self.hung and self._calm_for(2 * self.policy.grace_ms, event.at_ms):
             raise Untruth(f"{event.job} makes steps, and is said to hang")
+
+    def exited(self, event: MemberExited) -> None:
+        """Its last counts are at least those that were heard, and their shares are a whole."""
+        ref = event.job, event.attempt, event.member
+        heard = self._steps.get(ref, (0, 0))[0]
+        spent = event.spent or Spent()
+        if spent.steps < heard:
+            raise Untruth(f"{ref} reported {heard} steps, and ended with {spent.steps}")
+        gang = divided({event.member: spent})
+        if gang is None:
+            return
+        shares = msgspec.structs.astuple(shares_of(gang))
+        if sum(shares) != 1000 or min(shares) < 0:
+            raise Untruth(f"the time of {ref} is divided into {shares}")
 
     def _calm_for(self, long_ms: int, now_ms: int) -> bool:
         return self.calm_ms is not None and now_ms - self.calm_ms > long_ms

@@ -7,11 +7,13 @@ from typing import NamedTuple
 
 from shoal.core.nodebook import STOPPED_BEFORE_START_CODE, NodeBook
 from shoal.model.commands import Check, Dismiss, Envelope, Launch, Prepare, Sleep, Stop, Wake
+from shoal.model.fabric import Pair, Tour
 from shoal.model.health import CheckResult
 from shoal.model.job import Fault, MemberRef
 from shoal.model.node import NodeSpec
 from shoal.model.progress import Progress
 from shoal.model.report import Idle, MemberExit, NodeReport, Still, Uses
+from shoal.model.storage import PHASES, READ_MBS, WRITE_MBS, Storage
 from shoal.sim.storm.naps import Naps, Nights, Sleepy
 from shoal.sim.storm.timeline import Timeline
 from shoal.sim.storm.training import Trainer, Training
@@ -67,7 +69,9 @@ class StormNode:
         out: Callable[[NodeReport | Still], None],
         saved: dict[str, int],
         nights: Nights | None = None,
+        pairs: Callable[[str, str, Tour], tuple[Pair, ...]] | None = None,
     ) -> None:
+        self._pairs = pairs  # what it measures on a tour
         self.spec = spec
         self.incarnation = 0
         self.book: NodeBook | None = None  # None: it is off
@@ -134,6 +138,11 @@ class StormNode:
                     self._naps.sleep(self.book, command)
                 case Wake():
                     self._naps.wake(self.book, command)
+                case Check(tour=Tour() as tour) if self._pairs is not None:
+                    pairs = self._pairs(self.spec.id, command.id, tour)
+                    self.book.measured(CheckResult(id=command.id, pairs=pairs))
+                case Check(storage=Storage() as storage):
+                    self._store(self.book, command.id, storage)
                 case Check():
                     self.book.measured(self._measure(command.id))
                 case Prepare():
@@ -142,6 +151,16 @@ class StormNode:
                     self.power_off()
                     return
         self.report()
+
+    def _store(self, book: NodeBook, id_: str, storage: Storage) -> None:
+        """It takes a while, in which the node may die."""
+
+        def end() -> None:
+            if self.book is book and id_ not in book.checks:
+                book.measured(CheckResult(id=id_, figures={WRITE_MBS: 100, READ_MBS: 100}))
+                self.report()
+
+        self._timeline.after(PHASES * storage.phase_ms, end)
 
     def _measure(self, id_: str) -> CheckResult:
         return CheckResult(
@@ -295,7 +314,10 @@ class StormNode:
             self._witness.ended(ref, code, how)
             self.book.ends(ref)
             stopped = ref in self.book.stopping
-            exit_ = self._unshipped[ref] = MemberExit(ref, code, "", stopped, fault=fault)
+            trained = process.trainer
+            spent = trained.spent(self._timeline.now_ms) if trained is not None else None
+            exit_ = MemberExit(ref, code, "", stopped, fault=fault, spent=spent)
+            self._unshipped[ref] = exit_
             if process.fate.shipping_ms:
                 book = self.book
                 self._timeline.after(process.fate.shipping_ms, lambda: self._shipped(book, exit_))
@@ -306,5 +328,5 @@ class StormNode:
         """Unless the node has restarted."""
         if self.book is book:
             del self._unshipped[exit_.ref]
-            book.exited(exit_.ref, exit_.code, fault=exit_.fault)
+            book.exited(exit_.ref, exit_.code, fault=exit_.fault, spent=exit_.spent)
             self.report()

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from shoal.model.job import MemberRef
-from shoal.model.progress import Beat, Progress
+from shoal.model.progress import Beat, Progress, Spent, spent_of
 
 SLOW_FACTOR = 3  # a slow node takes this many times as long for a member's own work
-OWN_SHARE = 4  # one part in this many of a step; the rest is waiting for peers
+OWN_SHARE = 4  # one part in this many of a step is the member's own work
+DATA_SHARE = 8  # ... is waiting for data
+SAVE_MS = 20  # a save blocks the loop for this long, within the step
 
 
 class Training(NamedTuple):
@@ -30,7 +32,7 @@ class Trainer:
         self._saved = saved
         self._from_step = saved.get(ref.job, 0)
         self._began_ms = self._seen_ms = now_ms
-        self._compute_us = self._wait_us = self._saves = 0
+        self._compute_us = self._wait_us = self._data_us = self._saves = 0
 
     @property
     def hangs(self) -> bool:
@@ -43,8 +45,10 @@ class Trainer:
         if plan.hangs_at:
             steps = min(steps, plan.hangs_at)
         own_us = plan.step_ms * 1000 // OWN_SHARE * (SLOW_FACTOR if slow else 1)
+        data_us = plan.step_ms * 1000 // DATA_SHARE
         self._compute_us += (steps - self.steps) * own_us
-        self._wait_us += (steps - self.steps) * (plan.step_ms * 1000 - own_us)
+        self._data_us += (steps - self.steps) * data_us
+        self._wait_us += (steps - self.steps) * (plan.step_ms * 1000 - own_us - data_us)
         if self.hangs and not plan.stuck:
             self._wait_us += (now_ms - self._seen_ms) * 1000
         self.steps, self._seen_ms = steps, now_ms
@@ -52,6 +56,9 @@ class Trainer:
             self._saves = steps // plan.saves_every
             saved = self._from_step + self._saves * plan.saves_every
             self._saved[self.ref.job] = max(self._saved.get(self.ref.job, 0), saved)
+
+    def spent(self, now_ms: int) -> Spent:
+        return spent_of(self.progress(now_ms).beat)
 
     def progress(self, now_ms: int) -> Progress:
         saved = self._from_step + self._saves * self.plan.saves_every
@@ -61,6 +68,9 @@ class Trainer:
             steps=self.steps,
             compute_us=self._compute_us,
             wait_us=self._wait_us,
+            transfer_us=self._wait_us // 2,
+            data_us=self._data_us,
+            save_us=self._saves * SAVE_MS * 1000,
             saves=self._saves,
             saved_step=saved,
         )

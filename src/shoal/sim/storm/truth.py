@@ -55,6 +55,7 @@ from shoal.sim.storm.budgettruth import BudgetTruth
 from shoal.sim.storm.captruth import CapTruth
 from shoal.sim.storm.contacts import Contacts
 from shoal.sim.storm.endtruth import EndTruth
+from shoal.sim.storm.fabrictruth import FabricTruth
 from shoal.sim.storm.fairness import Entitlements, stands_alone, wishes_kept
 from shoal.sim.storm.healthtruth import HealthTruth
 from shoal.sim.storm.jobtruth import JobTruth, must_fit
@@ -73,13 +74,11 @@ class Truth(Witness):
     def __init__(self, timeline: Timeline, policy: Policy) -> None:
         self.lives = Lives()
         self.services = ServiceTruth(self.lives)
-        self.budgets = BudgetTruth(policy)
-        self._caps = CapTruth(policy)
+        self.budgets, self._caps = BudgetTruth(policy), CapTruth(policy)
         self.after, self._waits, self.arrays = AfterTruth(), WaitTruth(), ArrayTruth()
         self.jobs: dict[str, JobTruth] = {}
         self.unfinished: dict[str, None] = {}
-        self._timeline = timeline
-        self._policy = policy
+        self._timeline, self._policy, self.fabric = timeline, policy, FabricTruth(policy)
         self._keys: dict[str, str] = {}
         self._cancels: dict[str, None] = {}
         self._asked_keys: Counter[str] = Counter()
@@ -94,8 +93,7 @@ class Truth(Witness):
         self._removed: set[str] = set()
         self._known: dict[str, NodeSpec] = {}  # as the nodes joined: what the log knows of them
         self._entitlements = Entitlements(policy, self.jobs)
-        self.health = HealthTruth(self.jobs, policy)
-        self.ends = EndTruth(self.jobs, policy)
+        self.health, self.ends = HealthTruth(self.jobs, policy), EndTruth(self.jobs, policy)
         self.fences = False  # the engine can end nodes that do not answer
         self._refused: dict[MemberRef, Fault] = {}  # their nodes could not start them
         self.supply = SupplyTruth(timeline, policy, self.lives, self.jobs, self._contacts)
@@ -168,6 +166,9 @@ class Truth(Witness):
         if self._contacts.heard(report, self._timeline.now_ms):
             self.health.heard(report, self._timeline.now_ms)
 
+    def stored(self, reports: Sequence[NodeReport]) -> None:
+        self._contacts.stored(report.spec.id for report in reports)
+
     def committed(self, events: Sequence[Event]) -> None:
         self._removed = {  # an operator took them away: nobody has looked at their disks
             event.node
@@ -180,7 +181,7 @@ class Truth(Witness):
                 judge(self, event)
             for other in (self.services, self._caps, self.ends, self.supply, self.after):
                 other.see(event)
-            for one in (self._waits, self.arrays, self.sleep):
+            for one in (self._waits, self.arrays, self.sleep, self.fabric):
                 one.see(event)
         if not any(isinstance(event, ControllerStarted) for event in events):
             self._contacts.news = set()  # an epoch is stored before the inbox is looked at
@@ -228,7 +229,7 @@ class Truth(Witness):
         job = self.jobs[event.job]
         job.placed(event)
         self.budgets.placed(event.job, job.spec)
-        wishes_kept(event, job.spec, self._known)
+        wishes_kept(event, job.spec, self.fabric.as_placed(self._known))
         self._alone(job)
         self.health.placed(event)
         self._entitlements.settled(event.job)
@@ -265,8 +266,8 @@ class Truth(Witness):
                 raise Untruth(f"{event.job} is said to run, but {ref} was never started")
 
     def _member_exited(self, event: MemberExited) -> None:
-        ref = MemberRef(event.job, event.attempt, event.member)
-        life = self.lives.all.get(ref)
+        life = self.lives.all.get(ref := MemberRef(event.job, event.attempt, event.member))
+        self.health.exited(event)
         self.jobs[event.job].member_over(ref)
         if ref in self._refused and (life is None or life.how is End.VANISHED):
             # What is missing everywhere is the job's failure; a sick node never is.
@@ -282,9 +283,8 @@ class Truth(Witness):
             raise Untruth(f"{ref} is said to have exited {event.code}, but {life}")
 
     def _member_lost(self, event: MemberLost) -> None:
-        ref = MemberRef(event.job, event.attempt, event.member)
+        life = self.lives.all.get(ref := MemberRef(event.job, event.attempt, event.member))
         self.jobs[event.job].member_over(ref, lost=True)
-        life = self.lives.all.get(ref)
         if event.fault is not self._refused.get(ref, Fault.NONE) and event.fault:
             raise Untruth(f"{ref} is said to have found no start on {event.node}: {event.why}")
         if event.fault:
@@ -370,9 +370,9 @@ class Truth(Witness):
 
 
 JUDGES: dict[type[EventBase], Callable[[Truth, Any], None]] = {
-    BudgetWarned: lambda truth, event: truth.budgets.see(event),
-    BudgetHeld: lambda truth, event: truth.budgets.see(event),
-    BudgetFreed: lambda truth, event: truth.budgets.see(event),
+    **dict.fromkeys(
+        (BudgetWarned, BudgetHeld, BudgetFreed), lambda truth, event: truth.budgets.see(event)
+    ),
     PolicyChanged: Truth._policy_changed,
     TenantAdded: lambda truth, event: truth._uids.update({event.tenant.name: event.tenant.uid}),
     TenantRemoved: Truth._tenant_removed,

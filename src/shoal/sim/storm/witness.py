@@ -62,6 +62,9 @@ class Witness:
     def committed(self, events: Sequence[Event]) -> None:
         """These are in the log now; their commands have not been sent yet."""
 
+    def stored(self, reports: Sequence[NodeReport]) -> None:
+        """A step that has seen these reports is in the log now."""
+
 
 class NapWitness:
     """Sees members fall asleep and wake; this one ignores it."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from shoal.model.commands import Envelope, Fence
+from shoal.model.fabric import Pair, Tour
 from shoal.model.job import MemberRef
 from shoal.model.node import NodeSpec
 from shoal.model.policy import Policy
@@ -23,6 +24,11 @@ from shoal.sim.storm.witness import Witness
 
 FENCING_MS = 20
 RESTART_MS = 2_000
+
+
+def _all_alike(_: str, __: str, tour: Tour) -> tuple[Pair, ...]:
+    """A network in which all links are the same."""
+    return tuple(Pair(host.node, 20, 10_000, 10_000) for host in tour.hosts[: tour.own])
 
 
 class World:
@@ -40,6 +46,7 @@ class World:
         nights: Nights | None = None,
     ) -> None:
         self._nights = nights
+        self.pairs: Callable[[str, str, Tour], tuple[Pair, ...]] = _all_alike
         self.timeline = timeline or Timeline()
         self.machines: dict[str, StormNode] = {}
         self.saved: dict[str, int] = {}  # the newest step that each job has saved
@@ -73,6 +80,7 @@ class World:
             out=self._report,
             saved=self.saved,
             nights=self._nights,
+            pairs=lambda own, id_, tour: self.pairs(own, id_, tour),
         )
         machine.boot()
 

@@ -22,6 +22,7 @@ from shoal.model.events import (
     JobUsed,
     NodeIntended,
     NodeJoined,
+    PolicyChanged,
     Recorded,
     ReplicaReady,
     ServiceEvent,
@@ -32,6 +33,7 @@ from shoal.model.events import (
 )
 from shoal.model.job import JobSpec, Outcome, StopCause
 from shoal.model.node import NodeIntent, NodeSpec
+from shoal.model.policy import Policy
 from shoal.model.service import ServiceSpec
 from shoal.sim.replay.clusters import NEVER_MS
 from shoal.sim.replay.traces import (
@@ -210,6 +212,7 @@ class History:
     def __init__(self, name: str) -> None:
         self.name = name
         self.last_ms = 0
+        self.policy: Policy | None = None  # the last one that was in force
         self._jobs: dict[str, _Lived] = {}
         self._arrays: dict[str, ArraySubmitted] = {}
         self._nodes: dict[str, NodeSpec] = {}
@@ -298,6 +301,8 @@ class History:
             case JobFinished() if event.job in jobs:
                 jobs[event.job].ended_ms = event.at_ms
                 jobs[event.job].code = event.code if event.outcome is Outcome.FAILED else 0
+            case PolicyChanged():
+                self.policy = event.policy
             case NodeJoined():
                 self._nodes[event.node] = event.spec
             case NodeIntended() if event.intent is NodeIntent.REMOVED:

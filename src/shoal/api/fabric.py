@@ -1,0 +1,139 @@
+"""The API of the network between nodes: measure it, and what was measured."""
+
+from __future__ import annotations
+
+from statistics import median
+
+import msgspec
+from litestar import Controller, get, post
+
+from shoal.api.jobs import WaitS
+from shoal.api.principal import Needs
+from shoal.api.problems import Refusal, accepted
+from shoal.api.reach import Reach
+from shoal.control.history.history import History
+from shoal.core.state.heard import Touring
+from shoal.core.state.state import State
+from shoal.model.fabric import Fabric, Weak
+from shoal.model.fabric_views import FabricView, LinkView, NetworkRequest
+from shoal.model.health import CheckResult
+from shoal.model.report import CheckNetwork
+from shoal.model.speeds import rate_text
+
+
+class FabricApi(Controller):
+    path = "/v1/fabric"
+    opt = Needs.READ_ALL.opt
+
+    @get("/")
+    async def last(self, reach: Reach, history: History) -> FabricView:
+        """The last tour that somebody asked for, also before a restart, with what is known now:
+        small tours that check a suspect change the conclusions, not the picture."""
+        state, kept = reach.loop.state, history.measured.last
+        tours = list(state.heard.tours.values())
+        view = FabricView(id="")
+        asked = [tour for tour in tours if tour.ended_ms is not None and not tour.about]
+        shown = asked[-1] if asked else kept.tour if kept is not None else None
+        if shown is not None:
+            view = fabric_view(shown, msgspec.structs.replace(state.fabric, id=shown.id))
+        view.running = next((tour.id for tour in tours if tour.ended_ms is None), "")
+        return view
+
+    @post("/check", status_code=200, opt=Needs.ADMIN.opt)
+    async def check(self, reach: Reach, data: NetworkRequest) -> FabricView:
+        request = CheckNetwork(tuple(data.nodes), data.collectives, reach.name)
+        answer = accepted(await reach.loop.request(request))
+        view = _heard(reach.loop.state, answer.id) or FabricView(id=answer.id)
+        view.notes += [answer.note] if answer.note else []
+        return view
+
+    @get("/tours/{tour:str}")
+    async def tour(
+        self, reach: Reach, history: History, tour: str, wait_s: WaitS = 0
+    ) -> FabricView:
+        """Answers when the tour has ended, or after `wait_s`."""
+        loop = reach.loop
+        deadline_ms = loop.clock.now_ms() + int(wait_s * 1000)
+        while (view := _heard(loop.state, tour)) is not None and view.ended_ms is None:
+            left_s = (deadline_ms - loop.clock.now_ms()) / 1000
+            if left_s <= 0:
+                break
+            await reach.changed("", left_s)
+        if view is None and (kept := await history.tour(tour)) is not None:
+            view = fabric_view(kept.tour, kept.fabric)
+        if view is None:
+            what = "it was lost when the controller restarted, or it is too long ago"
+            raise Refusal(404, f"there is no tour {tour[:64]!r}: {what}", "tour")
+        return view
+
+
+def _heard(state: State, tour: str) -> FabricView | None:
+    known = state.heard.tours.get(tour)
+    return None if known is None else fabric_view(known, state.fabric)
+
+
+def fabric_view(tour: Touring, fabric: Fabric) -> FabricView:
+    """`fabric` counts only if it follows from this tour."""
+    view = FabricView(
+        id=tour.id,
+        nodes=[host.node for host in tour.hosts],
+        answered=len(tour.results),
+        heard_from=list(tour.results),
+        busy=[node for node, result in tour.results.items() if result.busy],
+        begun_ms=tour.begun_ms,
+        until_ms=tour.until_ms,
+        ended_ms=tour.ended_ms,
+        notes=[f"{node}: {text}" for node, result in tour.results.items() for text in result.notes],
+        errors=[
+            f"{node}: {text}"
+            for node, result in tour.results.items()
+            for text in (*result.faults, result.error, _too_old(result))
+            if text
+        ],
+    )
+    if tour.ended_ms is None:
+        return view  # half a million links are not sent every two seconds
+    view.links = _links(tour)
+    view.collectives = [one for result in tour.results.values() for one in result.collectives]
+    if fabric.id == tour.id:
+        own = set(view.nodes)
+        view.weak = list(fabric.weak)
+        view.outliers = [weak_text(one) for one in fabric.weak]
+        view.places = {node: place for node, place in fabric.places.items() if node in own}
+        view.usual_mbs, view.usual_latency_us = fabric.usual_mbs, fabric.usual_latency_us
+    _fill_usual(view)
+    return view
+
+
+def _too_old(result: CheckResult) -> str:
+    """An agent of an earlier version measures the node itself."""
+    if result.figures and not result.pairs:
+        return "its agent is too old to measure the network; see: shoal upgrade"
+    return ""
+
+
+def _fill_usual(view: FabricView) -> None:
+    """With few links nothing is judged, but people want to see a figure."""
+    working = [link for link in view.links if not link.fault]
+    if working and not view.usual_mbs:
+        view.usual_mbs = int(median(min(link.mbs, link.back_mbs) for link in working))
+        view.usual_latency_us = int(median(link.latency_us for link in working))
+
+
+def weak_text(weak: Weak) -> str:
+    """One sentence about a weak link, or about a node all of whose links are."""
+    usual = f"{rate_text(weak.usual_mbs)} is usual"
+    if weak.peer:
+        if weak.why and not weak.mbs:
+            return f"{weak.node} - {weak.peer}: no connection ({weak.why})"
+        return f"{weak.node} - {weak.peer}: {rate_text(weak.mbs)}, where {usual}"
+    why = weak.why or "its links are weak"
+    return f"{weak.node}: {why}; they carry {rate_text(weak.mbs)}, where {usual}"
+
+
+def _links(tour: Touring) -> list[LinkView]:
+    return [
+        LinkView(node, pair.peer, pair.latency_us, pair.mbs, pair.back_mbs, pair.fault)
+        for node, result in tour.results.items()
+        for pair in result.pairs
+    ]

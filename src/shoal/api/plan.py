@@ -1,0 +1,91 @@
+"""Plans of training runs for the page: `shoal plan` in a process of its own, bounded in time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from typing import Annotated, Any
+
+import msgspec
+from litestar import Controller, Response, get, post
+
+from shoal.api.child import run_child
+from shoal.api.principal import Needs
+from shoal.api.problems import Refusal
+from shoal.api.simulate import BOUND
+from shoal.plan import library
+
+LIMIT_S = 60.0
+AT_ONCE = 2
+ANSWER_BYTES_MAX = 1024 * 1024
+
+Words = Annotated[str, msgspec.Meta(max_length=40)]
+
+
+class PlanAsk(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """As the flags of `shoal plan`. Models and GPUs are those that are known by name: the page
+    reads no file of the head."""
+
+    model: Words
+    tokens: Words
+    gpu: Words = "h100"
+    nodes: Words = ""
+    deadline: Words = ""
+    budget: Words = ""
+    batch: Words = ""
+    region: Words = ""
+
+
+class PlanChoices(msgspec.Struct, frozen=True, kw_only=True):
+    models: list[str]
+    gpus: list[str]
+
+
+class Planner:
+    """Runs at most AT_ONCE plans at a time."""
+
+    def __init__(self) -> None:
+        self._running = 0
+
+    async def plan(self, ask: PlanAsk) -> bytes:
+        if self._running >= AT_ONCE:
+            raise Refusal(409, f"{AT_ONCE} plans are being computed; try again in a few seconds")
+        self._running += 1
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                code, out, err = await run_child(_command(ask))
+        except TimeoutError:
+            raise Refusal(422, f"it took more than {LIMIT_S:.0f} s; use shoal plan") from None
+        except OSError as error:
+            raise Refusal(422, f"it cannot be started: {error}") from None
+        finally:
+            self._running -= 1
+        if code or len(out) > ANSWER_BYTES_MAX:
+            told = err.decode(errors="replace").strip().splitlines()
+            said = told[-1][:500].removeprefix("error: ") if told else f"it ended with code {code}"
+            raise Refusal(422, said)
+        return out
+
+
+class Plans(Controller):
+    path = "/v1/plan"
+    opt = Needs.SIGNED_IN.opt  # it computes, and shows nothing of the cluster
+
+    @get(sync_to_thread=False)
+    def choices(self) -> PlanChoices:
+        return PlanChoices(models=[*library.models()], gpus=[*library.hardware().accelerators])
+
+    @post(status_code=200)
+    async def plan(self, planner: Planner, data: PlanAsk) -> Response[bytes]:
+        for field, known in (("model", library.models()), ("gpu", library.hardware().accelerators)):
+            name = getattr(data, field)
+            if name not in known:
+                raise Refusal(422, f"there is no {name!r}; GET /v1/plan lists them", field)
+        return Response(await planner.plan(data), media_type="application/json")
+
+
+def _command(ask: PlanAsk) -> list[str]:
+    words = [sys.executable, "-c", BOUND, str(os.getpid()), "plan", "--json"]
+    fields: dict[str, Any] = msgspec.to_builtins(ask)
+    return words + [f"--{name}={value}" for name, value in fields.items() if value]

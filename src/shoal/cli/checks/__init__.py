@@ -1,0 +1,1 @@
+"""What `shoal check` does besides checking single nodes."""

@@ -1,0 +1,270 @@
+"""The time of one training step, part by part, for a model, a layout and a cluster."""
+
+from __future__ import annotations
+
+import msgspec
+
+from shoal.plan import kernels
+from shoal.plan import layout as layouts
+from shoal.plan.hardware import Cluster
+from shoal.plan.impossible import Impossible
+from shoal.plan.kernels import Layer, Times
+from shoal.plan.layout import Layout, Stack
+from shoal.plan.memory import Memory, Share, ends_are_lighter, memory, share, stage_layers
+from shoal.plan.model import Model
+from shoal.plan.network import Group
+
+HIDDEN_SHARE = 0.9  # of the time that could hide a transfer, which does
+CONTENTION = 0.1  # a transfer that hides still takes units and bandwidth from what computes
+HIDDEN_TENSOR = 0.6  # of a tensor group's collectives, when products are cut into pieces
+OTHER_SHARE = 0.04  # gaps between kernels, clipping, logging, the slowest of many GPUs
+
+
+class Parts(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of a step, on the slowest stage. Their sum is the step."""
+
+    matmul: float
+    attention: float
+    moving: float  # norms, activations: kernels bound by memory bandwidth
+    recompute: float
+    tensor: float
+    context: float
+    expert: float
+    pipeline: float  # transfers between stages that nothing hides
+    bubble: float  # the pipeline fills and drains
+    data: float  # gradients and weights between replicas, as far as nothing hides them
+    optimizer: float
+    other: float
+
+    @property
+    def total(self) -> float:
+        return float(sum(msgspec.structs.astuple(self)))
+
+
+class Estimate(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step of this layout takes."""
+
+    layout: Layout
+    step_s: float
+    parts: Parts
+    mfu: float  # model FLOPs over the peak of the precision
+    tflops: float  # model FLOPs of one GPU, per second, in 10^12
+    tokens_s: float  # of the whole cluster
+    memory: Memory
+    fits: bool
+    network_bytes: float  # sent by one GPU to other nodes in a step
+
+
+# What of a layout the kernels of a layer depend on. A search computes them once for each.
+KERNELS = (
+    "data", "tensor", "context", "expert", "micro_batch", "recompute", "sequence_parallel",
+)  # fmt: skip
+Known = dict[tuple[object, ...], tuple[Times, Times, Times, Times]]
+
+
+class Clock:
+    """All that one micro-batch costs on one stage."""
+
+    def __init__(
+        self, model: Model, cluster: Cluster, layout: Layout, stack: Stack, known: Known
+    ) -> None:
+        self.model, self.cluster, self.layout, self.stack = model, cluster, layout, stack
+        self.layers = stage_layers(model, layout)
+        self.sparse = model.expert_layers / model.layers
+        self.tokens = layout.micro_batch * model.sequence / layout.context
+        shape = tuple(getattr(layout, name) for name in KERNELS)
+        if shape not in known:
+            known[shape] = (*self._mixed(), kernels.ends(model, layout, stack, cluster.accelerator))
+        self.forward, self.backward, self.again, self.end = known[shape]
+        tensor, context = layout.tensor, layout.context
+        self.tensor_group = Group(cluster, tensor, 1)
+        self.context_group = Group(cluster, context, tensor)
+        self.data_group = Group(cluster, layout.data * context, tensor)
+        self.expert_group = Group(cluster, layout.expert, 1 if self._wide_experts() else tensor)
+        self.pipeline_group = Group(cluster, layout.pipeline, tensor * context * layout.data)
+
+    def _wide_experts(self) -> bool:
+        return self.layout.data * self.layout.context % self.layout.expert > 0
+
+    def _mixed(self) -> tuple[Times, Times, Times]:
+        """Of an average layer."""
+        dense = Layer(self.model, self.layout, self.stack, self.cluster.accelerator)
+        times = (dense.forward(), dense.backward(), dense.again())
+        if not self.sparse:
+            return times
+        experts = Layer(self.model, self.layout, self.stack, self.cluster.accelerator, sparse=True)
+        others = (experts.forward(), experts.backward(), experts.again())
+        mixed = [
+            one.times(1 - self.sparse) + other.times(self.sparse)
+            for one, other in zip(times, others, strict=True)
+        ]
+        return mixed[0], mixed[1], mixed[2]
+
+    # -- exposed communication of one layer and micro-batch, forward plus backward
+
+    def tensor_s(self) -> float:
+        blocks = 1 if self.model.parallel else 2
+        passes = 3 if self.layout.recompute == "full" else 2
+        size = 2.0 * self.tokens * self.model.hidden
+        exposed = 1 - HIDDEN_TENSOR if self.stack.overlap_tensor else 1.0
+        return blocks * passes * self.tensor_group.reduce(size) * exposed
+
+    def context_s(self) -> float:
+        """Keys and values are gathered, and their gradients scattered."""
+        if self.layout.context == 1:
+            return 0.0
+        width = 2 * self.model.kv_width / self.layout.tensor
+        if self.model.kv_rank:
+            width = float(self.model.kv_rank + self.model.rope_head)
+        size = 2.0 * self.tokens * self.layout.context * width
+        passes = 3 if self.layout.recompute == "full" else 2
+        return passes * self.context_group.gather(size)
+
+    def expert_s(self) -> float:
+        """Tokens travel to their experts and back, in both passes."""
+        if self.layout.expert == 1 or not self.sparse:
+            return 0.0
+        copies = self.model.experts_active
+        if self.model.expert_nodes:
+            copies = min(copies, self.model.expert_nodes)
+        size = self.tokens * self.model.hidden * copies
+        there = self.expert_group.exchange(size * (1 if self.stack.precision == "fp8" else 2))
+        back = self.expert_group.exchange(size * 2)
+        exposed = 2 * (there + back) * self.sparse
+        if self.stack.overlap_expert:
+            work = self.forward.total + self.backward.total
+            return max(0.0, exposed - HIDDEN_SHARE * work) + CONTENTION * min(exposed, work)
+        return exposed
+
+    def send_s(self) -> float:
+        """Between stages, forward and backward, of one micro-batch through one rank."""
+        layout = self.layout
+        if layout.pipeline == 1:
+            return 0.0
+        size = 2.0 * self.tokens * self.model.hidden / layout.tensor
+        once = self.pipeline_group.send(size)
+        sends = 2.0 * layout.interleave * once
+        return sends * (CONTENTION if self.stack.overlap_pipeline else 1.0)
+
+    # -- once per step
+
+    def data_s(self, mine: Share, compute: float) -> float:
+        """Gradients, and weights under ZeRO, as far as nothing hides them."""
+        layout, group = self.layout, self.data_group
+        grads = self.stack.gradient_bytes * (mine.dense + mine.ends)
+        weights = 2.0 * (mine.dense + mine.ends)
+        experts = Group(self.cluster, mine.expert_group, max(1, layout.expert * layout.tensor))
+        if layout.zero == 3:
+            rounds = layout.micro_batches
+            once = 2 * group.gather(weights) + group.gather(grads)
+            once += 2 * experts.gather(2.0 * mine.experts)
+            once += experts.gather(self.stack.gradient_bytes * mine.experts)
+            transfer, window = rounds * once, compute
+        else:
+            expert_grads = self.stack.gradient_bytes * mine.experts
+            if layout.zero == 0:
+                transfer = group.reduce(grads) + experts.reduce(expert_grads)
+            else:
+                rounds = layout.micro_batches if layout.zero == 2 else 1  # no room to accumulate
+                transfer = rounds * (group.gather(grads) + experts.gather(expert_grads))
+                transfer += group.gather(weights) + experts.gather(2.0 * mine.experts)
+            window = compute if layout.zero == 2 else compute / layout.micro_batches
+        if not self.stack.overlap_data:
+            return transfer
+        hidden = min(transfer, HIDDEN_SHARE * window)
+        return transfer - hidden + CONTENTION * hidden
+
+
+def estimate(
+    model: Model, cluster: Cluster, layout: Layout, stack: Stack | None = None
+) -> Estimate:
+    """The step of this layout. It is computed even if the memory does not suffice: see `fits`."""
+    model.check()
+    cluster.check()
+    layouts.check(model, layout, cluster)
+    return quick(model, cluster, layout, stack or Stack())
+
+
+def quick(
+    model: Model, cluster: Cluster, layout: Layout, stack: Stack, known: Known | None = None
+) -> Estimate:
+    """The same, of what has been checked. `known` saves work between layouts of one search."""
+    return _estimate(Clock(model, cluster, layout, stack, {} if known is None else known))
+
+
+def _estimate(clock: Clock) -> Estimate:
+    model, layout, cluster = clock.model, clock.layout, clock.cluster
+    mine, many, layers = share(model, layout), layout.micro_batches, clock.layers
+    work = (clock.forward + clock.backward).times(layers)
+    again = clock.again.total * layers
+    comms = (clock.tensor_s() * layers, clock.context_s() * layers, clock.expert_s() * layers)
+    end = clock.end.times(_end_share(clock, work.total + again + sum(comms)))
+    sends = clock.send_s()
+    slot = work.total + again + sum(comms) + end.total + sends
+    bubble = (layout.pipeline - 1) / layout.interleave * (slot - end.total)
+    optimizer = kernels.optimizer_s(cluster.accelerator, mine.total, _sharded(layout, mine))
+    data = clock.data_s(mine, many * (work.total + again))
+    parts = [
+        many * (work.matmul + end.matmul),
+        many * work.attention,
+        many * (work.moving + end.moving),
+        many * again,
+        *(many * seconds for seconds in comms),
+        many * sends,
+        bubble,
+        data,
+        optimizer,
+    ]
+    named = Parts(
+        **dict(zip(Parts.__struct_fields__, [*parts, OTHER_SHARE * sum(parts)], strict=True))
+    )
+    step = named.total
+    if not 0 < step < float("inf"):
+        raise Impossible(
+            f"the step of {model.name} would take {step:g} s: check the hardware figures"
+        )
+    flops = model.flops_per_token() * layout.batch * model.sequence
+    rate = flops / step / layout.gpus
+    used = memory(model, layout, clock.stack)
+    return Estimate(
+        layout=layout,
+        step_s=step,
+        parts=named,
+        mfu=rate / cluster.accelerator.peak("bf16"),
+        tflops=rate / 1e12,
+        tokens_s=layout.batch * model.sequence / step,
+        memory=used,
+        fits=used.total <= cluster.accelerator.memory_bytes,
+        network_bytes=_outside(clock, mine),
+    )
+
+
+def _end_share(clock: Clock, stage: float) -> float:
+    """How much of the output matrix and the loss the slowest stage feels."""
+    if clock.layout.pipeline == 1:
+        return 1.0
+    room = stage / clock.layers if ends_are_lighter(clock.model, clock.layout) else 0.0
+    return max(0.0, clock.end.total - room) / clock.end.total
+
+
+def _sharded(layout: Layout, mine: Share) -> float:
+    """Parameters whose optimizer states this GPU updates."""
+    if layout.zero == 0:
+        return mine.total
+    return (mine.dense + mine.ends) / mine.dense_group + mine.experts / mine.expert_group
+
+
+def _outside(clock: Clock, mine: Share) -> float:
+    """Bytes that a GPU sends to other nodes in a step: what the fabric has to carry."""
+    layout, total = clock.layout, 0.0
+    if not clock.data_group.within_node:
+        grads = (clock.stack.gradient_bytes + 2.0) * mine.total
+        total += grads * (layout.micro_batches * 1.5 if layout.zero == 3 else 1.0)
+        total /= clock.data_group.inside
+    if layout.pipeline > 1 and not clock.pipeline_group.within_node:
+        size = 2.0 * clock.tokens * clock.model.hidden / layout.tensor
+        total += 2.0 * layout.interleave * layout.micro_batches * size
+    if layout.expert > 1 and not clock.expert_group.within_node:
+        size = clock.tokens * clock.model.hidden * clock.model.experts_active * 2
+        total += 4.0 * size * clock.layers * layout.micro_batches * clock.sparse
+    return total

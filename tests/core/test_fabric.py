@@ -1,0 +1,273 @@
+"""Tours: nodes measure the network between them, and the state keeps what follows from it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from shoal.core.fabric.words import weak_links
+from shoal.core.nodebook import PAIRS_TOLD_MAX
+from shoal.core.state.apply import apply
+from shoal.core.state.heard import Touring
+from shoal.core.state.load import restore
+from shoal.model.commands import Check
+from shoal.model.events import FabricMeasured, NodeChecked
+from shoal.model.fabric import Fabric, Pair, Weak
+from shoal.model.health import CheckResult, Standing
+from shoal.model.job import Within
+from shoal.model.policy import Places, Policy
+from shoal.model.report import Accepted, CheckNetwork, Refused
+from tests.core.build import Cluster
+
+RACKS = {"a": 0, "b": 0, "c": 1, "d": 1}
+
+
+def cluster(*names: str) -> Cluster:
+    made = Cluster(Policy(silent_after_ms=10**9, grace_ms=10**9))
+    for name in names:
+        made.join(name, gpus=1)
+    return made
+
+
+def measured(made: Cluster, tour: str, near: int = 10_000, far: int = 2_000) -> None:
+    """All nodes answer: fast within a rack, slower between racks."""
+    names = list(made.state.nodes)
+    for number, name in enumerate(names):
+        pairs = []
+        for peer in names[:number]:
+            mbs = near if RACKS[name] == RACKS[peer] else far
+            pairs.append(Pair(peer, 20, mbs, mbs))
+        made.books[name].measured(CheckResult(id=tour, pairs=tuple(pairs)))
+    made.hear(*names)
+
+
+def test_all_nodes_of_a_tour_are_told_at_once_and_get_the_same_list() -> None:
+    made = cluster("a", "b", "c")
+    answer = made.ask(CheckNetwork())
+    assert isinstance(answer, Accepted)
+    told = [command for command in made.last.commands if isinstance(command, Check)]
+    assert [one.node for one in told] == ["a", "b", "c"]
+    assert {one.id for one in told} == {answer.id}
+    assert [one.tour.own for one in told if one.tour] == [0, 1, 2]
+    assert len({one.tour.hosts for one in told if one.tour}) == 1
+    assert len({host.port for host in told[0].tour.hosts}) == 3  # type: ignore[union-attr]
+
+
+def test_when_all_have_answered_the_state_knows_who_is_near_whom() -> None:
+    made = cluster("a", "b", "c", "d")
+    answer = made.ask(CheckNetwork())
+    assert isinstance(answer, Accepted)
+    measured(made, answer.id)
+    found = [event for event in made.last.events if isinstance(event, FabricMeasured)]
+    assert len(found) == 1
+    places = made.state.fabric.places
+    assert places["a"] == places["b"] != places["c"] == places["d"]
+
+
+def test_a_tour_ends_without_the_nodes_that_do_not_answer() -> None:
+    made = cluster("a", "b", "c")
+    answer = made.ask(CheckNetwork())
+    assert isinstance(answer, Accepted)
+    made.books["b"].measured(CheckResult(id=answer.id, pairs=(Pair("a", 20, 900, 900),)))
+    made.hear("b")
+    assert made.state.heard.tours[answer.id].ended_ms is None
+    made.wait(made.state.heard.tours[answer.id].until_ms)
+    made.step()
+    assert made.state.heard.tours[answer.id].ended_ms is not None
+    assert made.state.fabric.id == answer.id
+
+
+def test_one_node_is_no_network_and_a_second_request_joins_the_first() -> None:
+    made = cluster("a")
+    assert made.ask(CheckNetwork()) == Refused(
+        "nodes", "a network is measured between two or more; here is 1 ready node"
+    )
+    made.join("b", gpus=1)
+    first = made.ask(CheckNetwork())
+    second = made.ask(CheckNetwork(("a", "b")))
+    assert isinstance(first, Accepted)
+    assert isinstance(second, Accepted)
+    assert first.id == second.id
+
+
+def answered(made: Cluster, tour: str, slow: dict[str, int], among: list[str]) -> None:
+    """All nodes of a tour answer; links of `slow` nodes have that rate."""
+    for number, name in enumerate(among):
+        pairs = []
+        for peer in among[:number]:
+            mbs = min(slow.get(name, 10_000), slow.get(peer, 10_000))
+            pairs.append(Pair(peer, 20, mbs, mbs))
+        made.books[name].measured(CheckResult(id=tour, pairs=tuple(pairs)))
+    made.hear(*among)
+
+
+def standing(made: Cluster, name: str) -> Standing:
+    return made.state.nodes[name].record.standing
+
+
+def running(made: Cluster) -> Touring:
+    return next(tour for tour in made.state.heard.tours.values() if tour.ended_ms is None)
+
+
+def checked(made: Cluster, slow: dict[str, int]) -> Touring:
+    """The small tour that checks the links of a suspect runs to its end."""
+    tour = running(made)
+    answered(made, tour.id, slow, [host.node for host in tour.hosts])
+    return tour
+
+
+def test_a_node_with_weak_links_is_checked_by_a_small_tour_quarantined_and_comes_back() -> None:
+    made = cluster("a", "b", "c", "d", "e", "f")
+    answer = made.ask(CheckNetwork())
+    assert isinstance(answer, Accepted)
+    answered(made, answer.id, {"c": 900}, list("abcdef"))
+    node = made.state.nodes["c"]
+    assert node.record.network
+    assert list(made.state.troubled) == ["c"]
+    tour = checked(made, {"c": 900})
+    assert tour.about == "c"
+    assert [host.node for host in tour.hosts] == ["c", "a", "b", "d"]
+    assert standing(made, "c") is Standing.QUARANTINED
+    assert "its 3 links are slow" in node.record.why
+    assert made.state.heard.tours[answer.id].ended_ms is not None  # a user may still ask for it
+    made.wait(node.record.retest_ms)
+    made.step()
+    checked(made, {})
+    assert standing(made, "c") is Standing.OK
+    assert not node.record.network
+    assert made.state.fabric.weak == ()
+    assert not any(isinstance(event, NodeChecked) for event in made.last.events)
+
+
+def test_a_check_of_links_that_shows_nothing_ends_and_a_user_waits_for_it() -> None:
+    made = cluster("a", "b", "c", "d")
+    answer = made.ask(CheckNetwork())
+    assert isinstance(answer, Accepted)
+    answered(made, answer.id, {"c": 900}, list("abcd"))
+    check = running(made)
+    asked = made.ask(CheckNetwork())
+    assert isinstance(asked, Accepted)
+    assert asked.id != check.id
+    again = made.ask(CheckNetwork())
+    assert isinstance(again, Accepted)
+    assert again.id == asked.id
+    made.wait(check.until_ms)
+    made.step()
+    record = made.state.nodes["c"].record
+    assert record.standing is Standing.OK
+    assert record.why == "check not answered: it did not answer"
+    assert running(made).id == asked.id
+    assert len(made.state.heard.tours) <= 3
+
+
+def test_a_weak_link_between_two_nodes_that_are_well_blames_neither() -> None:
+    made = cluster("a", "b", "c", "d", "e")
+    answer = made.ask(CheckNetwork())
+    assert isinstance(answer, Accepted)
+    names = list("abcde")
+    for number, name in enumerate(names):
+        pairs = [
+            Pair(peer, 20, *((700, 700) if {name, peer} == {"b", "d"} else (9_000, 9_000)))
+            for peer in names[:number]
+        ]
+        made.books[name].measured(CheckResult(id=answer.id, pairs=tuple(pairs)))
+    made.hear(*names)
+    assert [(weak.node, weak.peer) for weak in made.state.fabric.weak] == [("b", "d")]
+    assert not made.state.troubled
+
+
+def near_ones() -> Cluster:
+    """Two groups of two nodes, a and c, b and d, which people have typed in the other way."""
+    made = Cluster(Policy(silent_after_ms=10**9, grace_ms=10**9, place=Places.MEASURED))
+    for name, place in (("a", "x/1"), ("b", "x/1"), ("c", "x/2"), ("d", "x/2"), ("e", "y/1")):
+        made.join(name, gpus=1, place=place)
+    answer = made.ask(CheckNetwork(tuple("abcd")))
+    assert isinstance(answer, Accepted)
+    for number, name in enumerate("abcd"):
+        pairs = []
+        for peer in "abcd"[:number]:
+            mbs = 9_000 if {name, peer} in ({"a", "c"}, {"b", "d"}) else 1_000
+            pairs.append(Pair(peer, 20, mbs, mbs))
+        made.books[name].measured(CheckResult(id=answer.id, pairs=tuple(pairs)))
+    made.hear("a", "b", "c", "d")
+    return made
+
+
+def test_with_place_measured_a_gang_goes_where_the_network_is_fast() -> None:
+    made = near_ones()
+    job = made.job(made.submit(members=2, gpus=1, within=Within.RACK, within_required=True))
+    assert {member.slice.node for member in job.members} in ({"a", "c"}, {"b", "d"})
+    assert "measured rack" in job.why
+    assert made.state.rooms[4].domains == ("y", "y/1")  # never measured
+
+
+def test_the_policy_says_which_places_count_and_a_snapshot_keeps_them() -> None:
+    made = near_ones()
+    assert made.state.rooms[0].domains == made.state.rooms[2].domains
+    again = restore(made.state.snapshot())
+    assert [room.domains for room in again.rooms] == [room.domains for room in made.state.rooms]
+    made.policy = msgspec.structs.replace(made.policy, place=Places.TYPED)
+    made.step()
+    assert made.state.rooms[0].domains == made.state.rooms[1].domains == ("x", "x/1")
+
+
+def test_a_gang_keeps_off_a_weak_link_where_it_can() -> None:
+    made = cluster("a", "b", "c")
+    weak = (Weak(node="a", peer="b", mbs=10, usual_mbs=900),)
+    event = FabricMeasured(at_ms=0, id="t1", nodes=(), fabric=Fabric(id="t1", weak=weak))
+    apply(made.state, event)
+    job = made.job(made.submit(members=2, gpus=1))
+    assert {member.slice.node for member in job.members} == {"a", "c"}
+    assert "off the weak link between a and b" in job.why
+
+
+def test_the_pairs_of_a_tour_are_not_in_every_report_for_ever() -> None:
+    made = cluster("a", "b")
+    book = made.books["b"]
+    book.measured(CheckResult(id="t1", pairs=(Pair("a", 20, 900, 900),)))
+    assert book.report().checks[0].pairs
+    for _ in range(PAIRS_TOLD_MAX):
+        book.report()
+    assert [check.id for check in book.report().checks] == ["t1"]
+    assert not book.report().checks[0].pairs
+    book.measured(CheckResult(id="t2", pairs=(Pair("a", 20, 900, 900),)))
+    book.measured(CheckResult(id="h3"))
+    assert not any(check.pairs for check in book.report().checks)
+
+
+def test_a_node_shows_its_weak_links_in_words() -> None:
+    weak = (Weak(node="a", peer="b", mbs=10, usual_mbs=9_000), Weak(node="c", usual_mbs=800))
+    fabric = Fabric(id="t1", weak=weak)
+    assert weak_links(fabric, "b") == ["weak link to a: 10 MB/s, usually 9,000"]
+    assert weak_links(fabric, "c") == ["weak links: no traffic, usually 800"]
+    assert weak_links(fabric, "d") == []
+
+
+def test_a_node_that_restarts_in_the_middle_of_a_tour_has_no_broken_links() -> None:
+    made = cluster("a", "b", "c")
+    answer = made.ask(CheckNetwork())
+    assert isinstance(answer, Accepted)
+    tour = made.state.heard.tours[answer.id]
+    made.learn_gone("c")
+    made.reboot("c")
+    made.hear("c")
+    asked = [one.node for one in made.last.commands if isinstance(one, Check)]
+    assert "c" not in asked, "its peers do not wait for it any more"
+    hung_up = Pair("c", fault="it hung up")
+    made.books["a"].measured(CheckResult(id=answer.id, pairs=(Pair("b", 20, 900, 900), hung_up)))
+    made.books["b"].measured(CheckResult(id=answer.id, pairs=(hung_up,)))
+    made.hear("a", "b")
+    assert tour.ended_ms is not None, "nobody waits for it"
+    assert tour.unmeasured == {"c": "it did not answer"}
+    assert made.state.fabric.weak == ()
+
+
+def test_virtual_nodes_of_one_machine_have_no_weak_links_and_are_one_group() -> None:
+    made = Cluster(Policy(silent_after_ms=10**9, grace_ms=10**9))
+    for name in "abcd":
+        made.join(name, gpus=1, address="127.0.0.1")
+    answer = made.ask(CheckNetwork())
+    assert isinstance(answer, Accepted)
+    answered(made, answer.id, {"d": 100}, list("abcd"))
+    assert made.state.fabric.weak == (), "a machine that was busy is not a bad network"
+    assert len({*made.state.fabric.places.values()}) == 1
+    assert all(standing(made, name) is Standing.OK for name in "abcd")
