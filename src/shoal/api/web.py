@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from litestar import Controller, Request, Response, get, post
@@ -151,15 +153,33 @@ def session_cookie(request: AnyRequest, access: Access, value: str, seconds: int
     )
 
 
+class Served(NamedTuple):
+    """A file of the page, as it is and as it travels."""
+
+    body: bytes
+    zipped: bytes
+    tag: str
+
+
+@lru_cache(maxsize=256)
+def _file(path: Path, changed_ns: int) -> Served:  # noqa: ARG001  a file that changed is read again
+    body = path.read_bytes()
+    return Served(body, gzip.compress(body, mtime=0), hashlib.sha256(body).hexdigest()[:32])
+
+
 def served(name: str, request: AnyRequest) -> Response[bytes]:
     """A file of the page, or 304 if the browser already has it."""
     path = FOLDER / name
     # The name is one that the folder lists, so it cannot lead out of it.
     if path.suffix not in TYPES or name not in {file.name for file in FOLDER.iterdir()}:
         raise Refusal(404, f"there is no file {name[:64]!r}; the page is at /")
-    body = path.read_bytes()
-    tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
-    headers = {**HEADERS, "etag": tag}
+    file = _file(path, path.stat().st_mtime_ns)
+    zips = "gzip" in request.headers.get("accept-encoding", "")
+    tag = f'"{file.tag}{"-gzip" if zips else ""}"'
+    headers = {**HEADERS, "etag": tag, "vary": "accept-encoding"}
     if tag in request.headers.get("if-none-match", ""):
         return Response(b"", status_code=304, headers=headers, media_type=TYPES[path.suffix])
+    if zips:
+        headers["content-encoding"] = "gzip"
+    body = file.zipped if zips else file.body
     return Response(body, headers=headers, media_type=TYPES[path.suffix])

@@ -1,44 +1,49 @@
 // The frame of the page: signing in, tabs and the current view.
 
-import { isAdmin, me, onSignedOut, openid, resume, signIn, signOut } from "./api.js";
-import { clock, h, throttled } from "./dom.js";
+import { me, onSignedOut, openid, resume, signIn, signOut } from "./api.js";
+import { offer } from "./commands.js";
+import { clock, h, jobName, throttled } from "./dom.js";
 import { begin, cluster, end, listen } from "./live.js";
-import * as clusterView from "./view-cluster.js";
-import * as find from "./view-find.js";
-import * as job from "./view-job.js";
-import * as ledger from "./view-ledger.js";
-import * as network from "./view-network.js";
-import * as plan from "./view-plan.js";
-import * as queue from "./view-queue.js";
-import * as services from "./view-services.js";
-import * as simulate from "./view-simulate.js";
+import { show as showPalette, watchKeys } from "./palette.js";
+import { allowed, FIRST, tabs, VIEWS } from "./views.js";
 
-const VIEWS = { cluster: clusterView, queue, find, job, services, network, ledger, simulate, plan };
-const TABS = [["cluster", "Cluster"], ["queue", "Queue"], ["find", "Find"], ["services", "Services"], ["network", "Network"], ["ledger", "Ledger"], ["simulate", "Simulate"], ["plan", "Plan"]];
+const AHEAD_MS = 1500; // after the first view: then the others are fetched, so that they open without a controller
 const root = document.getElementById("app");
-let shown = null, main = null, frame = null;
-
-/** Some views show the whole cluster, whatever the tenant. */
-const allowed = (name) => (name === "simulate" ? isAdmin() : name !== "network" || isAdmin() || me.tenant === "*");
+let shown = null, main = null, frame = null, turn = 0;
 
 function route() {
   const [name, ...rest] = location.hash.split("?")[0].replace(/^#\/?/, "").split("/").map((part) => { try { return decodeURIComponent(part); } catch { return part; } });
-  return { name: VIEWS[name] && allowed(name) ? name : "cluster", argument: rest.join("/") };
+  return { name: allowed(name) ? name : FIRST, argument: rest.join("/") };
 }
 
-function show() {
+async function show() {
   if (!main) return;
-  const { name, argument } = route();
+  const { name, argument } = route(), view = VIEWS[name], mine = ++turn;
   shown?.();
+  shown = null;
   main.replaceChildren();
-  main.dataset.view = name;
-  shown = VIEWS[name].mount(main, argument) ?? null;
-  document.title = `${argument || TABS.find(([key]) => key === name)?.[1] || "Job"} · Shoal`;
+  document.title = `${argument || view.tab || view.title} · Shoal`;
   for (const tab of frame.querySelectorAll(".tabs a")) {
-    const here = tab.dataset.view === name || (name === "job" && tab.dataset.view === "queue");
-    if (here) tab.setAttribute("aria-current", "page"); else tab.removeAttribute("aria-current");
+    if (tab.dataset.view === (view.under ?? name)) tab.setAttribute("aria-current", "page"); else tab.removeAttribute("aria-current");
   }
   window.scrollTo(0, 0);
+  let module;
+  try { module = await view.load(); } catch {
+    if (mine === turn) main.replaceChildren(h("p", { class: "problem", role: "alert" }, "This view cannot be loaded: the controller does not answer. Reload the page when it is back."));
+    return;
+  }
+  if (mine !== turn || !main) return; // another view was opened meanwhile
+  main.dataset.view = name;
+  shown = module.mount(main, argument) ?? null;
+}
+
+/** What the palette finds whatever view is open. */
+function everything() {
+  const go = (hash) => () => { location.hash = hash; main?.focus({ preventScroll: true }); };
+  const views = tabs().map(([name, view]) => ({ title: view.tab, hint: "view", run: go(`#/${name}`) }));
+  const jobs = [...cluster.jobs.values(), ...cluster.ended.values()].map((job) => ({ title: jobName(job), hint: `job · ${job.state}`, run: go(`#/job/${job.id}`) }));
+  const services = [...cluster.services.values()].map((one) => ({ title: one.name, hint: "service", run: go("#/services") }));
+  return [...views, ...services, ...jobs, { title: "Light or dark", hint: "theme", run: theme }, { title: "Sign out", hint: "", run: leave }];
 }
 
 function theme() {
@@ -60,13 +65,14 @@ function build() {
   const waiting = h("span", { class: "count", hidden: true });
   const words = h("span", { class: "words" }, "connecting");
   const state = h("span", { class: "link-state", role: "status", "data-state": "lost" }, h("i", {}), words);
-  const tabs = TABS.filter(([name]) => allowed(name)).map(([name, label]) => h("a", { href: `#/${name}`, "data-view": name }, label, name === "queue" ? waiting : null));
+  const links = tabs().map(([name, view]) => h("a", { href: `#/${name}`, "data-view": name }, view.tab, name === "queue" ? waiting : null));
   main = h("main", { id: "main", tabindex: "-1" });
   frame = h("div", {},
     h("header", { class: "top" },
       h("a", { class: "brand", href: "#/cluster" }, h("img", { src: "/web/icon.svg", alt: "" }), "Shoal"),
-      h("nav", { class: "tabs", "aria-label": "Views" }, tabs),
+      h("nav", { class: "tabs", "aria-label": "Views" }, links),
       h("span", { class: "space" }), state, identity(),
+      h("button", { class: "quiet", onclick: showPalette, "aria-label": "Palette: go anywhere, do anything", title: "Ctrl-K" }, "⌕"),
       h("button", { class: "quiet", onclick: theme, "aria-label": "Switch between light and dark", title: "Light or dark" }, "◐"),
       h("button", { class: "quiet", onclick: leave }, "Sign out")),
     main);
@@ -92,6 +98,7 @@ function ask(problem) {
   end();
   shown?.();
   shown = main = null;
+  turn += 1;
   const message = h("p", { class: "problem", role: "alert", hidden: !problem }, problem);
   const input = h("input", { type: "password", name: "token", autocomplete: "current-password", required: true, "aria-label": "Token", placeholder: "Token" });
   const form = h("form", {},
@@ -110,12 +117,14 @@ function ask(problem) {
 function start() {
   build();
   begin();
-  show();
+  show().then(() => setTimeout(() => { for (const name of Object.keys(VIEWS)) if (allowed(name)) VIEWS[name].load().catch(() => {}); }, AHEAD_MS));
 }
 
 async function boot() {
   onSignedOut(() => ask("You are signed out. Sign in again."));
   window.addEventListener("hashchange", show);
+  watchKeys();
+  offer(() => (main ? everything() : []));
   const code = /^#code=([\w-]+)$/.exec(location.hash)?.[1];
   if (code) history.replaceState(null, "", location.pathname);
   let problem = "";

@@ -4,7 +4,7 @@ import { get } from "./api.js";
 import { choose, chosen } from "./address.js";
 import { ago, chip, h, plural, replace, span, whole } from "./dom.js";
 import { now } from "./live.js";
-import { table } from "./view-queue.js";
+import { table } from "./table.js";
 
 const PAGE = 50;
 const LIMIT_MAX = 10_000;

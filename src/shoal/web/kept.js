@@ -4,7 +4,7 @@ import { maybe } from "./api.js";
 import { bytes, h, moment, plural, replace, whole } from "./dom.js";
 import { now } from "./live.js";
 import { saveFile } from "./save.js";
-import { table } from "./view-queue.js";
+import { table } from "./table.js";
 
 const SHOWN = 200;
 const AGAIN_MS = 10_000; // a listing reads a folder of the head

@@ -3,7 +3,7 @@
 import { get } from "./api.js";
 import { chip, h, moment, plural, replace, whole } from "./dom.js";
 import { now } from "./live.js";
-import { table } from "./view-queue.js";
+import { table } from "./table.js";
 
 const AGAIN_MS = 10_000;
 const SHOWN = 100;

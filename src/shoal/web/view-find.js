@@ -3,7 +3,7 @@
 import { get } from "./api.js";
 import { ago, chip, h, replace, shape, span, throttled } from "./dom.js";
 import { listen, now } from "./live.js";
-import { table } from "./view-queue.js";
+import { table } from "./table.js";
 
 const WORDS = { user: "user", tenant: "tenant", state: "state", label: "label", node: "on_node", name: "name" };
 const UNITS = { s: 1000, m: 60_000, h: 3_600_000, d: 86_400_000 };

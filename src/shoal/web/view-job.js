@@ -11,7 +11,8 @@ import { Elements } from "./elements.js";
 import { KeptFiles } from "./kept.js";
 import { jobOf, listen, now } from "./live.js";
 import { LogView } from "./logs.js";
-import { progress, table } from "./view-queue.js";
+import { progress } from "./progress.js";
+import { table } from "./table.js";
 import { say } from "./words.js";
 import { drawWorkflow } from "./workflow.js";
 

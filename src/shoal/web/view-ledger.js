@@ -5,7 +5,7 @@ import { stackedBars } from "./charts.js";
 import { accountColour, accountRank } from "./colours.js";
 import { empty, h, percent, replace, short, span, whole } from "./dom.js";
 import { now } from "./live.js";
-import { table } from "./view-queue.js";
+import { table } from "./table.js";
 
 const DAY_MS = 86_400_000;
 const ASK_MS = 10_000;

@@ -3,15 +3,15 @@
 import { jobActions } from "./actions.js";
 import { get } from "./api.js";
 import { jobColour } from "./colours.js";
-import { ago, chip, clock, empty, h, natural, plural, replace, shape, short, span, throttled, whole } from "./dom.js";
+import { ago, chip, clock, empty, h, natural, plural, replace, shape, span, throttled, whole } from "./dom.js";
 import { cluster, listen, now } from "./live.js";
+import { progress } from "./progress.js";
 import { watchSchedules } from "./schedules.js";
+import { table } from "./table.js";
 
 const ASK_MS = 1500;
 const ENDED_SHOWN = 50;
 const RUNNING_SHOWN = 200;
-const QUIET_MS = 60_000;
-const QUIET_STEPS = 10; // times the usual duration of a step
 
 export function mount(root) {
   const waiting = h("section", { class: "card", "aria-label": "Waiting" });
@@ -88,21 +88,6 @@ function runningPart() {
   return [head, table(["Job", "", "Requests", "Progress", "num:Running for", "num:Attempt"], rows)];
 }
 
-export function progress(job) {
-  if (job.elements) return h("div", {}, h("span", {}, job.counts), h("div", { class: "bar" }, h("i", { style: { width: `${(100 * (job.done ?? 0)) / job.elements}%` } })));
-  if (!job.step) return h("span", { class: "dim" }, "");
-  const share = job.steps ? job.step / job.steps : 0;
-  const left = job.steps && job.step_us ? `, ${span(((job.steps - job.step) * job.step_us) / 1000)} left` : "";
-  const words = job.steps ? `step ${whole(job.step)} of ${whole(job.steps)}${left}` : `step ${whole(job.step)}`;
-  return h("div", {}, h("span", {}, words, job.loss === undefined || job.loss === null ? "" : ` · loss ${short(job.loss)}`), job.slow?.length ? [" ", chip("suspect", "slow member")] : null, quiet(job), job.steps ? h("div", { class: "bar" }, h("i", { style: { width: `${100 * share}%` } })) : null);
-}
-
-/** A warning for a job that has reported steps but none for an unusually long time. */
-function quiet(job) {
-  const ms = job.state === "running" && job.moved_ms ? now() - job.moved_ms : 0;
-  return ms > Math.max(QUIET_MS, (QUIET_STEPS * (job.step_us ?? 0)) / 1000) ? [" ", chip("suspect", `no step for ${span(ms)}`)] : null;
-}
-
 function endedPart() {
   const jobs = [...cluster.ended.values()].sort((a, b) => b.finished_ms - a.finished_ms).slice(0, ENDED_SHOWN);
   const head = h("div", { class: "row" }, h("h2", {}, "Ended"), h("span", { class: "dim" }, jobs.length ? "newest first" : ""));
@@ -110,9 +95,4 @@ function endedPart() {
   const rows = jobs.map((job) => h("tr", { "data-key": job.id, "data-job": job.id }, h("td", {}, name(job)), h("td", {}, chip(job.state)), h("td", { class: "dim" }, job.why ?? ""),
     h("td", { class: "num", "data-name": "ran" }, job.running_ms ? span(job.finished_ms - job.running_ms) : "–"), h("td", { class: "num", title: clock(job.finished_ms), "data-name": "ended" }, ago(job.finished_ms, now()))));
   return [head, table(["Job", "", "Why", "num:Last ran", "num:Ended"], rows)];
-}
-
-export function table(heads, rows) {
-  const head = heads.map((text) => h("th", { scope: "col", class: text.startsWith("num:") ? "num" : "" }, text.replace("num:", "")));
-  return h("table", { class: "fold" }, h("thead", {}, h("tr", {}, head)), h("tbody", {}, rows));
 }

@@ -6,7 +6,7 @@ import { lineChart } from "./charts.js";
 import { hue } from "./colours.js";
 import { chip, css, empty, h, jobName, plural, replace, short, throttled } from "./dom.js";
 import { cluster, jobOf, listen, now } from "./live.js";
-import { table } from "./view-queue.js";
+import { table } from "./table.js";
 
 const ASK_MS = 3000;
 const HEARD_MAX = 600;
