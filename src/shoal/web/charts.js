@@ -1,106 +1,11 @@
 // Small charts without a library: lines, stacked bars, and a strip of members over time.
 
-import { clock, css, h, moment, s, short } from "./dom.js";
+import { PAD } from "./chart-line.js";
+import { ticks } from "./chart-scale.js";
+import { css, h, s, short } from "./dom.js";
 
-const PAD = { left: 46, right: 12, top: 8, bottom: 20 };
-
-/** About `count` round numbers. */
-function ticks(low, high, count) {
-  if (!(high > low)) return [low];
-  const raw = (high - low) / count;
-  const power = 10 ** Math.floor(Math.log10(raw));
-  const step = [1, 2, 2.5, 5, 10].map((factor) => factor * power).find((one) => one >= raw);
-  const found = [];
-  for (let at = Math.ceil(low / step) * step; at <= high + step * 1e-6; at += step) found.push(Number(at.toPrecision(12)));
-  return found;
-}
-
-/** The powers of ten in the range. */
-function decades(low, high) {
-  const found = [];
-  for (let power = Math.ceil(Math.log10(low)); power <= Math.log10(high) + 1e-9; power += 1) found.push(Number((10 ** power).toPrecision(3)));
-  return found.length ? found : [low, high];
-}
-
-/** Keeps the lowest and the highest point of each pixel, because more cannot be seen. */
-function thin(points, width) {
-  if (points.length <= width * 2) return points;
-  const size = Math.ceil(points.length / width), found = [];
-  for (let at = 0; at < points.length; at += size) {
-    const part = points.slice(at, at + size);
-    const low = part.reduce((a, b) => (b[1] < a[1] ? b : a)), high = part.reduce((a, b) => (b[1] > a[1] ? b : a));
-    found.push(...(low[0] < high[0] ? [low, high] : [high, low]));
-  }
-  return found;
-}
-
-/**
- * A chart of lines: `set([{name, colour, points: [[x, y], ...]}])`. `unit` follows the figures; `times`
- * says that x is a moment, `places` how another x is written. What falls over more than a power of ten is drawn on a logarithmic scale if
- * it is `steep`. The figures under the pointer are shown beside the title.
- */
-export function lineChart({ title, unit = "", height = 150, times = true, zero = true, steep = false, places = short }) {
-  const readout = h("span", { class: "small dim" });
-  const box = h("div", { class: "plot" });
-  const element = h("figure", { class: "chart" }, h("figcaption", { class: "row" }, h("h3", {}, title), h("span", { class: "push" }, readout)), box);
-  let series = [], width = 0, hover = null;
-  const watcher = new ResizeObserver(() => { const now = Math.floor(box.clientWidth); if (now && now !== width) { width = now; draw(); } });
-  watcher.observe(box);
-
-  function draw() {
-    const full = series.filter((one) => one.points.length);
-    element.classList.toggle("hollow", !full.length);
-    if (!full.length || !width) { box.replaceChildren(h("p", { class: "dim small" }, width ? "no data yet" : "")); readout.textContent = ""; return; }
-    const all = full.flatMap((one) => one.points);
-    const xs = [Math.min(...full.map((one) => one.points[0][0])), Math.max(...full.map((one) => one.points.at(-1)[0]))];
-    let low = all.reduce((a, p) => Math.min(a, p[1]), Infinity), high = all.reduce((a, p) => Math.max(a, p[1]), -Infinity);
-    if (zero) low = Math.min(0, low);
-    if (high === low) { high = low + (Math.abs(low) || 1); }
-    const powers = steep && low > 0 && high / low > 20;
-    const marks = powers ? decades(low, high) : ticks(low, high, 4);
-    high = Math.max(high, marks.at(-1));
-    const scale = powers ? Math.log10 : (y) => y;
-    const X = (x) => PAD.left + (xs[1] > xs[0] ? (x - xs[0]) / (xs[1] - xs[0]) : 0.5) * (width - PAD.left - PAD.right);
-    const Y = (y) => height - PAD.bottom - ((scale(y) - scale(low)) / (scale(high) - scale(low))) * (height - PAD.top - PAD.bottom);
-    const grid = marks.map((mark) => [s("line", { x1: PAD.left, x2: width - PAD.right, y1: Y(mark), y2: Y(mark), class: "grid" }), s("text", { x: PAD.left - 6, y: Y(mark) + 4, "text-anchor": "end" }, short(mark))]);
-    const steps = ticks(xs[0], xs[1], Math.max(2, Math.floor(width / 160)));
-    const spots = times ? [xs[0], xs[1]] : steps;
-    const below = spots.map((mark, at) => s("text", { x: X(mark), y: height - 4, "text-anchor": times || X(mark) > width - 30 ? (at ? "end" : "start") : "middle" }, times ? moment(mark) : places(mark)));
-    const lines = full.map((one) => s("polyline", { points: thin(one.points, width).map(([x, y]) => `${X(x).toFixed(1)},${Y(y).toFixed(1)}`).join(" "), fill: "none", stroke: one.colour, "stroke-width": 1.6, "stroke-linejoin": "round", "stroke-dasharray": one.dash }));
-    const ends = full.filter((one) => one.points.length === 1).map((one) => s("circle", { cx: X(one.points[0][0]), cy: Y(one.points[0][1]), r: 2.5, fill: one.colour }));
-    const cross = s("line", { y1: PAD.top, y2: height - PAD.bottom, class: "cross", visibility: "hidden" });
-    const label = `${title}: ${full.map((one) => `${one.name || ""} now ${short(one.points.at(-1)[1])} ${unit}`).join(", ")}`;
-    const picture = s("svg", { width, height, role: "img", "aria-label": label }, grid, below, lines, ends, cross);
-    const at = (event) => {
-      const x = xs[0] + ((event.clientX - picture.getBoundingClientRect().left - PAD.left) / (width - PAD.left - PAD.right)) * (xs[1] - xs[0]);
-      hover = x;
-      cross.setAttribute("x1", X(clamp(x, xs))); cross.setAttribute("x2", X(clamp(x, xs))); cross.setAttribute("visibility", "visible");
-      showFigures(full, unit, x);
-    };
-    picture.addEventListener("pointermove", at);
-    picture.addEventListener("pointerleave", () => { hover = null; cross.setAttribute("visibility", "hidden"); showFigures(full, unit, null); });
-    box.replaceChildren(picture);
-    showFigures(full, unit, hover);
-  }
-
-  function showFigures(full, suffix, x) {
-    const parts = full.map((one) => {
-      const point = x === null ? one.points.at(-1) : nearest(one.points, x);
-      return h("span", { class: "key" }, full.length > 1 || one.name ? [h("i", { class: "dot", style: { background: one.colour } }), one.name, " "] : null, h("b", {}, short(point[1])), suffix ? ` ${suffix}` : "");
-    });
-    const where = x === null ? null : h("span", {}, times ? clock(nearest(full[0].points, x)[0]) : `at ${places(nearest(full[0].points, x)[0])}`);
-    readout.replaceChildren(...parts, ...(where ? [where] : []));
-  }
-
-  return { element, set(next) { series = next; draw(); }, stop: () => watcher.disconnect() };
-}
-
-const clamp = (x, [low, high]) => Math.min(high, Math.max(low, x));
-function nearest(points, x) {
-  let low = 0, high = points.length - 1;
-  while (low < high) { const middle = (low + high) >> 1; if (points[middle][0] < x) low = middle + 1; else high = middle; }
-  return low && Math.abs(points[low - 1][0] - x) < Math.abs(points[low][0] - x) ? points[low - 1] : points[low];
-}
+export { chartGroup } from "./chart-group.js";
+export { lineChart } from "./chart-line.js";
 
 /** Stacked bars: `set(bars: [{label, parts: [{name, value}]}], colourOf, text)`. */
 export function stackedBars({ title, height = 220 }) {

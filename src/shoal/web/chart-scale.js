@@ -1,0 +1,102 @@
+// The arithmetic of charts: round numbers on axes, smoothing, and as many points as can be seen.
+
+import { clock, span } from "./dom.js";
+
+/** About `count` round numbers. */
+export function ticks(low, high, count) {
+  if (!(high > low)) return [low];
+  const raw = (high - low) / count;
+  const power = 10 ** Math.floor(Math.log10(raw));
+  const step = [1, 2, 2.5, 5, 10].map((factor) => factor * power).find((one) => one >= raw * (1 - 1e-9));
+  return spaced(low, high, step, 0);
+}
+
+/** The powers of ten in the range; within a single one, round numbers. */
+export function decades(low, high) {
+  const found = [];
+  for (let power = Math.ceil(Math.log10(low) - 1e-9); power <= Math.log10(high) + 1e-9; power += 1) found.push(Number((10 ** power).toPrecision(3)));
+  if (found.length < 2) return ticks(low, high, 3).filter((one) => one > 0);
+  const every = Math.ceil(found.length / 6);
+  return found.filter((_, at) => at % every === 0);
+}
+
+const SECOND = 1000, MINUTE = 60 * SECOND, HOUR = 60 * MINUTE, DAY = 24 * HOUR;
+const SPANS = [1, 2, 5, 10, 15, 30].flatMap((n) => [n * SECOND, n * MINUTE]).concat([1, 2, 3, 6, 12].map((n) => n * HOUR), [1, 2, 7, 14, 28, 91, 364].map((n) => n * DAY)).sort((a, b) => a - b);
+
+/** Round moments: { at, text }. `since`: x counts from a start instead of being a moment. */
+export function timeTicks(low, high, count, since) {
+  if (!(high - low > SECOND)) return [{ at: low, text: since ? span(low) : clock(low) }];
+  const step = SPANS.find((one) => one >= (high - low) / count) ?? SPANS.at(-1);
+  const zone = since ? 0 : new Date(low).getTimezoneOffset() * MINUTE;
+  return spaced(low, high, step, zone).map((at) => ({ at, text: since ? spanExact(at, step) : dated(at, step) }));
+}
+function dated(ms, step) {
+  const date = new Date(ms), day = { day: "numeric", month: "short" };
+  if (step >= DAY) return date.toLocaleDateString("en-GB", day);
+  return step >= 6 * HOUR ? date.toLocaleString("en-GB", { ...day, hour: "2-digit", minute: "2-digit" }) : clock(ms).slice(0, step < MINUTE ? 8 : 5);
+}
+/** A tick is a round number of its unit, so nothing is lost by rounding to it. */
+function spanExact(ms, step) {
+  if (!ms) return "0";
+  const [unit, name] = step < MINUTE && ms < 10 * MINUTE ? [SECOND, "s"] : step < HOUR && ms < 10 * HOUR ? [MINUTE, "min"] : ms < 4 * DAY ? [HOUR, "h"] : [DAY, "d"];
+  return `${Number((ms / unit).toFixed(1))} ${name}`;
+}
+function spaced(low, high, step, zone) {
+  const found = [];
+  for (let at = Math.ceil((low - zone) / step - 1e-9) * step + zone; at <= high + step * 1e-6; at += step) found.push(Number(at.toPrecision(15)));
+  return found.length ? found : [low];
+}
+
+/** The lowest and the highest point of each pixel, in order, because more cannot be seen. `points`: [x, y]. */
+export function thin(points, X) {
+  if (points.length < 400) return points;
+  const found = [];
+  let pixel = NaN, low = null, high = null, last = null;
+  const put = () => {
+    if (!low) return;
+    found.push(low[0] <= high[0] ? low : high);
+    if (low !== high) found.push(low[0] <= high[0] ? high : low);
+    if (last !== low && last !== high) found.push(last);
+  };
+  for (const point of points) {
+    const mine = Math.floor(X(point[0]));
+    if (mine !== pixel) { put(); pixel = mine; low = high = point; }
+    if (point[1] < low[1]) low = point;
+    if (point[1] > high[1]) high = point;
+    last = point;
+  }
+  put();
+  return found;
+}
+
+/** An exponential mean that begins at the first value, as TensorBoard draws it. */
+export function smooth(values, weight) {
+  let sum = 0, whole = 0;
+  return values.map((value) => {
+    sum = sum * weight + (1 - weight) * value;
+    whole = whole * weight + (1 - weight);
+    return sum / whole;
+  });
+}
+
+/** After a failure steps are repeated. The newest value of a step replaces the earlier ones. */
+export function rising(points) {
+  const found = [];
+  for (const point of points) {
+    while (found.length && found.at(-1)[0] >= point[0]) found.pop();
+    found.push(point);
+  }
+  return found;
+}
+
+/** The index of the first point at or after x; the length if there is none. */
+export function from(points, x, of = 0) {
+  let low = 0, high = points.length;
+  while (low < high) { const middle = (low + high) >> 1; if (points[middle][of] < x) low = middle + 1; else high = middle; }
+  return low;
+}
+
+export function nearest(points, x, of = 0) {
+  const at = Math.min(points.length - 1, from(points, x, of));
+  return at && Math.abs(points[at - 1][of] - x) < Math.abs(points[at][of] - x) ? at - 1 : at;
+}
