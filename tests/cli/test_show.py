@@ -80,37 +80,6 @@ def test_progress_tells_each_step_once(capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().err == "one\ntwo\n"
 
 
-PS = [
-    Column("ID", firm=True),
-    Column("NAME"),
-    Column("STATE", firm=True),
-    Column("TRY", right=True, firm=True),
-    Column("NODES"),
-    Column("TIME", right=True, firm=True),
-    Column("COMMAND", flexible=True),
-]
-
-
-@pytest.mark.parametrize("columns", [60, 80, 100, 200])
-@pytest.mark.parametrize("long", [8, 63, 300])
-def test_a_long_name_gives_way_and_what_is_firm_stays(columns: int, long: int) -> None:
-    row = [
-        Cell(text)
-        for text in ("j100000", "n" * long, "running", "2", "a,b" * 20, "1h 1m", "c" * 90)
-    ]
-    room = show.widths(PS, [row], columns)
-    shown = [width for width in room if width]
-    assert sum(shown) + show.GAP * (len(shown) - 1) <= columns
-    for number in (0, 2, 3, 5):
-        assert room[number] >= len(row[number].text)
-    assert room[1] >= 8
-
-
-def test_the_first_column_is_there_on_the_narrowest_terminal() -> None:
-    row = [Cell(text) for text in ("j1", "name", "running", "2", "a", "1h", "c")]
-    assert show.widths(PS, [row], 8)[:2] == [2, 0]
-
-
 @pytest.mark.parametrize("columns", [20, 40, 60])
 def test_no_word_is_broken(
     columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

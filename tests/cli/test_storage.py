@@ -106,3 +106,10 @@ def test_a_real_folder_is_measured_from_two_nodes_alone_and_together(
     assert told["needs"]["every_ms"] >= 400
     assert told["needs"]["notes"][0].startswith(f"{job} saves about every")
     assert os.listdir(tmp_path / "data") == []
+
+
+def test_what_all_nodes_have_in_common_is_said_once() -> None:
+    rates = [Rates(node=f"n{number}", problem="there is no folder /data") for number in range(9)]
+    view = StorageView(id="s1", nodes=[one.node for one in rates], together=rates)
+    (one,) = findings(view, Needs())
+    assert one.text == "n0, n1, n2, n3, n4 and 4 more: there is no folder /data"

@@ -18,6 +18,7 @@ from shoal.model.storage import Rates, StorageView
 WAIT_PERCENT_MAX = 5  # of a job's time may go into waiting for saves
 WEAK_PART = 2  # a node with less than half of the median alone is weak
 NODES_MIN = 3  # that a median is taken of
+NAMED_MAX = 5
 _AMOUNT = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)\s*([kmgtp])i?b(/s)?", re.IGNORECASE)
 _MB = {"k": 0.001, "m": 1.0, "g": 1_000.0, "t": 1e6, "p": 1e9}
 
@@ -64,10 +65,12 @@ def interval(flag: str, text: str) -> int:
 
 def findings(view: StorageView, needs: Needs) -> list[Finding]:
     """What does not work first, then what follows for a job."""
+    by_problem: dict[str, list[str]] = {}
+    for one in view.together or view.alone:
+        if one.problem:
+            by_problem.setdefault(one.problem, []).append(one.node)
     found = [
-        Finding(f"{one.node}: {one.problem}", ok=False)
-        for one in (view.together or view.alone)
-        if one.problem
+        Finding(f"{listed(nodes)}: {problem}", ok=False) for problem, nodes in by_problem.items()
     ]
     good = [one for one in view.together if not one.problem]
     if not good:
@@ -82,6 +85,13 @@ def findings(view: StorageView, needs: Needs) -> list[Finding]:
     if needs.checkpoint_mb:
         found.append(_saving(f"{who} write{verb}", write, needs))
     return found
+
+
+def listed(nodes: Sequence[str]) -> str:
+    """One sentence for all nodes that share it."""
+    more = len(nodes) - NAMED_MAX
+    names = ", ".join(nodes[:NAMED_MAX])
+    return f"{names} and {more} more" if more > 0 else names
 
 
 def _weak(rates: Sequence[Rates], how: str) -> list[Finding]:

@@ -9,7 +9,7 @@ from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.cli import cluster
-from shoal.cli.checks.feeding import Needs, findings, interval, rate, size, summary
+from shoal.cli.checks.feeding import Needs, findings, interval, listed, rate, size, summary
 from shoal.cli.screen import show
 from shoal.cli.screen.show import Cell, Column
 from shoal.forms.failure import USAGE, Failure
@@ -151,7 +151,7 @@ def print_storage(view: StorageView) -> None:
         for text in one.notes:
             by_text.setdefault(text, []).append(one.node)
     for text, nodes in list(by_text.items())[:NOTES_SHOWN]:
-        where = "" if len(nodes) == len(view.together) else f"{', '.join(nodes[:5])}: "
+        where = "" if len(nodes) == len(view.together) else f"{listed(nodes)}: "
         show.line(f"note: {where}{text}", "dim")
     for text in view.notes:
         show.line(f"note: {text}", "dim")

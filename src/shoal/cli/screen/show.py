@@ -5,9 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import textwrap
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+
+from shoal.cli.screen.tables import Cell as Cell
+from shoal.cli.screen.tables import Column as Column
+from shoal.cli.screen.tables import Piece, cells_of, cut, lay_out
+from shoal.cli.screen.tables import printable as printable
+from shoal.cli.screen.tables import wrapped as wrapped
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,36 +47,6 @@ STATE_STYLES = {
 }
 
 
-GAP = 2  # between two columns
-SHORTENED_MIN, WRAPPED_MIN = 8, 24  # a narrower column is useless
-
-
-class Column(NamedTuple):
-    """On a narrow terminal a column is cut. If it `wraps`, its lines wrap; if it is `firm`, it is
-    cut last. A pipe gets everything."""
-
-    title: str
-    right: bool = False
-    flexible: bool = False
-    wraps: bool = False
-    firm: bool = False
-
-
-class Cell(NamedTuple):
-    """A pipe gets `text`; a terminal gets `pretty` if there is one."""
-
-    text: str
-    style: str = ""
-    pretty: str = ""
-
-
-def printable(text: str) -> str:
-    """Control characters and line ends become visible escapes."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
 def at_terminal() -> bool:
     return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
@@ -94,7 +69,7 @@ def state_cell(state: str) -> Cell:
 def table(columns: Sequence[Column], rows: Sequence[Sequence[str | Cell]]) -> None:
     cells = [[c if isinstance(c, Cell) else Cell(c) for c in row] for row in rows]
     if at_terminal():
-        _rich_table(columns, cells)
+        _print_table(columns, cells)
     else:
         for line in plain_lines([[Cell(column.title) for column in columns], *cells], columns):
             print(line)
@@ -114,56 +89,22 @@ def plain_lines(rows: Sequence[Sequence[Cell]], columns: Sequence[Column]) -> li
     return lines
 
 
-def _rich_table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> None:
-    from rich.table import Table
+def _print_table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> None:
+    from rich.text import Text
 
-    grid = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold dim")
-    room = widths(columns, rows, shutil.get_terminal_size().columns)
-    shown = [number for number, width in enumerate(room) if width]
-    for number in shown:
-        column = columns[number]
-        grid.add_column(
-            column.title,
-            justify="right" if column.right else "left",
-            no_wrap=not column.wraps,
-            overflow="fold" if column.wraps else "ellipsis",
-            width=room[number],
-        )
-    for row in rows:
-        grid.add_row(*[rich_text(row[number]) for number in shown])
-    console().print(grid)
+    lines = lay_out(columns, rows, shutil.get_terminal_size().columns)
+    console().print(Text("\n").join(map(rich_line, lines)), soft_wrap=True)
 
 
-def widths(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], terminal: int) -> list[int]:
-    """The width of each column; 0 if there is no room for it. Columns that are not firm shrink, the
-    widest first. Then whole columns go, from the right, the firm ones last. The first column always
-    stays."""
-    full = [
-        max([len(column.title), *(len(rich_text(row[number]).plain) for row in rows)])
-        for number, column in enumerate(columns)
-    ]
-    room = list(full)
+def rich_line(pieces: Sequence[Piece]) -> Text:
+    from rich.text import Text
 
-    def over() -> int:
-        shown = [width for width in room if width]
-        return sum(shown) + GAP * (len(shown) - 1) - terminal
-
-    soft = [number for number, column in enumerate(columns) if number and not column.firm]
-    while over() > 0 and (left := [n for n in soft if room[n] > _least(columns[n])]):
-        room[max(left, key=lambda n: room[n])] -= 1
-    kept = sorted(range(1, len(columns)), key=lambda n: (columns[n].firm, -n))
-    for number in kept:
-        if over() > 0:
-            room[number] = 0
-    room[0] = min(room[0], max(1, terminal))
-    for number, column in enumerate(columns):  # use the room of dropped columns
-        if room[number] and (column.flexible or column.wraps):
-            room[number] = min(full[number], room[number] + max(0, -over()))
-    return room
-
-
-def _least(column: Column) -> int:
-    return max(len(column.title), WRAPPED_MIN if column.wraps else SHORTENED_MIN)
+    text, at = Text(), 0
+    for piece in pieces:
+        text.append(" " * (piece.at - at))
+        text.append(piece.text, style=piece.style or "")
+        at = piece.at + cells_of(piece.text)
+    return text
 
 
 def fitted(text: str) -> str:
@@ -171,17 +112,7 @@ def fitted(text: str) -> str:
     if not at_terminal():
         return text
     columns = shutil.get_terminal_size().columns
-    if len(text) <= columns:
-        return text
-    cut = text[: max(1, columns - 1)]
-    whole = cut if text[len(cut)] == " " else cut.rpartition(" ")[0]
-    return (whole if len(whole) > len(cut) // 2 else cut).rstrip(" ,;:") + "…"
-
-
-def rich_text(cell: Cell) -> Text:
-    from rich.text import Text
-
-    return Text(cell.pretty or printable(cell.text) or "-", style=cell.style or "")
+    return cut(text, columns)
 
 
 def line(text: str, style: str = "") -> None:
@@ -191,27 +122,16 @@ def line(text: str, style: str = "") -> None:
         return
     from rich.text import Text
 
-    for part in wrapped(printable(text), shutil.get_terminal_size().columns):
+    for part in lines_of(text):
         if style:
             console().print(Text(part, style=style), soft_wrap=True)
         else:
             print(part)
 
 
-def wrapped(text: str, columns: int) -> list[str]:
-    """Lines of at most `columns` characters, each indented as the first; no word is broken."""
-    if len(text) <= columns:
-        return [text]
-    indent = text[: len(text) - len(text.lstrip())]
-    return textwrap.wrap(
-        text,
-        columns,
-        initial_indent=indent,
-        subsequent_indent=indent,
-        drop_whitespace=True,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+def lines_of(text: str) -> list[str]:
+    """As many lines of the terminal as it takes."""
+    return wrapped(printable(text), shutil.get_terminal_size().columns)
 
 
 # Erases the status line, if there is one, before a note is printed.

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from shoal.cli.screen.show import Cell, Column, bar, printable, widths
+from shoal.cli.screen.show import Cell, Column, bar, printable
+from shoal.cli.screen.tables import GAP, cells_of, shown
 from shoal.cli.screen.top_board import COLUMNS, Board, Seen
 from shoal.forms.units import duration_text
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 HEAD_LINES = 4  # cluster, GPUs, jobs, an empty line
+NAME_MIN = 16  # the last column
 FOOT_LINES = 4  # position, reason, curve, keys
 KEYS = "q quit  j jobs  n nodes  s services  up/down move  < > sort  r reverse"
 
@@ -84,6 +86,28 @@ def _columns(board: Board) -> list[Column]:
         arrow = "↑" if board.down[board.view] else "↓"
         columns[number] = columns[number]._replace(title=columns[number].title + arrow)
     return columns
+
+
+def widths(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], terminal: int) -> list[int]:
+    """The width of each column; 0 if there is no room for it. The last one is cut; then others are
+    left out, from the right, the firm ones last. The first two stay."""
+    full = [
+        max([cells_of(column.title), *(cells_of(shown(row[number])) for row in rows)])
+        for number, column in enumerate(columns)
+    ]
+    last = len(columns) - 1
+    room = [*full[:last], min(full[last], NAME_MIN)]
+
+    def over() -> int:
+        wide = [width for width in room if width]
+        return sum(wide) + GAP * (len(wide) - 1) - terminal
+
+    for number in sorted(range(1, last), key=lambda n: (columns[n].firm, -n)):
+        if over() > 0:
+            room[number] = 0
+    room[last] = min(full[last], max(0, room[last] - over()))
+    room[0] = min(room[0], max(1, terminal))
+    return room
 
 
 def _line(cells: list[Cell], columns: Sequence[Column], room: list[int], chosen: bool) -> Text:

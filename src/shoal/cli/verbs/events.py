@@ -113,8 +113,12 @@ def _print_styled(record: Recorded, clock: str, fit: bool) -> None:
     from shoal.cli.screen import show
     from shoal.cli.screen.words import sentence
 
-    text = Text.assemble((f"{clock}  ", "dim"), (sentence(record.event), event_style(record.event)))
-    show.console().print(text, no_wrap=fit, overflow="ellipsis" if fit else None)
+    whole = f"{clock}  {sentence(record.event)}"
+    for at, part in enumerate([show.fitted(whole)] if fit else show.lines_of(whole)):
+        text = Text(part, style=event_style(record.event))
+        if not at:
+            text.stylize("dim", 0, len(clock))
+        show.console().print(text, soft_wrap=True)
 
 
 def event_style(event: Event) -> str:

@@ -52,7 +52,7 @@ def _show(view: FilesView, path: str) -> None:
     from shoal.cli.screen.show import Column, note, table
 
     if view.files:
-        columns = (Column("SIZE", right=True), Column("WRITTEN"), Column("PATH", flexible=True))
+        columns = (Column("SIZE", right=True), Column("WRITTEN"), Column("PATH"))
         rows = [
             (
                 size_text(file.size),

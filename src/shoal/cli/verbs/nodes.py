@@ -175,7 +175,7 @@ def print_nodes(views: list[NodeView], labels: bool = False) -> None:
         Column("GPUS"),
         Column("CPUS", right=True),
         Column("MEMORY", right=True),
-        Column("JOBS", flexible=True),
+        Column("JOBS", wraps=True),
     ]
     models = any(view.gpu_model for view in views)
     if models:

@@ -123,7 +123,7 @@ def print_services(views: list[ServiceView]) -> None:
         Column("LATENCY", right=True),
         Column("IN-FLIGHT", right=True),
         Column("QUEUED", right=True),
-        Column("URL", flexible=True),
+        Column("URL"),
     ]
     rows: list[list[str | Cell]] = [
         [

@@ -64,7 +64,7 @@ def print_workflow(view: WorkflowView) -> None:
         show.Column("ID", firm=True),
         show.Column("STATE", firm=True),
         show.Column("AFTER"),
-        show.Column("WHY", flexible=True),
+        show.Column("WHY", wraps=True),
     ]
     show.table(columns, rows)
 
