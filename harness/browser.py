@@ -84,11 +84,10 @@ class Visit:
         return dict(self.page.evaluate(script, job))
 
     def colour(self, node: str, gpu: int) -> tuple[int, ...]:
-        """What is painted in the middle of a GPU's cell."""
+        """What is painted in a corner of a GPU's cell, beside its words."""
         script = """([node, gpu]) => {
-            const tile = shoalMap.placeOf(node), step = shoalMap.plan.cell + shoalMap.plan.gap;
-            const ratio = devicePixelRatio, pen = shoalMap.canvas.getContext("2d");
-            const x = tile.x + 4 + (gpu % 8) * step + 3, y = tile.y + tile.top + 3;
+            const cell = shoalMap.cellAt(shoalMap.placeOf(node), gpu), ratio = devicePixelRatio;
+            const x = cell.x + 3, y = cell.y + 3, pen = shoalMap.canvas.getContext("2d");
             return [...pen.getImageData(x * ratio, (y - shoalMap.offset()) * ratio, 1, 1).data];
         }"""
         return tuple(self.page.evaluate(script, [node, gpu]))

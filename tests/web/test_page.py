@@ -42,7 +42,7 @@ def test_a_job_appears_runs_loses_its_node_and_heals_before_our_eyes(
     assert eventually(lambda: sum(visit.cells(job).values()) == 4, WAIT_S)
     (before,) = visit.cells(job)
     assert eventually(lambda: visit.colour(before, 0) != free, WAIT_S), "its cells are painted"
-    page.get_by_role("link", name="eyes").wait_for()
+    page.get_by_role("button", name="eyes").wait_for()
 
     live.kill_agent(before)
     page.locator(".trouble, .lately").get_by_text(f"{before} is lost").or_(

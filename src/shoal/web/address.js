@@ -1,6 +1,6 @@
 // The choices of a view, in its address after "?", so that a link shows the same view.
 
-const split = () => location.hash.split("?", 2);
+const split = () => (location.hash || "#/").split("?", 2);
 
 export const chosen = (name) => new URLSearchParams(split()[1] ?? "").get(name) ?? "";
 

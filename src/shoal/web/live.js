@@ -7,7 +7,8 @@ const AGAIN_MS = 1500;
 const TICK_MS = 1000;
 const SILENT_MS = 10_000; // the controller beats every two seconds
 
-export const cluster = { nodes: new Map(), jobs: new Map(), services: new Map(), ended: new Map(), busy: new Map(), status: null, linked: false, skew: null, heard: 0 };
+export const emptyCluster = () => ({ nodes: new Map(), jobs: new Map(), services: new Map(), ended: new Map(), busy: new Map(), status: null });
+export const cluster = { ...emptyCluster(), linked: false, skew: null, heard: 0 };
 const listeners = new Set();
 let source = null, timer = 0, ticker = 0, wanted = false, last = 0;
 
@@ -80,21 +81,27 @@ function link(up) {
   notify({ link: up });
 }
 
+/** Brings a cluster up to a change, or makes it the one of a whole snapshot: the live one, or that of a moment. */
+export function absorb(into, change, whole) {
+  if (whole) for (const name of ["nodes", "jobs", "services", "ended", "busy"]) into[name].clear();
+  into.status = change.status;
+  for (const node of change.nodes ?? []) into.nodes.set(node.id, node);
+  for (const job of change.jobs ?? []) { into.jobs.set(job.id, job); into.ended.delete(job.id); }
+  for (const service of change.services ?? []) into.services.set(service.name, service);
+  // Oldest first, so that the newest is dropped last.
+  for (const job of (change.ended ?? []).slice().reverse()) { into.jobs.delete(job.id); into.ended.set(job.id, job); }
+  for (const [id, shares] of Object.entries(change.busy ?? {})) into.busy.set(id, shares);
+  for (const id of change.gone_nodes ?? []) { into.nodes.delete(id); into.busy.delete(id); }
+  for (const id of change.gone_jobs ?? []) into.jobs.delete(id);
+  for (const name of change.gone_services ?? []) into.services.delete(name);
+  while (into.ended.size > ENDED_MAX) into.ended.delete(into.ended.keys().next().value);
+  return into;
+}
+
 export function take(change, whole) {
   cluster.taken = performance.now();
-  if (whole) for (const name of ["nodes", "jobs", "services", "ended", "busy"]) cluster[name].clear();
-  cluster.status = change.status;
+  absorb(cluster, change, whole);
   cluster.skew ??= change.status.now_ms - Date.now();
-  for (const node of change.nodes ?? []) cluster.nodes.set(node.id, node);
-  for (const job of change.jobs ?? []) { cluster.jobs.set(job.id, job); cluster.ended.delete(job.id); }
-  for (const service of change.services ?? []) cluster.services.set(service.name, service);
-  // Oldest first, so that the newest is dropped last.
-  for (const job of (change.ended ?? []).slice().reverse()) { cluster.jobs.delete(job.id); cluster.ended.set(job.id, job); }
-  for (const [id, shares] of Object.entries(change.busy ?? {})) cluster.busy.set(id, shares);
-  for (const id of change.gone_nodes ?? []) { cluster.nodes.delete(id); cluster.busy.delete(id); }
-  for (const id of change.gone_jobs ?? []) cluster.jobs.delete(id);
-  for (const name of change.gone_services ?? []) cluster.services.delete(name);
-  while (cluster.ended.size > ENDED_MAX) cluster.ended.delete(cluster.ended.keys().next().value);
   hear();
   notify({ ...change, whole });
 }
