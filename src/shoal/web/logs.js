@@ -24,7 +24,7 @@ export class LogView {
     this.attempt = h("select", { "aria-label": "Attempt", onchange: () => this.pick("attempt", this.attempt.value, "0") });
     this.search = h("input", { type: "search", "aria-label": "Only lines that contain", placeholder: "Only lines with …", value: chosen("grep"), maxlength: 256 });
     this.state = h("span", { class: "dim small", role: "status" });
-    this.text = h("pre", { class: "log", tabindex: "0", "aria-label": "Output" });
+    this.text = h("pre", { class: "log", role: "region", tabindex: "0", "aria-label": "Output" });
     this.follow = h("input", { type: "checkbox", checked: true, id: "follow" });
     this.loader = h("button", { onclick: () => this.download() }, "Download");
     const form = h("form", { role: "search" }, this.search);

@@ -101,9 +101,9 @@ export function mount(root, id) {
   }
 
   function drawCost(spent) {
-    cost.hidden = !spent;
+    cost.hidden = !spent?.gpu_us; // a job that never held a GPU has cost nothing
     left.hidden = gang.hidden && cost.hidden;
-    if (!spent) return;
+    if (cost.hidden) return;
     const parts = [...(spent.accounts ?? [])].filter((part) => part.gpu_us > 0).sort((a, b) => accountRank(a.account) - accountRank(b.account));
     replace(cost, h("h2", {}, "Cost so far"),
       h("p", {}, h("b", {}, spent.cost === null || spent.cost === undefined ? "no price list" : `${spent.cost.toFixed(2)} ${spent.currency}`), h("span", { class: "dim" }, ` for ${gpuTime(spent.gpu_ms)}${spent.energy_wh ? `, ${short(spent.energy_wh / 1000)} kWh` : ""}`)),

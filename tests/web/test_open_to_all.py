@@ -1,0 +1,115 @@
+"""Every view passes axe's rules of WCAG A and AA, in both themes; and the page stays small."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from harness.browser import Visit
+
+from shoal.api.web import FOLDER
+from tests.live.cluster import Live
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+# As axe names them. The last has targets of at least 24 pixels.
+RULES = {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}
+TRAVELS_BYTES_MAX = 150_000
+
+
+@pytest.fixture(scope="module")
+def jobs(live: Live) -> Iterator[dict[str, str]]:
+    """One that runs, one that waits, one that has failed."""
+    script = "echo hello; printf '\\033[31mred\\033[0m and 10%%\\r20%%\\n'; sleep 600"
+    runs = live.run(script, name="runs", gpus=2, user="ada")
+    waits = live.run("true", name="waits", gpus=4, members=4)
+    failed = live.run("echo no >&2; exit 3", name="fails", user="ada")
+    live.wait(failed)
+    live.wait(runs, "running")
+    yield {"runs": runs, "waits": waits, "failed": failed}
+    for job in (runs, waits):
+        live.client.cancel(job)
+
+
+def of(view: str, jobs: dict[str, str]) -> list[str]:
+    """What a view is opened with."""
+    named = {
+        "job": list(jobs.values()),
+        "compare": [f"{jobs['runs']},{jobs['failed']}"],
+        "node": ["n1"],
+        "user": ["ada"],
+        "tenant": ["default"],
+    }
+    return named.get(view, [""])
+
+
+def found(page: Any) -> list[str]:
+    """What is wrong, and with what."""
+    told = Axe().run(page, options={"runOnly": RULES, "resultTypes": ["violations"]}).response
+    return [
+        f"{one['id']}: {one['help']}: {node['html'][:160]} {node['failureSummary'][-200:]}"
+        for one in told["violations"]
+        for node in one["nodes"][:3]
+    ]
+
+
+@pytest.mark.outside("a real Chromium draws when it gets the time")
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 360)])
+def test_every_view_is_open_to_all(
+    browser: Browser, live: Live, jobs: dict[str, str], scheme: str, width: int
+) -> None:
+    token = live.home.token.read_text().strip()
+    visit = Visit(browser, live.client.url, token, width=width, scheme=scheme)
+    visit.sign_in()
+    names = visit.page.evaluate("import('/web/views.js').then(({ VIEWS }) => Object.keys(VIEWS))")
+    assert {"cluster", "job"} <= {*names}
+    wrong = {}
+    for name in names:
+        for argument in of(name, jobs):
+            visit.go(f"{name}/{argument}" if argument else name)
+            visit.page.locator("main > *").first.wait_for()
+            told = found(visit.page)
+            if told:
+                wrong[f"{name}/{argument}"] = told
+    visit.page.keyboard.press("Control+k")
+    visit.page.get_by_label("Go to or do").wait_for()
+    if told := found(visit.page):
+        wrong["the palette"] = told
+    visit.close()
+    assert not wrong, "\n".join(
+        f"{view}: {line}" for view, lines in wrong.items() for line in lines
+    )
+
+
+@pytest.mark.outside("a real Chromium draws when it gets the time")
+def test_the_palette_leads_to_views_and_jobs_by_keys_alone(
+    visit: Visit, jobs: dict[str, str]
+) -> None:
+    page = visit.page
+    page.keyboard.press("Control+k")
+    page.get_by_label("Go to or do").fill("ledg")
+    page.get_by_role("option", name="Ledger").wait_for()
+    page.keyboard.press("Enter")
+    page.locator("main[data-view=ledger]").wait_for()
+    assert page.get_by_role("dialog").count() == 0
+    page.keyboard.press("Control+k")
+    page.get_by_label("Go to or do").fill("runs job")
+    page.get_by_role("option", name="runs").first.wait_for()
+    page.keyboard.press("Enter")
+    page.locator("main[data-view=job]").wait_for()
+    assert jobs["runs"] in page.url
+    page.keyboard.press("Control+k")
+    page.get_by_label("Go to or do").fill("zzzz")
+    page.get_by_text("nothing matches").wait_for()
+    page.keyboard.press("Escape")
+    page.locator("dialog").wait_for(state="detached")
+    page.locator("main[data-view=job]").wait_for()
+
+
+def test_all_files_of_the_page_together_are_small_as_they_travel() -> None:
+    sizes = {file.name: len(gzip.compress(file.read_bytes())) for file in FOLDER.iterdir()}
+    assert sum(sizes.values()) < TRAVELS_BYTES_MAX, sorted(sizes.items(), key=lambda one: -one[1])
