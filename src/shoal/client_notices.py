@@ -37,6 +37,9 @@ def query_of(wanted: JobFilter) -> dict[str, Any]:
         "since_ms": wanted.since_ms,
         "on_node": wanted.node,
         "array": wanted.array,
+        "q": wanted.text,
+        "service": wanted.service,
+        "until_ms": wanted.until_ms,
     }
     return {name: value for name, value in given.items() if value}
 

@@ -8,7 +8,7 @@ from typing import Protocol
 from shoal.core.state.state import State
 from shoal.model.commands import Envelope
 from shoal.model.events import Event, Recorded
-from shoal.model.finding import EVERY_JOB, JobFilter
+from shoal.model.finding import EVERY_JOB, Found, JobFilter, Mark, Order
 from shoal.model.job import Job
 from shoal.model.kept import FileAnswer, FilePiece, FileSent, FileWanted, Snapshot
 from shoal.model.node import NodeSpec
@@ -191,6 +191,12 @@ class Store(EventLog, Protocol):
         """Finished jobs, the last to end first; `after`: only those that ended after this event;
         `before`: only those that ended before this job. Elements are left out, unless
         `wanted.array` is named."""
+
+    def listed(self, limit: int, wanted: JobFilter, order: Order, mark: Mark | None) -> Found:
+        """Finished jobs in this order that come after this mark, with a bound on what is read."""
+
+    def count(self, wanted: JobFilter) -> int:
+        """How many finished jobs match. A filter may count some that only look as if they did."""
 
     def seq_at(self, at_ms: int) -> int:
         """The number of the last event before this time."""

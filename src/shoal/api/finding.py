@@ -11,7 +11,7 @@ from litestar.params import Parameter, QueryParameter
 from shoal.api.principal import Needs
 from shoal.api.problems import Refusal, accepted
 from shoal.api.reach import Reach
-from shoal.model.finding import JobFilter
+from shoal.model.finding import TEXT_CHARACTERS_MAX, JobFilter
 from shoal.model.job import NOTE_CHARACTERS_MAX
 from shoal.model.labels import CONDITION_CHARACTERS_MAX, LabelKey, LabelValue
 from shoal.model.report import LabelJob, NoteJob, Refused
@@ -31,8 +31,12 @@ def provide_wanted(
     since_ms: Moment = 0,
     on_node: Word = "",
     array: Word = "",
+    text: Annotated[str, QueryParameter(name="q", max_length=TEXT_CHARACTERS_MAX)] = "",
+    service: Word = "",
+    until_ms: Moment = 0,
 ) -> JobFilter:
-    """`state` may name several, separated by commas; `label` may be given several times."""
+    """`state` may name several, separated by commas; `label` may be given several times. `q`:
+    words that the id, name, user, command or labels contain."""
     wanted = JobFilter(
         user=user,
         tenant=tenant,
@@ -42,6 +46,9 @@ def provide_wanted(
         since_ms=since_ms,
         node=on_node,
         array=array,
+        text=text,
+        service=service,
+        until_ms=until_ms,
     )
     problem = wanted.problem()
     if problem is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import Annotated, Any, Literal
 
@@ -12,14 +11,15 @@ from litestar.params import Parameter
 
 from shoal.api.audit import note
 from shoal.api.explain import HISTORY_MAX, why_view
+from shoal.api.listing import CURSOR_MAX, listed, paged, place_of
 from shoal.api.log_search import matching
 from shoal.api.packages import note_package, refuse_unknown_package
 from shoal.api.principal import Needs
 from shoal.api.problems import Refusal, accepted
 from shoal.api.reach import Reach, scoped_key
-from shoal.api.read_threads import ROWS_AT_ONCE, aside, encoded, json_list, respond
+from shoal.api.read_threads import aside
 from shoal.api.secrets import refuse_unknown_secrets
-from shoal.api.views import ended_row, job_row, job_state, job_view
+from shoal.api.views import job_state, job_view
 from shoal.control.history.history import History
 from shoal.control.loop import ControlLoop
 from shoal.core.state.apply_array import parts_of
@@ -31,7 +31,6 @@ from shoal.model.report import Retry as RetryElements
 from shoal.model.views import Done, JobRow, JobView, LogView, Submission, WhyView
 
 JOBS_MAX = 10_000
-MATCHED_AT_ONCE = 5_000  # live jobs, which takes a few milliseconds
 WAIT_S_MAX = 30.0
 NUMBER_MAX = 2**53 - 1  # the largest number that all JSON readers handle
 
@@ -68,38 +67,25 @@ class Jobs(Controller):
         finished: bool = False,
         limit: Annotated[int, Parameter(ge=1, le=JOBS_MAX)] = 100,
         before: Key = "",
+        sort: Annotated[str, Parameter(max_length=32)] = "",
+        cursor: Annotated[str, Parameter(max_length=CURSOR_MAX)] = "",
+        count: bool = False,
     ) -> Response[list[JobRow]]:
         """Arrays as one row each; with `wanted.array`, the elements of that one. `before`: only
-        finished jobs, those that ended before this one: the next page."""
-        loop, who = reach.loop, reach.who
+        finished jobs, those that ended before this one: the next page.
+
+        `sort` (submitted, started, ended, name, user, tenant, state, priority, gpus, time,
+        attempts; with "-" before it, the largest first) lists live and finished jobs together. The
+        header `shoal-next` is the `cursor` of the next page; without it, this was the last. With
+        `count`, the header `shoal-count` says how many match ("about 812" if some only may).
+        `shoal-left-out` is there if too many match to sort all of them."""
         if wanted.array:
             reach.job(wanted.array)
-        found = [] if before else await _live(reach, wanted)
-        live = [job.id for job in sorted(found, key=_queue_order)[:limit]]
-        parts = []
-        for start in range(0, len(live), ROWS_AT_ONCE):
-            jobs = (reach.find(job_id) for job_id in live[start:][:ROWS_AT_ONCE])
-            parts.append(encoded([job_row(reach, job) for job in jobs if job is not None]))
-            await asyncio.sleep(0)
-            await loop.settled()
-        seen, left = set(live), limit - len(live)
-
-        def ended() -> list[JobRow]:
-            own = wanted if who.sees_all else msgspec.structs.replace(wanted, tenant=who.tenant)
-            if not who.sees(wanted.tenant or who.tenant) or wanted.only_live:
-                return []
-            rows = loop.store.finished(left, wanted=own, before=before)
-            return [ended_row(job) for job in rows if job.id not in seen]
-
-        finished = finished or bool(before) or wanted.only_ended
-        rows = await aside(ended, left) if finished and left else []
-        for start in range(0, len(rows), ROWS_AT_ONCE):
-            await loop.settled()
-            for row in (part := rows[start : start + ROWS_AT_ONCE]):
-                row.why = reach.text(row.why)
-            parts.append(encoded(part))
-            await asyncio.sleep(0)
-        return respond(json_list(parts))
+        if sort:
+            return await paged(reach, wanted, place_of(reach, sort, cursor), limit, count=count)
+        if before:
+            return await listed(reach, wanted, limit, before=before)
+        return await listed(reach, wanted, limit, finished=finished)
 
     @get("/{job_id:str}")
     async def one(
@@ -246,29 +232,6 @@ async def _nap(reach: Reach, job_id: str, request: SleepJob | WakeJob) -> Done:
         job = await _ended(reach, job_id)  # since we looked
     what = "put to sleep" if isinstance(request, SleepJob) else "woken"
     raise Refusal(422, f"{job.id} cannot be {what}: it has ended ({job_state(job)})", "job")
-
-
-async def _live(reach: Reach, wanted: JobFilter) -> list[Job]:
-    """Live jobs that match, looked at in parts so that others get their turn. Arrays are among
-    them, and their elements are not, unless one array is named."""
-    shown = [job for job in reach.jobs() if job.spec.array == wanted.array]
-    shown += [] if wanted.array else reach.arrays()
-    if not wanted.given:
-        return shown
-    found: list[Job] = []
-    names = [] if wanted.only_ended else [job.id for job in shown]
-    for start in range(0, len(names), MATCHED_AT_ONCE):
-        jobs = (reach.loop.state.live(name) for name in names[start:][:MATCHED_AT_ONCE])
-        found += [job for job in jobs if job is not None and wanted.matches(job)]
-        if start + MATCHED_AT_ONCE < len(names):
-            await asyncio.sleep(0)
-            await reach.loop.settled()
-    return [job for job in found if reach.loop.state.live(job.id) is not None]
-
-
-def _queue_order(job: Job) -> tuple[bool, int, int]:
-    """Running jobs first, then waiting ones in the scheduler's order."""
-    return job.phase is Phase.WAITING, -job.spec.priority, job.number
 
 
 def _reached(job: Job, goal: str) -> bool:

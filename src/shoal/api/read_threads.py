@@ -34,8 +34,8 @@ def json_list(parts: list[bytes]) -> bytes:
     return b"[" + b",".join(part[1:-1] for part in parts if len(part) > len(b"[]")) + b"]"
 
 
-def respond(body: bytes) -> Response[Any]:
-    return Response(body, media_type=MediaType.JSON)
+def respond(body: bytes, headers: dict[str, str] | None = None) -> Response[Any]:
+    return Response(body, media_type=MediaType.JSON, headers=headers)
 
 
 def encoded(value: object) -> bytes:

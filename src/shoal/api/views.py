@@ -117,6 +117,7 @@ def _row_fields(job: Job) -> dict[str, Any]:
         "user": job.spec.user,
         "labels": job.spec.labels,
         "nap": nap_view(job),
+        "service": job.spec.service,
         "idle_since_ms": job.idle_since_ms if job.phase is Phase.RUNNING else None,
     }
 

@@ -32,6 +32,7 @@ class Words(NamedTuple):
     integer: str  # the type of a 64-bit integer
     counter: str  # the type of a primary key that the database counts itself
     contains: str  # "instr({column}, ?) > 0"
+    like: str  # "CAST({column} AS TEXT) LIKE ?": small and capital letters are the same
     table_end: str  # after the last bracket of a table with a key of several columns
 
 

@@ -25,6 +25,7 @@ WORDS = Words(
     integer="INTEGER",
     counter="INTEGER PRIMARY KEY AUTOINCREMENT",
     contains="instr({column}, ?) > 0",
+    like="CAST({column} AS TEXT) LIKE ?",
     table_end="WITHOUT ROWID",
 )
 

@@ -1,10 +1,13 @@
-"""Which jobs somebody looks for: by user, tenant, name, state, labels, age and node."""
+"""Which jobs somebody looks for: by words, user, tenant, name, state, labels, age, node or service;
+and in which order they are listed."""
 
 from __future__ import annotations
 
+import heapq
 import re
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
-from typing import Annotated
+from typing import Annotated, NamedTuple, TypeVar
 
 import msgspec
 
@@ -15,14 +18,20 @@ LIVE = tuple(phase.value for phase in Phase if phase is not Phase.FINISHED)
 ENDED = tuple(outcome.value for outcome in Outcome)
 STATES = (*LIVE, *ENDED, "live", "finished")
 NAME_CHARACTERS_MAX = 128
+TEXT_CHARACTERS_MAX = 200
+NOT_YET = 2**53 - 1  # as a time or an event: later than all that were
 
+Mark = tuple[str | int, int]  # a job's place in an order: its value and its number
+Marked = TypeVar("Marked", bound=tuple[Mark, object])
 Word = Annotated[str, msgspec.Meta(max_length=NAME_CHARACTERS_MAX)]
 
 
 class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
     """A job must meet everything that is given. `name` is a pattern, as shells have it. `states`:
     any of them; `labels`: conditions such as run=a, run=a|b, run!=a, run and !run. `since_ms`:
-    submitted, started or ended since then. `node`: its newest attempt is or was there."""
+    submitted, started or ended since then; `until_ms`: submitted by then. `node`: its newest
+    attempt is or was there. `text`: words that its id, name, user, command or labels contain, each
+    of them somewhere, in small or capital letters."""
 
     user: Word = ""
     tenant: Word = ""
@@ -32,6 +41,9 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
     since_ms: int = 0
     node: Word = ""
     array: Word = ""  # in a list: the elements of this array; empty: no elements
+    text: Annotated[str, msgspec.Meta(max_length=TEXT_CHARACTERS_MAX)] = ""
+    service: Word = ""
+    until_ms: int = 0
 
     @property
     def given(self) -> bool:
@@ -67,7 +79,17 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
             and self.since_ms <= max(job.submitted_ms, job.running_ms or 0, job.finished_ms or 0)
             and (not self.node or any(self.node == one.slice.node for one in job.members))
             and (not self.labels or self._labelled(spec.labels))
+            and self.service in ("", spec.service)
+            and (not self.until_ms or job.submitted_ms <= self.until_ms)
+            and (not self.text or self._says(job))
         )
+
+    def _says(self, job: Job) -> bool:
+        spec = job.spec
+        labels = (f"{key}={value}" for key, value in spec.labels.items())
+        told = "\n".join((job.id, spec.name or "", spec.user, " ".join(spec.command), *labels))
+        told = told.lower()
+        return all(word in told for word in self.text.lower().split())
 
     def _in_state(self, job: Job) -> bool:
         ended = job.outcome is not None
@@ -80,3 +102,64 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 EVERY_JOB = JobFilter()
+
+
+SORTS = (
+    "submitted", "started", "ended", "name", "user", "tenant", "state", "priority", "gpus", "time",
+    "attempts",
+)  # fmt: skip
+
+
+class Order(msgspec.Struct, frozen=True):
+    """How a list of jobs is sorted; jobs with the same value by their numbers. By what a job keeps
+    for ever (submitted, name, user, ...), a place in the list stays one place while jobs end."""
+
+    by: str = "ended"
+    down: bool = True
+    at_ms: int = 0  # how long jobs have run is counted until then
+
+    def mark(self, job: Job, end: int = NOT_YET) -> Mark:
+        """`end`: the number of the event that ended the job."""
+        return self._value(job, end), job.number
+
+    def _value(self, job: Job, end: int) -> str | int:
+        spec = job.spec
+        match self.by:
+            case "submitted":
+                return job.number
+            case "started":
+                return job.running_ms or NOT_YET
+            case "name" | "user" | "tenant":
+                return (getattr(spec, self.by) or "").lower()
+            case "state":
+                return job.outcome.value if job.outcome is not None else job.phase.value
+            case "priority":
+                return spec.priority
+            case "gpus":
+                return spec.members * spec.gpus
+            case "time":
+                ran = job.running_ms is not None and job.phase is not Phase.WAITING
+                return (job.finished_ms or self.at_ms) - (job.running_ms or 0) if ran else 0
+            case "attempts":
+                return job.attempt
+        return end
+
+    def after(self, one: Mark, other: Mark) -> bool:
+        """Does `one` come after the other? Both are of this order."""
+        return one < other if self.down else one > other  # type: ignore[operator]
+
+    def first(self, rows: Iterable[Marked], limit: int) -> list[Marked]:
+        pick = heapq.nlargest if self.down else heapq.nsmallest
+        return pick(limit, rows, key=lambda row: row[0])
+
+
+LAST_ENDED = Order()
+
+
+class Found(NamedTuple):
+    """`next`: all that match up to this place are there; None: to the end. `left_out`: so many
+    match that the oldest were not sorted among them."""
+
+    jobs: list[tuple[Mark, Job]]
+    next: Mark | None = None
+    left_out: bool = False

@@ -64,6 +64,7 @@ class JobRow(msgspec.Struct, kw_only=True):
     user: str = ""
     labels: dict[str, str] = {}
     nap: NapView | None = None  # it sleeps, or is on the way there or back
+    service: str = ""  # it is a replica of this one
 
 
 class MemberView(msgspec.Struct, kw_only=True):

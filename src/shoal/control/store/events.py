@@ -10,7 +10,7 @@ import msgspec
 
 from shoal.control.alarms import Alarms
 from shoal.control.store import formats, schema
-from shoal.control.store.finding import annotated, find_jobs, seq_at
+from shoal.control.store.finding import LOOKED_MAX, Search, annotated, seq_at
 from shoal.control.store.marks import Numbers
 from shoal.control.store.rows import (
     Unreadable,
@@ -27,7 +27,7 @@ from shoal.core.state.load import restore
 from shoal.core.state.state import State
 from shoal.database.base import Cursor, Database, Deposed, Row
 from shoal.model.events import ArrayFinished, ControllerStarted, Event, JobFinished, Recorded
-from shoal.model.finding import EVERY_JOB, JobFilter
+from shoal.model.finding import EVERY_JOB, LAST_ENDED, Found, JobFilter, Mark, Order
 from shoal.model.job import Job
 from shoal.model.report import Ended
 from shoal.ports import StoreDamaged, StoreError
@@ -281,7 +281,21 @@ class EventStore:
             if not rows:
                 return []
             place = (rows[0][0], rows[0][1])
-        return find_jobs(self._ended, self.database.words.contains, limit, after, place, wanted)
+        search = self._search(wanted, LAST_ENDED, after)
+        return [job for _, job in search.page(self._ended, limit, place, _NO_END).jobs]
+
+    def listed(self, limit: int, wanted: JobFilter, order: Order, mark: Mark | None) -> Found:
+        search = self._search(wanted, order)
+        return search.page(self._ended, limit, mark, LOOKED_MAX)
+
+    def count(self, wanted: JobFilter) -> int:
+        search = self._search(wanted, LAST_ENDED)
+        query = f"SELECT count(*) FROM jobs {search.condition}"
+        return int(self.database.read(query, tuple(search.values))[0][0])
+
+    def _search(self, wanted: JobFilter, order: Order, after: int = -1) -> Search:
+        since = self.seq_at(wanted.since_ms) if wanted.since_ms else 0
+        return Search(self.database.words, wanted, order, max(after, since or -1))
 
     def seq_at(self, at_ms: int) -> int:
         def time_of(seq: int) -> int | None:

@@ -6,9 +6,10 @@ import re
 from collections.abc import Callable, Sequence
 
 from shoal.control.store.rows import JobRow, encode, job_row
+from shoal.database.base import Words
 from shoal.model.annotations import job_after
 from shoal.model.events import Event, JobLabelled, JobNoted
-from shoal.model.finding import ENDED, JobFilter
+from shoal.model.finding import ENDED, LAST_ENDED, Found, JobFilter, Mark, Order
 from shoal.model.job import Job
 from shoal.model.labels import term_of
 
@@ -16,58 +17,103 @@ ROWS_AT_ONCE = 500
 NO_ELEMENT = "id NOT LIKE '%.%'"
 OF_ARRAY = "id >= ? AND id < ?"  # between "j7." and "j7/": text is compared by its bytes
 
-ReadJobs = Callable[[str, tuple[object, ...]], list[tuple[int, int, Job | None]]]
+LOOKED_MAX = 5_000  # records that one request for a page decodes
+INDEXED = {"ended": "ended", "submitted": "number"}  # the orders that the database has itself
+
+Record = tuple[int, int, Job | None]  # its number, the event that ended it, what it says
+ReadJobs = Callable[[str, tuple[object, ...]], list[Record]]
 
 
-def find_jobs(
-    read: ReadJobs,
-    contains: str,
-    limit: int,
-    after: int,
-    before: tuple[int, int] | None,
-    wanted: JobFilter,
-) -> list[Job]:
-    """The last to end first; only those that ended after the event `after`, and before the job that
-    has this end and this number. Elements are left out, unless `wanted.array` is named. `contains`:
-    how the database says it."""
-    parts = _parts(wanted)
-    found: list[Job] = []
-    place = before or (2**63 - 1, 2**63 - 1)
-    while len(found) < limit:
-        where = [
-            "ended > ?",
-            "(ended, number) < (?, ?)",
-            OF_ARRAY if wanted.array else NO_ELEMENT,
-        ]
-        where += [contains.format(column="body") for _ in parts]
-        many = ROWS_AT_ONCE if wanted.given else limit - len(found)
-        query = f"WHERE {' AND '.join(where)} ORDER BY ended DESC, number DESC LIMIT ?"
+class Search:
+    """Finished jobs that match, in one order, from one place on. Elements are left out, unless
+    `wanted.array` is named. `words`: how the database says it; `after`: only those that ended after
+    this event."""
+
+    def __init__(
+        self, words: Words, wanted: JobFilter, order: Order = LAST_ENDED, after: int = -1
+    ) -> None:
+        self.wanted, self.order = wanted, order
+        self.where = ["ended > ?", OF_ARRAY if wanted.array else NO_ELEMENT]
         named = (f"{wanted.array}.", f"{wanted.array}/") if wanted.array else ()
-        rows = read(query, (after, *place, *named, *parts, many))
-        for number, ended, job in rows:
-            place = (ended, number)
-            if job is None:
-                continue
-            if job.finished_ms is not None and job.finished_ms < wanted.since_ms:
-                return found  # and so did all that ended before it
-            if wanted.matches(job):
-                found.append(job)
-                if len(found) == limit:
-                    return found
-        if len(rows) < many:
-            return found
-    return found
+        self.values: list[object] = [after, *named]
+        for part in _parts(wanted):
+            self.where.append(words.contains.format(column="body"))
+            self.values.append(part)
+        for word in _needles(wanted):
+            self.where.append(words.like.format(column="body"))
+            self.values.append(f"%{word}%")
+
+    @property
+    def condition(self) -> str:
+        return f"WHERE {' AND '.join(self.where)}"
+
+    def page(self, read: ReadJobs, limit: int, mark: Mark | None, most: int) -> Found:
+        """`most`: how many records may be looked at."""
+        if self.order.by not in INDEXED:
+            return self._sorted(read, limit, mark, most)
+        column, down = INDEXED[self.order.by], self.order.down
+        place, found, looked = mark, list[tuple[Mark, Job]](), 0
+        while True:
+            many = min(ROWS_AT_ONCE if self.wanted.given else limit - len(found), most - looked)
+            rows = self._read(read, column, place, many, down)
+            for number, end, job in rows:
+                place = (end if column == "ended" else number, number)
+                if job is not None and self.wanted.matches(job):
+                    found.append((place, job))
+                    if len(found) == limit:
+                        return Found(found, place)
+            looked += len(rows)
+            if len(rows) < many:
+                return Found(found)
+            if looked >= most:
+                return Found(found, place)
+
+    def _read(
+        self, read: ReadJobs, column: str, place: Mark | None, many: int, down: bool
+    ) -> list[Record]:
+        where, values = self.condition, list(self.values)
+        if place is not None:
+            where += f" AND ({column}, number) {'<' if down else '>'} (?, ?)"
+            values += place
+        way = "DESC" if down else "ASC"
+        return read(f"{where} ORDER BY {column} {way}, number {way} LIMIT ?", (*values, many))
+
+    def _sorted(self, read: ReadJobs, limit: int, mark: Mark | None, most: int) -> Found:
+        """By what only the records say: of those that ended last, the first in this order."""
+        order, place, looked = self.order, None, 0
+        best: list[tuple[Mark, Job]] = []
+        more = False
+        while looked < most:
+            many = min(ROWS_AT_ONCE, most - looked)
+            rows = self._read(read, "ended", place, many, down=True)
+            marked = (
+                (order.mark(job, end), job)
+                for _, end, job in rows
+                if job is not None and self.wanted.matches(job)
+            )
+            best += [row for row in marked if mark is None or order.after(row[0], mark)]
+            more = more or len(best) > limit
+            best = order.first(best, limit)
+            looked += len(rows)
+            if len(rows) < many:
+                return Found(best, best[-1][0] if more else None)
+            place = (rows[-1][1], rows[-1][0])
+        return Found(best, best[-1][0] if more else None, left_out=True)
+
+
+def _needles(wanted: JobFilter) -> list[str]:
+    """A part of each word that the record contains in small or capital letters: what JSON writes
+    as it is. A label is written otherwise than people write it, so "=" separates."""
+    runs = (re.findall(r"[a-z0-9_.:/-]+", word) for word in wanted.text.lower().split())
+    return [max(found, key=len) for found in runs if found]
 
 
 def _parts(wanted: JobFilter) -> list[bytes]:
     """Bytes that the record of such a job contains; others may contain them, too."""
     parts = []
-    if wanted.tenant:
-        parts.append(b'"tenant":%s' % encode(wanted.tenant))
-    if wanted.user:
-        parts.append(b'"user":%s' % encode(wanted.user))
-    if wanted.node:
-        parts.append(b'"node":%s' % encode(wanted.node))
+    for name in ("tenant", "user", "node", "service"):
+        if value := getattr(wanted, name):
+            parts.append(b'"%s":%s' % (name.encode(), encode(value)))
     outcomes = [state for state in wanted.states if state in ENDED]
     if len(wanted.states) == 1 and outcomes:
         parts.append(b'"outcome":%s' % encode(outcomes[0]))
