@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import heapq
+import zlib
+from itertools import chain, islice
 from time import monotonic
 from typing import Annotated, Any, NamedTuple
 
@@ -17,6 +19,7 @@ from shoal.control.loop import ControlLoop
 from shoal.core.answers.advice import advise
 from shoal.core.answers.caps import caps_of
 from shoal.core.answers.outlook import outlook
+from shoal.core.answers.waits import groups_of
 from shoal.core.scheduling.order import place_in_line
 from shoal.model.job import Job
 from shoal.model.views import JobRow
@@ -27,6 +30,9 @@ FORESEEN_MAX = 50  # predictions further back say little and cost as much
 LOOK_S = 0.02  # a request predicts for this long, but at least one job
 PAUSE_FACTOR = 20  # ... then no request does for this many times as long
 FRESH_S = 5.0
+GROUPS_S = 1.0
+GROUPS_MAX = 100
+TENANTS_KNOWN_MAX = 100
 KNOWN_MAX = 1_000  # predictions kept: several tenants may ask in turn
 
 
@@ -47,6 +53,28 @@ class Foresight:
     def __init__(self) -> None:
         self._known: dict[str, Outlook] = {}
         self._next_s = 0.0
+        self._groups: dict[str, tuple[float, list[GroupView]]] = {}
+
+    @property
+    def known(self) -> dict[str, Outlook]:
+        return self._known
+
+    def groups(self, loop: ControlLoop, tenant: str) -> list[GroupView]:
+        """What the jobs wait for, of one tenant or of all, as it was a moment ago."""
+        began = monotonic()
+        until_s, found = self._groups.get(tenant, (0.0, []))
+        if began < until_s:
+            return found
+        told = groups_of(loop.state, loop.policy, loop.clock.now_ms(), tenant)
+        found = [
+            GroupView(key=_key(one.what), what=one.what, count=one.count, like=one.like)
+            for one in told[:GROUPS_MAX]
+        ]
+        if len(self._groups) >= TENANTS_KNOWN_MAX:
+            self._groups.clear()
+        until_s = began + max(GROUPS_S, PAUSE_FACTOR * (monotonic() - began))
+        self._groups[tenant] = (until_s, found)
+        return found
 
     def of(self, loop: ControlLoop, jobs: list[Job]) -> dict[str, Outlook]:
         """The outlooks known so far, the front of the line first."""
@@ -74,7 +102,7 @@ def _outlook(loop: ControlLoop, job: Job, seen_s: float) -> Outlook:
 
 
 class QueueRow(JobRow, kw_only=True):
-    position: int  # among all waiting jobs; beyond the first 500, at least that
+    position: int  # among all waiting jobs; beyond the first 500, at least that; 0: not known
     early_ms: int | None  # it will probably start between these two times
     late_ms: int | None
     start: str  # the same in words; empty: `why` says it all
@@ -82,11 +110,21 @@ class QueueRow(JobRow, kw_only=True):
     foreseen: bool  # False: not predicted yet, so the fields above are empty
 
 
+class GroupView(msgspec.Struct, kw_only=True):
+    """Jobs that wait for the same: "412 jobs wait" and `what`."""
+
+    key: str  # for `group`
+    what: str
+    count: int
+    like: bool  # counted by the reason of one job like them; not looked at one by one
+
+
 class QueueView(msgspec.Struct, kw_only=True):
     waiting: int
     now_ms: int
     policy: str
     caps: list[str]  # tenants that may have only so many jobs, the fullest first
+    groups: list[GroupView]
     rows: list[QueueRow]
 
 
@@ -100,17 +138,41 @@ class Waiting(Controller):
         reach: Reach,
         foresight: Foresight,
         limit: Annotated[int, Parameter(ge=1, le=ROWS_MAX)] = 100,
+        group: Annotated[str, Parameter(max_length=16)] = "",
     ) -> QueueView:
-        loop = reach.loop
-        front = own_in_line(reach, limit)
-        outlooks = foresight.of(loop, [job for _, job in front[:FORESEEN_MAX]])
+        """`group`: only jobs of this one, by its key."""
+        loop, who = reach.loop, reach.who
+        if group:
+            front, outlooks = _of_group(reach, group, limit), foresight.known
+        else:
+            front = own_in_line(reach, limit)
+            outlooks = foresight.of(loop, [job for _, job in front[:FORESEEN_MAX]])
+        groups = foresight.groups(loop, "" if who.sees_all else who.tenant)
         return QueueView(
             waiting=loop.state.queue.size,
             now_ms=loop.clock.now_ms(),
             policy=loop.policy.name,
-            caps=caps_of(loop.state, reach.who.sees),
+            caps=caps_of(loop.state, who.sees),
+            groups=[msgspec.structs.replace(one, what=reach.text(one.what)) for one in groups],
             rows=[_row(reach, job, position, outlooks.get(job.id)) for position, job in front],
         )
+
+
+def _of_group(reach: Reach, key: str, limit: int) -> list[tuple[int, Job]]:
+    loop = reach.loop
+    own = "" if reach.who.sees_all else reach.who.tenant
+    places = {job.id: position for position, job in own_in_line(reach, ROWS_MAX)}
+    for group in groups_of(loop.state, loop.policy, loop.clock.now_ms(), own):
+        if _key(group.what) == key:
+            jobs = map(loop.state.job_numbered, islice(chain(*group.lines), limit))
+            found = [(places.get(job.id, 0), job) for job in jobs]
+            return sorted(found, key=lambda row: row[0] or ROWS_MAX + 1)
+    return []
+
+
+def _key(what: str) -> str:
+    """It says nothing: the words may name a job that the sender may not know."""
+    return f"{zlib.crc32(what.encode()):08x}"
 
 
 def own_in_line(reach: Reach, limit: int) -> list[tuple[int, Job]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from shoal.core.answers.why import Reason, Waits, reason_of
 from shoal.core.state.state import State
@@ -14,45 +15,70 @@ LANES_LOOKED = 24
 LINES_MAX = 6
 
 
+class Group:
+    """Jobs that wait for the same. `like`: some are only like one whose reason it is, and were not
+    looked at themselves. `lines`: their numbers, to be read before the next step."""
+
+    def __init__(self, what: str) -> None:
+        self.what, self.like, self.count = what, False, 0
+        self.lines: list[Iterable[int]] = []
+
+
+OTHERS = "for other reasons: shoal why JOB"
+
+
+def groups_of(state: State, policy: Policy, now_ms: int, tenant: str = "") -> list[Group]:
+    """All waiting jobs by what they wait for, most jobs first; `tenant`: its own only."""
+    queue, of_number = state.queue, state.job_numbered
+    found: dict[str, Group] = {}
+
+    def add(what: str, numbers: Iterable[int], count: int, like: bool = False) -> None:
+        if count:
+            group = found.setdefault(what, Group(what))
+            group.like, group.count = group.like or like, group.count + count
+            group.lines.append(numbers)
+
+    def told(what: str, numbers: Sequence[int]) -> None:
+        add(what, numbers, len(numbers))
+
+    def own(numbers: Iterable[int]) -> list[int]:
+        return [one for one in numbers if tenant in ("", of_number(one).spec.tenant)]
+
+    budgets: dict[str, list[int]] = {}
+    for number in own(queue.held):
+        payer = state.accounts.held_by(of_number(number).spec.tenant)
+        budgets.setdefault(payer, []).append(number)
+    for payer, numbers in budgets.items():
+        told(f"for the budget of {payer}", numbers)
+    delayed = own(number for _, number in sorted(queue.delayed))
+    told(Waits.RETRY.value, [number for number in delayed if of_number(number).attempt])
+    told(Waits.BEGIN.value, [number for number in delayed if not of_number(number).attempt])
+    told(Waits.AFTER.value, own(queue.parked))
+    claims = dict.fromkeys(state.jobs[job_id].number for job_id in state.claims)
+    told(Waits.CLAIM.value, own(sorted(claims)))
+    claimed = Counter(queue.lane[number] for number in claims if number in queue.lane)
+    lanes = [(lane, line) for lane, line in queue.lanes.items() if tenant in ("", lane.tenant)]
+    lanes.sort(key=lambda one: len(one[1]), reverse=True)
+    for at, (lane, line) in enumerate(lanes):
+        what, count = OTHERS, len(line) - claimed[lane]
+        if at < LANES_LOOKED:
+            what = _what(reason_of(state, of_number(line[0][1]), policy, now_ms))
+        add(what, _unclaimed(line, claims), count, like=count > 1 or at >= LANES_LOOKED)
+    return sorted(found.values(), key=lambda group: (group.what == OTHERS, -group.count))
+
+
 def waits_of(state: State, policy: Policy, now_ms: int, tenant: str = "") -> list[str]:
     """'412 jobs wait for j43, which is ahead of them', most jobs first; `tenant`: its own only."""
-    queue, of_number = state.queue, state.job_numbered
-    counts: Counter[str] = Counter()
-    budgets = Counter(
-        state.accounts.held_by(job.spec.tenant)
-        for job in map(of_number, queue.held)
-        if tenant in ("", job.spec.tenant)
-    )
-    for payer, count in budgets.items():
-        counts[f"for the budget of {payer}"] += count
-    delayed = [of_number(number) for _, number in queue.delayed]
-    parked, claims = len(queue.parked), len(state.claims)
-    if tenant:
-        delayed = [job for job in delayed if job.spec.tenant == tenant]
-        parked = sum(of_number(number).spec.tenant == tenant for number in queue.parked)
-        claims = sum(state.jobs[job_id].spec.tenant == tenant for job_id in state.claims)
-    again = sum(job.attempt > 0 for job in delayed)
-    counts[Waits.RETRY.value] += again
-    counts[Waits.BEGIN.value] += len(delayed) - again
-    counts[Waits.AFTER.value] += parked
-    counts[Waits.CLAIM.value] += claims
-    own = [line for lane, line in queue.lanes.items() if tenant in ("", lane.tenant)]
-    lanes = sorted(own, key=len, reverse=True)
-    for line in lanes[:LANES_LOOKED]:
-        job = state.job_numbered(line[0][1])
-        reason = reason_of(state, job, policy, now_ms)
-        counts[_what(reason)] += sum(
-            state.job_numbered(number).id not in state.claims for _, number in line
-        )
-    if left := sum(map(len, lanes[LANES_LOOKED:])):
-        counts["for other reasons: shoal why JOB"] += left
     lines = [
-        f"{plural(count, 'job')} {'waits' if count == 1 else 'wait'} {what}"
-        for what, count in counts.most_common()
-        if count
+        f"{plural(group.count, 'job')} {'waits' if group.count == 1 else 'wait'} {group.what}"
+        for group in groups_of(state, policy, now_ms, tenant)
     ]
     rest = len(lines) - LINES_MAX
     return lines if rest <= 0 else [*lines[:LINES_MAX], f"and {plural(rest, 'reason')} more"]
+
+
+def _unclaimed(line: list[tuple[int, int]], claims: dict[int, None]) -> Iterable[int]:
+    return (number for _, number in line if number not in claims)
 
 
 def _what(reason: Reason | None) -> str:
