@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -74,7 +75,7 @@ class Visit:
 
     def go(self, view: str) -> None:
         self.page.evaluate("hash => { location.hash = hash }", f"#/{view}")
-        self.page.wait_for_selector(f"main[data-view={view.partition('/')[0]}]")
+        self.page.wait_for_selector(f"main[data-view={re.split('[/?]', view)[0]}]")
 
     def cells(self, job: str) -> dict[str, int]:
         """On which nodes the map shows the job, and on how many GPUs."""

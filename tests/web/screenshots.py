@@ -88,7 +88,7 @@ def shoot(page: Page, name: str) -> None:
 
 def take(visit: Visit, jobs: dict[str, str], suffix: str) -> None:
     page = visit.page
-    for view in ("cluster", "queue", "services", "ledger"):
+    for view in ("cluster", "jobs", "services", "ledger"):
         visit.go(view)
         shoot(page, f"{view}-{suffix}")
     page.set_viewport_size(TALL)

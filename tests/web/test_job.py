@@ -72,7 +72,7 @@ def test_a_link_shows_the_same_lines_of_a_job_its_files_and_the_failed_elements(
     assert page.url.endswith(f"#/job/{array}?elements=failed")
     elements.get_by_role("link", name=f"{array}.2").click()
     page.locator("[data-fact=array]", has_text=f"element 2 of {array}").wait_for()
-    visit.go("queue")
+    visit.go("jobs?schedules=open")
     page.locator("tr[data-schedule=nightly]", has_text="0 3 * * *").wait_for()
     client.remove_schedule("nightly")
 
@@ -131,8 +131,8 @@ def test_a_job_sleeps_and_wakes_by_two_buttons(visit: Visit, live: Live) -> None
     page.locator("section[aria-label=Members] tr", has_text="none").get_by_text("asleep").wait_for()
     assert page.get_by_role("button", name="Sleep").count() == 0
 
-    visit.go("queue")
-    row = page.locator(f"tr[data-job={job}]")
+    visit.go("jobs")
+    row = page.locator(f"[role=row][data-job={job}]")
     row.locator(".chip[data-state=asleep]").wait_for()
     row.get_by_text("asleep for").wait_for()
     visit.go("cluster")

@@ -23,7 +23,7 @@ WAIT_S = WAIT_MS / 1000
 # Each view, and what is there when it is filled.
 VIEWS = {
     "cluster": ".lately li",
-    "queue": "section[aria-label=Waiting] tr[data-job]",
+    "jobs": "[role=grid] [data-job]",
     "services": ".empty, .service",
     "ledger": ".figures, .empty",
     "simulate": ".asks label",
@@ -89,12 +89,12 @@ def test_the_log_is_told_as_it_is_written_and_text_is_only_text(visit: Visit, li
 def test_the_queue_says_why_and_what_would_help(visit: Visit, live: Live) -> None:
     holders = [live.run("sleep 600", gpus=3, name=f"holds-{n}") for n in range(4)]
     job = live.run("true", gpus=4, name="late")
-    visit.go("queue")
+    visit.go("jobs")
     row = visit.page.locator(f"section[aria-label=Waiting] tr[data-job={job}]")
     row.get_by_text("no node has 4 GPUs").wait_for()
     row.get_by_text("with 1 GPU per member instead of 4 it would start now").wait_for()
     live.client.cancel(holders[0])
-    visit.page.locator(f"section[aria-label=Ended] tr[data-job={job}]").wait_for()
+    visit.page.locator(f"[role=row][data-job={job}] .chip[data-state=succeeded]").wait_for()
     for holder in holders[1:]:
         live.client.cancel(holder)
 
@@ -284,23 +284,3 @@ def test_a_person_signs_in_through_their_organisation(browser: Browser, live: Li
         visit.strangers.clear()
         visit.close()
     live.client.remove_oidc()
-
-
-def test_a_link_shows_the_same_jobs(visit: Visit, live: Live) -> None:
-    page = visit.page
-    found = live.run("exit 3", name="findme", labels={"run": "web"})
-    other = live.run("exit 3", name="other")
-    for job in (found, other):
-        live.wait(job)
-    visit.go("find/")
-    page.get_by_label("Find jobs").fill("label:run=web state:failed since:1h findme")
-    page.get_by_role("button", name="Find").click()
-    page.locator(f"[data-job={found}]").wait_for()
-    assert page.locator("tr[data-job]").count() == 1
-    link = page.url
-    visit.go("queue")
-    page.goto(link)
-    page.locator(f"[data-job={found}] a", has_text="run=web").wait_for()
-    page.get_by_label("Find jobs").fill("when:now")
-    page.get_by_role("button", name="Find").click()
-    page.locator(".problem", has_text="cannot be read").wait_for()

@@ -46,8 +46,8 @@ def test_a_member_sees_and_may_cancel_their_own_and_nothing_of_others(
     page.get_by_text(f"anna · {OURS} · member").wait_for()
     assert page.get_by_role("link", name="Simulate").count() == 0
     page.get_by_text("another tenant's job").first.wait_for()  # 3 of 4 GPUs are theirs
-    visit.go("queue")
-    page.locator(f"tr[data-job={world.ours['waiting']}]").first.wait_for()
+    visit.go("jobs")
+    page.locator(f"[role=row][data-job={world.ours['waiting']}]").first.wait_for()
     assert "zebra" not in page.content()
     visit.go(f"job/{world.ours['job']}")
     page.get_by_role("button", name="Cancel").wait_for()

@@ -19,7 +19,7 @@ COUNT = """selector => {
     watcher.observe(document.querySelector(selector),
         {subtree: true, childList: true, characterData: true});
 }"""
-WAITING, RUNNING = "section[aria-label=Waiting]", "section[aria-label=Running]"
+WAITING, RUNNING = "section[aria-label=Waiting]", "[role=grid] .jobs-rows"
 
 
 @pytest.fixture
@@ -27,9 +27,9 @@ def queue(visit: Visit, live: Live) -> Iterator[list[str]]:
     """The four nodes are held, and three jobs wait behind them."""
     holders = [live.run("sleep 600", gpus=4, name=f"holds-{n}") for n in range(4)]
     waiting = [live.run("true", gpus=4, name=f"waits-{n}") for n in range(3)]
-    visit.go("queue")
+    visit.go("jobs?line=all")
     visit.page.locator(f"{WAITING} tr[data-job={waiting[-1]}]").wait_for()
-    visit.page.locator(f"{RUNNING} tr[data-job={holders[-1]}]").wait_for()
+    visit.page.locator(f"{RUNNING} [data-job={holders[-1]}] .chip[data-state=running]").wait_for()
     yield waiting
     for job in [*waiting, *holders]:
         live.client.cancel(job)
@@ -74,8 +74,9 @@ def test_focus_and_selection_stay_with_their_row(
     chosen = "getSelection().toString()"
     page.evaluate(
         """job => {
-        const cell = document.querySelector(`section[aria-label=Running] tr[data-job] td`);
-        getSelection().selectAllChildren(cell);
+        const rows = [...document.querySelectorAll(".jobs-rows [data-job]")];
+        const row = rows.find(one => one.textContent.includes("holds"));
+        getSelection().selectAllChildren(row.querySelector("[data-name=job]"));
         document.querySelector(`tr[data-job=${job}] button`).focus();
     }""",
         queue[1],
@@ -100,8 +101,8 @@ def test_focus_and_selection_stay_with_their_row(
 def test_clocks_go_on_where_nothing_happens(visit: Visit, queue: list[str]) -> None:
     assert queue
     page = visit.page
-    page.locator(".tabs a[aria-current=page]", has_text="Queue").wait_for()
-    seen = "document.querySelector('section[aria-label=Running] td[data-name=for]').textContent"
+    page.locator(".tabs a[aria-current=page]", has_text="Jobs").wait_for()
+    seen = "document.querySelector('.jobs-rows [data-name=submitted]').textContent"
     before = page.evaluate(seen)
     page.wait_for_function(f"before => {seen} !== before", arg=before)
 
@@ -161,11 +162,13 @@ def test_a_controller_that_hangs_is_not_live(visit: Visit, live: Live) -> None:
 @pytest.mark.outside("a real Chromium draws when it gets the time")
 def test_a_job_that_makes_no_steps_any_more_says_so(visit: Visit, queue: list[str]) -> None:
     assert queue
+    page = visit.page
+    row = page.locator(f"{RUNNING} [data-job]")
+    moved, still = (row.filter(has_text=f"holds-{n}").first for n in range(2))
     script = """([id, ago]) => shoalMap.cluster.jobs.set(id, {
-        id, state: "running", step: 5, step_us: 9_000_000,
+        ...shoalMap.cluster.jobs.get(id), step: 5, step_us: 9_000_000,
         moved_ms: shoalMap.cluster.heard - ago})"""
-    for job, ago in (("j9001", 80_000), ("j9002", 200_000)):
-        visit.page.evaluate(script, [job, ago])
-    row = visit.page.locator("tr[data-job=j9002]")
-    row.locator(".chip[data-state=suspect]", has_text="no step for").wait_for()
-    assert visit.page.locator("tr[data-job=j9001] .chip[data-state=suspect]").count() == 0
+    for one, ago in ((moved, 80_000), (still, 200_000)):
+        page.evaluate(script, [one.get_attribute("data-job"), ago])
+    still.locator(".chip[data-state=suspect]", has_text="no step for").wait_for()
+    assert moved.locator(".chip[data-state=suspect]").count() == 0

@@ -14,10 +14,10 @@ export function about(job) {
   return [
     spec.array ? fact("Array", "element ", String(spec.index ?? 0), " of ", toJob(spec.array)) : null,
     spec.workflow ? fact("Workflow", toJob(spec.workflow)) : null,
-    spec.schedule ? fact("Schedule", h("a", { href: "#/queue" }, spec.schedule), spec.scheduled_ms ? `, due ${moment(spec.scheduled_ms, now())}` : "") : null,
+    spec.schedule ? fact("Schedule", h("a", { href: "#/jobs?schedules=open" }, spec.schedule), spec.scheduled_ms ? `, due ${moment(spec.scheduled_ms, now())}` : "") : null,
     after.length ? fact("Runs after", after) : null,
     spec.begin_ms ? fact("Not before", moment(spec.begin_ms, now())) : null,
-    labels.length ? fact("Labels", labels.map(([key, value], at) => [at ? ", " : "", h("a", { href: `#/find/${encodeURIComponent(`label:${key}=${value}`)}`, "data-key": key }, value ? `${key}=${value}` : key)])) : null,
+    labels.length ? fact("Labels", labels.map(([key, value], at) => [at ? ", " : "", h("a", { href: `#/jobs?label=${encodeURIComponent(value ? `${key}=${value}` : key)}`, "data-key": key }, value ? `${key}=${value}` : key)])) : null,
   ];
 }
 

@@ -22,7 +22,7 @@ export async function call(method, path, body, options = {}) {
   }
 }
 
-async function once(method, path, body, { signal, quiet }) {
+async function once(method, path, body, { signal, quiet, heard }) {
   const headers = { accept: "application/json" };
   if (method !== "GET") headers["x-shoal-csrf"] = csrf;
   if (body !== undefined) headers["content-type"] = "application/json";
@@ -35,6 +35,7 @@ async function once(method, path, body, { signal, quiet }) {
     throw new Refused(0, "the controller does not answer; is the cluster up?");
   }
   seen = Math.max(seen, Number(response.headers.get("shoal-seq")) || 0);
+  if (response.ok) heard?.(response.headers);
   const text = await response.text();
   let answer = null;
   try { answer = text ? JSON.parse(text) : null; } catch { /* handled below */ }

@@ -3,9 +3,10 @@
 import { me, onSignedOut, openid, resume, signIn, signOut } from "./api.js";
 import { offer } from "./commands.js";
 import { clock, h, jobName, throttled } from "./dom.js";
+import { searchJobs } from "./job-query.js";
 import { begin, cluster, end, listen } from "./live.js";
 import { show as showPalette, watchKeys } from "./palette.js";
-import { allowed, FIRST, tabs, VIEWS } from "./views.js";
+import { allowed, FIRST, MOVED, tabs, VIEWS } from "./views.js";
 
 const AHEAD_MS = 1500; // after the first view: then the others are fetched, so that they open without a controller
 const root = document.getElementById("app");
@@ -13,6 +14,7 @@ let shown = null, main = null, frame = null, turn = 0;
 
 function route() {
   const [name, ...rest] = location.hash.split("?")[0].replace(/^#\/?/, "").split("/").map((part) => { try { return decodeURIComponent(part); } catch { return part; } });
+  if (MOVED[name]) { history.replaceState(null, "", MOVED[name](rest.join("/"))); return route(); }
   return { name: allowed(name) ? name : FIRST, argument: rest.join("/") };
 }
 
@@ -65,7 +67,7 @@ function build() {
   const waiting = h("span", { class: "count", hidden: true });
   const words = h("span", { class: "words" }, "connecting");
   const state = h("span", { class: "link-state", role: "status", "data-state": "lost" }, h("i", {}), words);
-  const links = tabs().map(([name, view]) => h("a", { href: `#/${name}`, "data-view": name }, view.tab, name === "queue" ? waiting : null));
+  const links = tabs().map(([name, view]) => h("a", { href: `#/${name}`, "data-view": name }, view.tab, name === "jobs" ? waiting : null));
   main = h("main", { id: "main", tabindex: "-1" });
   frame = h("div", {},
     h("header", { class: "top" },
@@ -125,6 +127,7 @@ async function boot() {
   window.addEventListener("hashchange", show);
   watchKeys();
   offer(() => (main ? everything() : []));
+  offer((text) => (main ? searchJobs(text) : []));
   const code = /^#code=([\w-]+)$/.exec(location.hash)?.[1];
   if (code) history.replaceState(null, "", location.pathname);
   let problem = "";

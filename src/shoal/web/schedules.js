@@ -33,6 +33,6 @@ function draw(card, found) {
     h("td", { "data-name": "next" }, one.next_ms.slice(0, NEXT_SHOWN).map((ms) => moment(ms, now())).join(", ") || "–"),
     h("td", { "data-name": "last" }, one.last_job ? [h("a", { href: `#/job/${one.last_job}` }, one.last_job), " ", one.last_state ? chip(one.last_state) : null] : "–"),
     h("td", { class: "dim small" }, [plural(one.runs, "run"), one.missed && `${whole(one.missed)} missed`, one.skipped && `${whole(one.skipped)} skipped`].filter(Boolean).join(", "))));
-  replace(card, h("div", { class: "row" }, h("h2", {}, "Schedules"), h("span", { class: "dim small" }, "times as in your browser's time zone")), table(["Schedule", "When", "", "Next runs", "Last run", ""], rows),
+  replace(card, h("summary", {}, h("h2", {}, "Schedules"), h("span", { class: "dim small" }, ` ${plural(found.length, "schedule")}, times as in your browser's time zone`)), table(["Schedule", "When", "", "Next runs", "Last run", ""], rows),
     found.length > SHOWN ? h("p", { class: "dim small" }, `and ${whole(found.length - SHOWN)} more: run shoal schedule list`) : null);
 }

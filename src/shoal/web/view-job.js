@@ -67,7 +67,7 @@ export function mount(root, id) {
   function drawHead() {
     const wait = history.state === "waiting" && history.early_ms !== null ? `Predicted to start in ${span(history.early_ms - now())} to ${span(history.late_ms - now())}.` : "";
     replace(head,
-      h("p", { class: "small" }, h("a", { href: "#/queue", "data-key": "back" }, "← all jobs")),
+      h("p", { class: "small" }, h("a", { href: "#/jobs", "data-key": "back" }, "← all jobs")),
       h("div", { class: "row" }, h("i", { class: "dot", style: { background: jobColour(id) } }), h("h1", {}, job.name ? `${job.id} ${job.name}` : job.id), chip(job.state), h("span", { class: "push row" }, jobActions(jobForActions()))),
       h("p", { class: "why" }, history.why || job.why || "", wait ? h("span", { class: "dim" }, ` ${wait}`) : null),
       h("div", {}, progress(jobOf(id) ?? {})),

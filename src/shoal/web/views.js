@@ -7,15 +7,17 @@ const everywhere = () => isAdmin() || me.tenant === "*";
 /** `tab`: its word in the frame's list. `under`: the tab that is current while it is open. `allowed`: who may open it. */
 export const VIEWS = {
   cluster: { tab: "Cluster", load: () => import("./view-cluster.js") },
-  queue: { tab: "Queue", load: () => import("./view-queue.js") },
-  find: { tab: "Find", load: () => import("./view-find.js") },
-  job: { title: "Job", under: "queue", load: () => import("./view-job.js") },
+  jobs: { tab: "Jobs", load: () => import("./view-jobs.js") },
+  job: { title: "Job", under: "jobs", load: () => import("./view-job.js") },
   services: { tab: "Services", load: () => import("./view-services.js") },
   network: { tab: "Network", load: () => import("./view-network.js"), allowed: everywhere },
   ledger: { tab: "Ledger", load: () => import("./view-ledger.js") },
   simulate: { tab: "Simulate", load: () => import("./view-simulate.js"), allowed: isAdmin },
   plan: { tab: "Plan", load: () => import("./view-plan.js") },
 };
+
+/** Addresses that people have kept, and where these views are now. */
+export const MOVED = { queue: () => "#/jobs", find: (words) => (words ? `#/jobs?q=${encodeURIComponent(words)}` : "#/jobs") };
 
 export const FIRST = "cluster";
 export const allowed = (name) => Boolean(VIEWS[name]) && (VIEWS[name].allowed?.() ?? true);
