@@ -30,6 +30,7 @@ from shoal.control.loop import ControlLoop
 from shoal.control.notices.posting import Posting
 from shoal.control.outputs import OutputStore
 from shoal.control.packages import PackageStore
+from shoal.control.past.following import Bars
 from shoal.control.reach import machine_address
 from shoal.control.sockets import Doors
 from shoal.control.store.checking import begin_check
@@ -161,14 +162,13 @@ async def _lead(
     loop.files = desk = FileDesk(loop, outputs)
     desk.recall()
     posting = Posting(loop, stores, home.cluster_id(), clock.now_ms)
-    loop.followers += [posting, ledger, Tidy(home.checkpoints), loop.secrets]
+    bars = Bars(stores.bars, store, loop, partial(loop.alarms.show, "time line"))
+    loop.followers += [posting, ledger, bars, Tidy(home.checkpoints), loop.secrets]
     tasks = begin(
         ("the ledger", lambda: ledger.run(lambda: loop.policy, loop.spent)),
-        ("the watch on the clock", lambda: _watch_clock(clock, loop)),
-        ("the watch on the supervisor", lambda: watch_supervisor(home, loop.alarms)),
-        ("the watch on the log store", lambda: log_room.watch(loop)),
-        ("the watch on the output store", lambda: output_room.watch(loop, outputs)),
+        ("the time line", bars.run),
     )
+    tasks += _watches(home, loop, clock, outputs)
     _spare_the_collector()
     loop_task = asyncio.create_task(loop.run())
     loop_task.add_done_callback(_end_if_deposed)
@@ -177,7 +177,7 @@ async def _lead(
     await asyncio.sleep(0)  # the agents start while the API is still being imported
     history = History(loop, stores.history)
     heads = won.heads if won is not None else None
-    parts = history, ledger, doors, encryption, config, engine, posting, heads
+    parts = history, ledger, doors, encryption, config, engine, posting, heads, bars
     server = api_server(loop, home, stores, *parts)
     api_task = asyncio.create_task(server.run())
     tasks += _serve_gateway(home, config, loop, won)
@@ -198,9 +198,21 @@ async def _lead(
     with contextlib.suppress(asyncio.CancelledError):
         await loop_task
     await history.close()
+    await bars.close()
     outputs.close()
     ledger.close()
     store.close()
+
+
+def _watches(
+    home: Home, loop: ControlLoop, clock: SystemClock | DatabaseClock, outputs: OutputStore
+) -> list[asyncio.Task[None]]:
+    return begin(
+        ("the watch on the clock", lambda: _watch_clock(clock, loop)),
+        ("the watch on the supervisor", lambda: watch_supervisor(home, loop.alarms)),
+        ("the watch on the log store", lambda: log_room.watch(loop)),
+        ("the watch on the output store", lambda: output_room.watch(loop, outputs)),
+    )
 
 
 def _end_if_deposed(task: asyncio.Task[None]) -> None:

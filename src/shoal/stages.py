@@ -20,6 +20,7 @@ from shoal.control.history.history import History
 from shoal.control.home import ClusterConfig, Home, node_url
 from shoal.control.loop import ControlLoop
 from shoal.control.notices.posting import Posting
+from shoal.control.past.following import Bars
 from shoal.control.sockets import Doors, address, bind
 from shoal.control.stores import Stores
 from shoal.enduring import enduring
@@ -114,8 +115,10 @@ def api_server(
     engine: Everywhere | None = None,
     posting: Posting | None = None,
     heads: Heads | None = None,
+    bars: Bars | None = None,
 ) -> ApiServer:
-    """It leaves its address in the home. A standby has no ledger, engine or posting."""
+    """It leaves its address in the home. A standby has no ledger, engine, posting or
+    bars."""
     from shoal.api.app import build
     from shoal.api.forwarded import HEAD_URLS
     from shoal.api.forwarding import at_standby
@@ -124,6 +127,7 @@ def api_server(
     from shoal.api.notices import POSTING
     from shoal.api.server import ApiServer
     from shoal.api.sessions import INVITE
+    from shoal.api.timeline import BARS
 
     def show_address() -> None:
         shown = (encryption.host, encryption.fingerprint) if encryption else ()
@@ -137,6 +141,7 @@ def api_server(
     if engine is not None:
         app.state[INVITE] = engine.invite
     app.state[POSTING] = posting
+    app.state[BARS] = bars
     app.state[HEADS] = heads
     app.state[NODE_URL] = lambda: node_url(config, home)
     app.state[FINGERPRINT] = lambda: encryption.fingerprint if encryption else ""

@@ -21,11 +21,13 @@ from shoal.api.app import build
 from shoal.api.forwarded import SERVED
 from shoal.api.limits import Gate, guarded
 from shoal.api.notices import POSTING
+from shoal.api.timeline import BARS
 from shoal.control.home import Home
 from shoal.control.logs import LogStore
 from shoal.control.loop import ControlLoop
 from shoal.control.notices.posting import Posting
 from shoal.control.packages import PackageStore
+from shoal.control.past.following import Bars
 from shoal.control.secretstore import SecretStore
 from shoal.control.store.marks import Numbers
 from shoal.control.store.sqlite import SqliteStore
@@ -88,7 +90,8 @@ class Server:
             self.home.ledger, FileSettings(self.home.path), self.store, self.loop.clock
         )
         posting = Posting(self.loop, Stores(self.home), "cafe0001")
-        self.loop.followers += [books, posting]
+        bars = Bars(self.home.bars, self.store, self.loop, print)
+        self.loop.followers += [books, posting, bars]
         with warnings.catch_warnings():  # Litestar 3 will want another way to write parameters
             warnings.simplefilter("ignore")
             app = build(
@@ -96,6 +99,7 @@ class Server:
             )
         self.app = app
         app.state[POSTING] = posting
+        app.state[BARS] = bars
         config = uvicorn.Config(
             self.served(app),
             log_level="warning",
@@ -115,6 +119,7 @@ class Server:
         app.state[SERVED].close()
         ticking.cancel()
         sending.cancel()
+        await bars.close()
         self.store.close()
 
     def served(self, app: Litestar) -> Any:

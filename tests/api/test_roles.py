@@ -183,6 +183,16 @@ TABLE: dict[tuple[str, str], tuple[Ask, ...]] = {
     ("GET", "/v1/audit"): (Ask("/v1/audit"),),
     ("GET", "/metrics"): (Ask("/metrics"),),
     ("GET", "/v1/queue"): (Ask("/v1/queue?limit=500"),),
+    ("GET", "/v1/timeline"): (
+        Ask("/v1/timeline?from_ms=1"),
+        Ask("/v1/timeline?from_ms=1&least_ms=100000000"),
+        Ask("/v1/timeline?from_ms=1&job={job}", same=False),
+        Ask("/v1/timeline?from_ms=1&job={done}", same=False),
+    ),
+    ("GET", "/v1/moment"): (
+        Ask("/v1/moment?at_ms=9007199254740991"),
+        Ask("/v1/moment?at_ms=1"),
+    ),
     ("GET", "/v1/stream"): (Ask("/v1/stream"),),
     ("GET", "/v1/simulation"): (Ask("/v1/simulation"),),
     ("POST", "/v1/simulation"): (Ask("/v1/simulation", {"policies": ["no such policy"]}),),

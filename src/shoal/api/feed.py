@@ -123,19 +123,27 @@ class Feed:
 
     def snapshot(self, tenant: str = "") -> bytes:
         if tenant not in self._snapshots:
-            since = max(-1, self._loop.last_seq - ENDED_LOOK) if tenant else -1
-            ended = self._loop.store.finished(ENDED_MAX, since, JobFilter(tenant=tenant))
-            told = Snapshot(
-                status=status_view(self._reach),
-                nodes=[known.line for known in self._nodes.values()],
-                jobs=[known.line for known in self._jobs.values()],
-                services=[known.line for known in self._services.values()],
-                ended=[job_line(self._loop, job) for job in ended],
-                busy=self._busy,
-            )
-            told = Own(self._loop, tenant).snapshot(told) if tenant else told
-            self._snapshots[tenant] = self._piece("snapshot", told)
+            self._snapshots[tenant] = self._piece("snapshot", self._whole(tenant))
         return self._snapshots[tenant]
+
+    def once(self, tenant: str = "") -> Snapshot:
+        """The cluster as it is in the loop's state, for one reader who does not follow it."""
+        self._pages = {Page(tenant)}
+        self.look()
+        return self._whole(tenant)
+
+    def _whole(self, tenant: str) -> Snapshot:
+        since = max(-1, self._loop.last_seq - ENDED_LOOK) if tenant else -1
+        ended = self._loop.store.finished(ENDED_MAX, since, JobFilter(tenant=tenant))
+        told = Snapshot(
+            status=status_view(self._reach),
+            nodes=[known.line for known in self._nodes.values()],
+            jobs=[known.line for known in self._jobs.values()],
+            services=[known.line for known in self._services.values()],
+            ended=[job_line(self._loop, job) for job in ended],
+            busy=self._busy,
+        )
+        return Own(self._loop, tenant).snapshot(told) if tenant else told
 
     def look(self) -> Change | None:
         """What changed since the last look; None if nothing did."""

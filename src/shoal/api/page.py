@@ -11,6 +11,7 @@ from litestar.di import Provide
 from shoal.api.access import Access
 from shoal.api.certificate import Certificate
 from shoal.api.feed import Feed
+from shoal.api.moment import MomentApi, Moments
 from shoal.api.oidc import OpenId, SignIns
 from shoal.api.plan import Planner, Plans
 from shoal.api.principal import Principal, principal_of
@@ -18,6 +19,7 @@ from shoal.api.queue import Foresight, Waiting
 from shoal.api.reach import Reach
 from shoal.api.simulate import Simulations, Simulator
 from shoal.api.stream import Live
+from shoal.api.timeline import Timeline
 from shoal.api.web import Files, Sessions
 from shoal.control.loop import ControlLoop
 from shoal.control.stores import Stores
@@ -28,6 +30,8 @@ HANDLERS: tuple[type[Controller], ...] = (
     OpenId,
     Live,
     Waiting,
+    Timeline,
+    MomentApi,
     Simulations,
     Plans,
     Certificate,
@@ -38,6 +42,7 @@ def provided(
     loop: ControlLoop, access: Access, feed: Feed, home: Path | None, stores: Stores | None
 ) -> dict[str, Provide]:
     simulator, foresight, planner = Simulator(loop, home), Foresight(), Planner()
+    moments = Moments(home)
     # A standby forwards all sign-ins.
     settings = stores.settings if stores is not None and stores.leads else None
     sign_ins = SignIns(settings, loop.clock.now_ms, loop.alarms)
@@ -59,6 +64,7 @@ def provided(
         "foresight": Provide(lambda: foresight, sync_to_thread=False),
         "sign_ins": Provide(lambda: sign_ins, sync_to_thread=False),
         "openid_on": Provide(lambda: sign_ins.on, sync_to_thread=False),
+        "moments": Provide(lambda: moments, sync_to_thread=False),
         "simulator": Provide(lambda: simulator, sync_to_thread=False),
         "planner": Provide(lambda: planner, sync_to_thread=False),
     }

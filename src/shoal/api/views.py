@@ -22,7 +22,7 @@ from shoal.model.array import counts_of
 from shoal.model.health import Standing
 from shoal.model.job import Job, Phase
 from shoal.model.labels import NODE
-from shoal.model.node import JOINED, NodeHealth, NodeIntent, unenforced_of
+from shoal.model.node import JOINED, NodeHealth, NodeIntent, node_word, unenforced_of
 from shoal.model.service import GatewayEntry, Service, ServiceLoad
 from shoal.model.views import (
     CheckView,
@@ -287,13 +287,8 @@ def _url(service: Service, entry: GatewayEntry) -> str:
 
 
 def node_state(loop: ControlLoop, node: Node) -> str:
-    if node.health is NodeHealth.READY and node.record.standing is Standing.QUARANTINED:
-        return node.record.standing.value
-    if node.health is NodeHealth.READY and node.intent is NodeIntent.DRAINING:
-        return node.intent.value if loop.state.placed[node.id] else DRAINED
-    if node.health is NodeHealth.READY and node.intent is not NodeIntent.OPEN:
-        return node.intent.value
-    return node.health.value
+    word = node_word(node.health, node.record.standing, node.intent)
+    return DRAINED if word == NodeIntent.DRAINING and not loop.state.placed[node.id] else word
 
 
 LOCAL = "local"

@@ -62,6 +62,7 @@ class Home:
         self.ledger = self.path / "ledger.db"
         self.prices = self.path / "prices.json"
         self.history = self.path / "history.db"
+        self.bars = self.path / "bars.db"  # who held which GPUs when
         self.controller_log = self.path / "controller.log"
         self.controller_lock = self.path / "controller.lock"
         self.supervisor_lock = self.path / "supervisor.lock"

@@ -63,6 +63,7 @@ class Stores:
         self.leads = database is None or (lease is not None and lease.term > 0)
         self.ledger: Place = database or home.ledger
         self.history: Place = database or home.history
+        self.bars: Place = database or home.bars
         self.notices: Place = database or home.path / "notices.db"
         self._plain: Settings = FileSettings(home.path)
         self.settings: Settings = self._plain

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import msgspec
 
+from shoal.model.health import Standing
 from shoal.model.resources import Kind, cpus_text, plural
 
 NODE_ID_PATTERN = r"^[a-z0-9][a-z0-9.-]{0,62}(?!\n)$"
@@ -109,6 +110,15 @@ class NodeIntent(enum.StrEnum):
     CORDONED = "cordoned"  # no new jobs
     DRAINING = "draining"  # no new jobs; jobs that may be restarted move elsewhere
     REMOVED = "removed"  # no longer part of the cluster, unless it joins again
+
+
+def node_word(health: NodeHealth, standing: Standing, intent: NodeIntent) -> str:
+    """The state of a node in one word: what keeps it from getting jobs comes first."""
+    if health is not NodeHealth.READY:
+        return health.value
+    if standing is Standing.QUARANTINED:
+        return standing.value
+    return health.value if intent is NodeIntent.OPEN else intent.value
 
 
 class End(msgspec.Struct, frozen=True):
