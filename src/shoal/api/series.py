@@ -27,10 +27,16 @@ class Series(Controller):
 
     @get("/jobs/{job_id:str}/series")
     async def job(
-        self, reach: Reach, history: History, job_id: str, since_ms: SinceMs = 0
+        self,
+        reach: Reach,
+        history: History,
+        job_id: str,
+        since_ms: SinceMs = 0,
+        members: bool = True,
     ) -> JobSeries:
+        """`members`: false leaves out what each member did, which is most of it."""
         reach.job(job_id)
-        return await history.job(job_id, since_ms)
+        return await history.job(job_id, since_ms, members=members)
 
     @get("/samples", sync_to_thread=False)
     def samples(self, history: History) -> dict[str, NodeSample]:

@@ -13,9 +13,12 @@ class JobPoint(msgspec.Struct, kw_only=True):
 
 
 class MetricSeries(msgspec.Struct, kw_only=True):
+    """`steps`: how far the job was; between two points of the job's own curve, in proportion."""
+
     name: str
     at_ms: list[int]
     values: list[float | None]
+    steps: list[int] = []
 
 
 class MemberSeries(msgspec.Struct, kw_only=True):

@@ -10,9 +10,10 @@ const PARTS = [
 ];
 
 export class Limits {
-  constructor() {
+  /** `group`: of the charts that its curves belong to. */
+  constructor(group) {
     this.words = h("div", { class: "stack" });
-    this.chart = lineChart({ title: "Where a step's time goes", unit: "%" });
+    this.chart = lineChart({ title: "Where a step's time goes", unit: "%", group });
     this.element = h("section", { class: "card stack", "aria-label": "What limits it", hidden: true }, this.words, this.chart.element);
   }
 

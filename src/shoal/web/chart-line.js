@@ -1,7 +1,7 @@
 // A chart of lines that can be zoomed, smoothed and read by keyboard. Its choices are its group's.
 
 import { chartGroup } from "./chart-group.js";
-import { decades, from, nearest, rising, smooth, thin, ticks, timeTicks } from "./chart-scale.js";
+import { decades, from, label, nearest, rising, smooth, thin, ticks, timeTicks } from "./chart-scale.js";
 import { clock, h, moment, replace, s, short, span, whole } from "./dom.js";
 import { table } from "./table.js";
 
@@ -67,7 +67,9 @@ export function lineChart({ title, unit = "", height = 150, times = true, zero =
     }
     const powers = shared.scale === "log" ? high > 0 : shared.scale === "" && steep && low > 0 && high / low > 20;
     if (powers) low = least; else if (zero) low = Math.min(0, low);
-    if (high <= low) { if (powers) { low /= 2; high = low * 4; } else high = low + (Math.abs(low) || 1); }
+    if (high - low <= Math.abs(high) * 1e-9) { // the rest is the rounding of numbers
+      if (powers) { low /= 2; high = low * 4; } else { const room = Math.abs(low) || 1; if (!zero) low -= room / 2; high = low + room; }
+    }
     const grid = powers ? decades(low, high) : ticks(low, high, 4);
     return { powers, low, high: powers ? high : Math.max(high, grid.at(-1)), grid };
   }
@@ -80,7 +82,7 @@ export function lineChart({ title, unit = "", height = 150, times = true, zero =
     const { xs, low, high, powers, grid } = view, scale = powers ? Math.log10 : (y) => y;
     const X = view.X = (x) => PAD.left + (xs[1] > xs[0] ? (x - xs[0]) / (xs[1] - xs[0]) : 0.5) * (width - PAD.left - PAD.right);
     const Y = (y) => height - PAD.bottom - ((scale(y) - scale(low)) / (scale(high) - scale(low))) * (height - PAD.top - PAD.bottom);
-    const level = grid.map((mark) => [s("line", { x1: PAD.left, x2: width - PAD.right, y1: Y(mark), y2: Y(mark), class: "grid" }), s("text", { x: PAD.left - 6, y: Y(mark) + 4, "text-anchor": "end" }, short(mark))]);
+    const level = grid.map((mark) => [s("line", { x1: PAD.left, x2: width - PAD.right, y1: Y(mark), y2: Y(mark), class: "grid" }), s("text", { x: PAD.left - 6, y: Y(mark) + 4, "text-anchor": "end" }, label(mark))]);
     const inner = s("svg", { x: PAD.left, y: 0, width: Math.max(1, width - PAD.left - PAD.right), height: height - PAD.bottom + 2, viewBox: `${PAD.left} 0 ${Math.max(1, width - PAD.left - PAD.right)} ${height - PAD.bottom + 2}` },
       view.inside.map((one) => [shared.smoothing ? path(one, 2, X, Y, 1, 0.28) : null, path(one, 1, X, Y, 1.6, 1)]));
     view.marks = view.lines.flatMap((one) => (one.marks ?? []).map((mark) => ({ ...mark, colour: one.colour, x: placed(one, mark.at) }))).filter((mark) => mark.x >= xs[0] && mark.x <= xs[1]);
@@ -95,7 +97,7 @@ export function lineChart({ title, unit = "", height = 150, times = true, zero =
 
   function below(X) {
     const count = Math.max(2, Math.floor(width / 110)), [low, high] = view.xs;
-    const marks = view.kind === "time" ? timeTicks(low, high, count, times === "since") : ticks(low, high, Math.max(2, Math.floor(width / 160))).map((at) => ({ at, text: view.kind === "step" ? short(at) : places(at) }));
+    const marks = view.kind === "time" ? timeTicks(low, high, count, times === "since") : ticks(low, high, Math.max(2, Math.floor(width / 90))).map((at) => ({ at, text: view.kind === "step" ? short(at) : places(at) }));
     return marks.map(({ at, text }) => s("text", { x: X(at), y: height - 4, "text-anchor": X(at) > width - 34 ? "end" : X(at) < PAD.left + 20 ? "start" : "middle" }, text));
   }
 

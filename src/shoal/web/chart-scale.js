@@ -1,6 +1,8 @@
 // The arithmetic of charts: round numbers on axes, smoothing, and as many points as can be seen.
 
-import { clock, span } from "./dom.js";
+import { clock, short, span } from "./dom.js";
+
+const TICKS_MAX = 100;
 
 /** About `count` round numbers. */
 export function ticks(low, high, count) {
@@ -11,13 +13,19 @@ export function ticks(low, high, count) {
   return spaced(low, high, step, 0);
 }
 
-/** The powers of ten in the range; within a single one, round numbers. */
+/** Round numbers for a logarithmic axis: powers of ten, and 2 and 5 times these where there is room. */
 export function decades(low, high) {
-  const found = [];
-  for (let power = Math.ceil(Math.log10(low) - 1e-9); power <= Math.log10(high) + 1e-9; power += 1) found.push(Number((10 ** power).toPrecision(3)));
-  if (found.length < 2) return ticks(low, high, 3).filter((one) => one > 0);
-  const every = Math.ceil(found.length / 6);
-  return found.filter((_, at) => at % every === 0);
+  const wide = Math.log10(high / low), factors = wide < 1 ? [1, 1.5, 2, 3, 4, 5, 7] : wide < 2.5 ? [1, 2, 5] : [1], found = [];
+  const every = Math.max(1, Math.ceil(wide / 6));
+  for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high) + 1e-9; power += every) found.push(...factors.map((factor) => Number((factor * 10 ** power).toPrecision(3))));
+  const inside = found.filter((one) => one >= low * (1 - 1e-9) && one <= high * (1 + 1e-9));
+  return inside.length > 1 ? inside : ticks(low, high, 3).filter((one) => one > 0);
+}
+
+/** A number beside an axis, where there is room for six characters. */
+export function label(number) {
+  const text = short(number);
+  return text.length > 6 ? number.toExponential(2).replace(/\.?0*e/, "e").replace("e+", "e") : text;
 }
 
 const SECOND = 1000, MINUTE = 60 * SECOND, HOUR = 60 * MINUTE, DAY = 24 * HOUR;
@@ -42,9 +50,8 @@ function spanExact(ms, step) {
   return `${Number((ms / unit).toFixed(1))} ${name}`;
 }
 function spaced(low, high, step, zone) {
-  const found = [];
-  for (let at = Math.ceil((low - zone) / step - 1e-9) * step + zone; at <= high + step * 1e-6; at += step) found.push(Number(at.toPrecision(15)));
-  return found.length ? found : [low];
+  const first = Math.ceil((low - zone) / step - 1e-9), count = Math.min(TICKS_MAX, Math.floor((high - zone) / step + 1e-6) - first + 1);
+  return count > 0 ? Array.from({ length: count }, (_, at) => Number(((first + at) * step + zone).toPrecision(15))) : [low];
 }
 
 /** The lowest and the highest point of each pixel, in order, because more cannot be seen. `points`: [x, y]. */

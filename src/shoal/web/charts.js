@@ -2,10 +2,17 @@
 
 import { PAD } from "./chart-line.js";
 import { ticks } from "./chart-scale.js";
+import { isDark } from "./colours.js";
 import { css, h, s, short } from "./dom.js";
 
 export { chartGroup } from "./chart-group.js";
 export { lineChart } from "./chart-line.js";
+
+// Lines that are told apart without colour vision too: by lightness, and by dashes.
+const LINES = { light: ["#0a6ca6", "#c2410c", "#0d7a5f", "#a3246b", "#6b4fc0", "#8a6100", "#3f4a54", "#1f8fb8", "#b0413e", "#4d7c0f"], dark: ["#58b4e8", "#f59a5b", "#4fc9a4", "#ea8fbf", "#b3a0f5", "#e0bf55", "#c5ced6", "#7fdbef", "#f08a84", "#a9d159"] };
+const DASHES = [undefined, "7 3", "2 2", "9 3 2 3"];
+/** How the nth of several lines looks. */
+export const look = (at) => { const all = LINES[isDark() ? "dark" : "light"]; return { colour: all[at % all.length], dash: DASHES[(at + Math.floor(at / all.length)) % DASHES.length] }; };
 
 /** Stacked bars: `set(bars: [{label, parts: [{name, value}]}], colourOf, text)`. */
 export function stackedBars({ title, height = 220 }) {

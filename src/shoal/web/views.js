@@ -9,6 +9,7 @@ export const VIEWS = {
   cluster: { tab: "Cluster", load: () => import("./view-cluster.js") },
   jobs: { tab: "Jobs", load: () => import("./view-jobs.js") },
   job: { title: "Job", under: "jobs", load: () => import("./view-job.js") },
+  compare: { title: "Compare", under: "jobs", load: () => import("./view-compare.js") },
   services: { tab: "Services", load: () => import("./view-services.js") },
   network: { tab: "Network", load: () => import("./view-network.js"), allowed: everywhere },
   ledger: { tab: "Ledger", load: () => import("./view-ledger.js") },

@@ -12,7 +12,14 @@ from typing import Any, TypeVar, cast
 import pytest
 
 from shoal.control.history.history import History
-from shoal.control.history.jobs import ATTEMPTS_KEPT, POINTS_MAX, JobHistory, shares
+from shoal.control.history.jobs import (
+    ATTEMPTS_KEPT,
+    METRIC_POINTS_MAX,
+    POINTS_MAX,
+    JobHistory,
+    shares,
+    steps_at,
+)
 from shoal.control.history.store import HistoryFile
 from shoal.control.loop import ControlLoop
 from shoal.core.health.hang import Pace
@@ -20,6 +27,7 @@ from shoal.core.state.heard import Watch
 from shoal.model.job import JobSpec
 from shoal.model.progress import Beat
 from shoal.model.samples import GpuSample, NodeSample
+from shoal.model.series import JobPoint
 from shoal.model.service import Scale, Service, ServiceLoad, ServiceSpec
 from shoal.ports import StoreFull
 
@@ -99,8 +107,21 @@ def test_a_jobs_curve_tells_steps_loss_and_who_holds_the_others_up(stage: Stage)
     assert first.wait_share == pytest.approx([0.6] * 5) and second.wait_share == [0.0] * 5
     assert series.metrics[0].name == "lr"
     assert series.metrics[0].values == pytest.approx([0.1] * 5)
+    assert series.metrics[0].steps == [10, 20, 30, 40, 50]
+    assert not run(stage.history.job("j1", members=False)).members
     later = run(stage.history.job("j1", since_ms=series.points[2].at_ms))
     assert later.points == series.points[3:]
+    assert later.metrics[0].steps == [40, 50]
+
+
+def test_a_metrics_steps_lie_between_those_of_the_curve_and_never_between_two_attempts() -> None:
+    def point(at_ms: int, step: int) -> JobPoint:
+        return JobPoint(at_ms=at_ms, step=step, loss=None, step_ms=None)
+
+    curve = [point(1000, 10), point(3000, 30), point(5000, 12), point(7000, 32)]
+    moments = [500, 1000, 2000, 3000, 4000, 5000, 6500, 7000, 9000]
+    assert steps_at(curve, moments) == [10, 10, 20, 30, 30, 12, 27, 32, 32]
+    assert steps_at([], [500]) == [0]
 
 
 def test_a_very_long_run_stays_small(stage: Stage) -> None:
@@ -112,6 +133,11 @@ def test_a_very_long_run_stays_small(stage: Stage) -> None:
     assert series.width_ms == 16_000
     assert {round(point.step_ms or 0, 6) for point in series.points} == {100.0}
     assert len(series.members[0].at_ms) <= 128
+    (metric,) = series.metrics
+    assert len(metric.steps) == len(metric.at_ms) == len(metric.values) <= METRIC_POINTS_MAX
+    began_ms = series.points[0].at_ms - series.points[0].step * 100  # ten steps a second
+    for at_ms, step in zip(metric.at_ms, metric.steps, strict=True):
+        assert abs(step * 100 - (at_ms - began_ms)) <= 2000
 
 
 def test_the_last_words_of_an_attempt_are_kept_and_every_attempt_has_its_strip(

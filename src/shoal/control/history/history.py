@@ -70,13 +70,13 @@ class History:
 
     # -- what others ask -------------------------------------------------------------------
 
-    async def job(self, job: str, since_ms: int = 0) -> JobSeries:
+    async def job(self, job: str, since_ms: int = 0, *, members: bool = True) -> JobSeries:
         """Of a job that lives or has ended; without points if it never reported a step."""
         known = self._jobs.get(job)
         if known is not None:
-            return known.series(since_ms)
+            return known.series(since_ms, members=members)
         body = await asyncio.to_thread(self._read, f"j/{job}")
-        return _restored_job(job, body).series(since_ms)
+        return _restored_job(job, body).series(since_ms, members=members)
 
     def node(self, node: str, since_ms: int = 0) -> NodeSeries:
         return node_series(node, self._nodes.get(node), since_ms)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -175,24 +176,26 @@ class JobHistory:
         for curve in (self._curve, *self._metrics.values(), *sheets):
             curve.cut(latest_ms)
 
-    def series(self, since_ms: int = 0) -> JobSeries:
+    def series(self, since_ms: int = 0, *, members: bool = True) -> JobSeries:
         points = [
             JobPoint(at_ms=at, step=int(step or 0), loss=loss, step_ms=step_ms)
             for at, (step, loss, step_ms) in self._curve.rows()
-            if at > since_ms
         ]
         metrics = []
         for name, curve in self._metrics.items():
             rows = [row for row in curve.rows() if row[0] > since_ms]
             at_ms = [at for at, _ in rows]
-            metrics.append(MetricSeries(name=name, at_ms=at_ms, values=_column(rows, 0)))
-        members = [one for attempt in self._attempts for one in attempt.series(since_ms)]
+            steps = steps_at(points, at_ms)
+            metrics.append(
+                MetricSeries(name=name, at_ms=at_ms, values=_column(rows, 0), steps=steps)
+            )
+        attempts = self._attempts if members else []
         return JobSeries(
             id=self.job,
             width_ms=self._curve.width_ms,
-            points=points,
+            points=[point for point in points if point.at_ms > since_ms],
             metrics=metrics,
-            members=members,
+            members=[one for attempt in attempts for one in attempt.series(since_ms)],
         )
 
     def body(self) -> bytes:
@@ -232,6 +235,25 @@ def shares(before: Beat | None, beat: Beat) -> list[Value]:
         whole_us / steps / 1000,
         *(min(1.0, max(0.0, us / whole_us)) for us in (wait_us, data_us, save_us)),
     ]
+
+
+def steps_at(points: Sequence[JobPoint], moments: Sequence[int]) -> list[int]:
+    """The step at each moment: between two points in proportion. Where steps began again at an
+    earlier one, that of the point before."""
+    times = [point.at_ms for point in points]
+    found = []
+    for at_ms in moments:
+        after = bisect_left(times, at_ms)
+        before = max(0, after - 1)
+        if after == len(times):
+            found.append(points[before].step if points else 0)
+            continue
+        first, second = points[before], points[after]
+        part = (at_ms - first.at_ms) / max(1, second.at_ms - first.at_ms)
+        if second.step < first.step:
+            part = 1.0 if at_ms == second.at_ms else 0.0
+        found.append(round(first.step + max(0.0, part) * (second.step - first.step)))
+    return found
 
 
 def _column(rows: list[tuple[int, list[Value]]], index: int) -> list[float | None]:
