@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,9 +18,14 @@ import pytest
 from shoal.cli.demo import plan as demo_plan
 from shoal.cli.demo.result import numbers, promises, result_of
 from shoal.cli.demo.screen import Picture, Plain
+from shoal.cli.demo.sights import Point, Serving, Training, curve
 from shoal.cli.demo.state import DemoState
+from shoal.client import Client
+from shoal.control.home import Home
+from shoal.control.lifecycle import take_down
 from shoal.model.events import (
     Event,
+    JobCheckpointed,
     JobFinished,
     JobPlaced,
     JobRequeued,
@@ -29,6 +38,7 @@ from shoal.model.events import (
 from shoal.model.job import JobSpec, Outcome, StopCause
 from shoal.model.node import NodeSpec
 from shoal.model.resources import Slice
+from tests.live.cluster import eventually
 
 SPEC = JobSpec(command=("x",), name="train", gpus=2)
 
@@ -81,7 +91,8 @@ FAILED_ONCE = JobRequeued(
 def test_the_board_follows_the_events() -> None:
     board = board_after()
     assert board.nodes["n1"].cells == ["j1"] * 4
-    assert board.victim() == "n1"
+    assert board.victim("j1") == "n1"
+    assert board.victim("j9") == ""
     assert board.counts() == {"running": 1, "waiting": 0, "finished": 0}
     for event in lost_job(150):
         board.take(event)
@@ -140,49 +151,109 @@ def test_both_screens_show_any_board(
     assert "Traceback" not in out
 
 
-def demo(tmp_path: Path, *args: str) -> subprocess.Popen[str]:
+def demo(place: Path, *args: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "shoal.main", "demo", *args],
-        env={**os.environ, "TMPDIR": str(tmp_path)},
+        env={**os.environ, "TMPDIR": str(place)},
+        stdin=stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
 
 
-def left_behind(tmp_path: Path) -> list[str]:
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """Short, as a folder for the gateway's sockets must be."""
+    folder = Path(tempfile.mkdtemp(prefix="sd-"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def left_behind(place: Path) -> list[str]:
     """Files, and processes whose command line names the folder."""
-    files = [str(path) for path in tmp_path.iterdir()]
+    files = [str(path) for path in place.iterdir()]
     for entry in Path("/proc").iterdir():
         try:
-            if entry.name.isdigit() and str(tmp_path).encode() in (entry / "cmdline").read_bytes():
+            if entry.name.isdigit() and str(place).encode() in (entry / "cmdline").read_bytes():
                 files.append(entry.name)
         except OSError:
             continue
     return files
 
 
+def test_a_run_that_goes_on_is_drawn_with_its_gap_and_its_checkpoint() -> None:
+    before = [Point(0.1 * step, step, 10 / (1 + step), 1) for step in range(40)]
+    after = [Point(6 + 0.1 * step, step, 10 / (1 + step), 2) for step in range(30, 80)]
+    rows = curve([*before, *after], 40, 4, 11)
+    assert len(rows) == 4
+    assert {len(row) for row in rows} == {40}
+    (column,) = {row.index("|") for row in rows}
+    assert not "".join(row[16:column] for row in rows).strip(), "nothing while it was away"
+    assert rows[0][0] != " ", "it begins high"
+    assert rows[-1].strip("| "), "and ends low"
+    assert curve([], 10, 2, 0) == [" " * 10] * 2
+
+    seen = Training(job="j1")
+    seen.take(JobCheckpointed(at_ms=1, job="j1", attempt=1, step=30))
+    seen.take(JobCheckpointed(at_ms=2, job="j7", attempt=1, step=90))
+    for event in placed("n2", 2, 5):
+        seen.take(event)
+    assert seen.resumed == {2: 30}
+
+    served = Serving(job="j2")
+    served.look(b"9 answers, 0 failures, 90 per second\n66 answers, 1 failures, 115 per second\n77")
+    assert served.words == "115 requests/s, 1 failed"
+    served.look(b"66 answers, 1 failures, 115 per second\n80 answers, 1 failures\n")
+    assert served.words == "80 requests, 1 failed"
+
+
 @pytest.mark.outside("the demo plays by the clock")
-def test_the_whole_demo_is_as_promised(tmp_path: Path) -> None:
-    with demo(tmp_path, "--json") as process:
-        out, err = process.communicate(timeout=90)
-    result = json.loads(out)
-    assert [promise for promise in result["promises"] if not promise["kept"]] == []
-    assert process.returncode == 0, err
-    assert result["submitted"] == result["finished"] >= 20
-    assert result["took_ms"] < 60_000
-    assert left_behind(tmp_path) == []
+def test_the_whole_demo_is_as_promised_and_who_watches_may_kill_a_node(place: Path) -> None:
+    ours, its = pty.openpty()
+
+    def homes() -> list[Path]:
+        return [file.parent for file in place.glob("*/home/controller.json")]
+
+    try:
+        with demo(place, "--json", "--keep", stdin=its) as process:
+            assert eventually(lambda: bool(homes()), 60)
+            with Client.at_home(*homes(), patience_s=60) as client:
+                jobs = len(demo_plan.jobs({}, ""))
+                assert eventually(lambda: (client.status().submitted or 0) >= jobs, 60)
+
+                def killed() -> bool:
+                    os.write(ours, b"2")
+                    told = client.events(after=0, limit=5000).events
+                    return any(isinstance(r.event, NodeLost) and r.event.node == "n2" for r in told)
+
+                assert eventually(killed, 60)
+            out, err = process.communicate(timeout=200)
+        result = json.loads(out)
+        assert [promise for promise in result["promises"] if not promise["kept"]] == []
+        assert process.returncode == 0, err
+        assert result["submitted"] == result["finished"] >= 20
+        assert "n2" in result["killed"]
+        assert 0 < result["lost_gpu_s"] < result["held_gpu_s"]
+        assert [result["kept_home"]] == [str(home) for home in homes()]
+        with Client.at_home(*homes()) as client:
+            assert client.status().nodes == {"ready": 4}, "it is still up"
+    finally:
+        for home in homes():
+            take_down(Home(home), lambda _: None)
+        os.close(ours)
+        os.close(its)
 
 
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)]
 )
-def test_an_interrupted_demo_leaves_nothing_behind(number: signal.Signals, tmp_path: Path) -> None:
-    with demo(tmp_path) as process:
+def test_an_interrupted_demo_leaves_nothing_behind(number: signal.Signals, place: Path) -> None:
+    with demo(place) as process:
         assert process.stdout is not None
         assert any("jobs submitted" in line for line in iter(process.stdout.readline, ""))
         process.send_signal(number)
         _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert err == "interrupted; everything was stopped and removed\n"
-    assert left_behind(tmp_path) == []
+    assert left_behind(place) == []

@@ -15,8 +15,9 @@ GPUS = 8
 
 _STEPS = "for step in $(seq {count}); do echo member $SHOAL_MEMBER step $step; sleep 0.5; done"
 _WORK = (sys.executable, "-m", "shoal.cli.demo.work")
-ASK_S = 10  # how long the service gets requests
-TRAIN_STEPS = 80
+ASK_S = 16  # how long the service gets requests
+TRAIN_STEPS = 150
+TRAIN, ASK = "train-a", "ask"  # the jobs that are looked at more closely
 
 
 def nodes() -> tuple[NodeSpec, ...]:
@@ -55,7 +56,8 @@ def jobs(env: dict[str, str], workdir: str) -> list[JobSpec]:
     )
     train = JobSpec(
         command=(*_WORK, "train", str(TRAIN_STEPS)),
-        name="train-a",
+        name=TRAIN,
+        priority=1,  # it goes on at once when its node has died
         members=2,
         gpus=5,
         env=env,
@@ -84,4 +86,4 @@ def service(env: dict[str, str], workdir: str) -> ServiceSpec:
 
 def asker(url: str, env: dict[str, str], workdir: str) -> JobSpec:
     """The job that sends requests to the service."""
-    return JobSpec(command=(*_WORK, "ask", url, str(ASK_S)), name="ask", env=env, workdir=workdir)
+    return JobSpec(command=(*_WORK, "ask", url, str(ASK_S)), name=ASK, env=env, workdir=workdir)

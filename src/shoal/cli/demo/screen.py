@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
+from shoal.cli.demo.sights import Sights, curve
 from shoal.cli.demo.state import DemoNode, DemoState
 from shoal.cli.screen.show import STATE_STYLES, bar, console
 from shoal.cli.screen.words import sentence
@@ -31,8 +33,10 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-EVENTS_SHOWN = 9
+EVENTS_SHOWN = 6
 QUEUE_SHOWN = 6
+CURVE_WIDTH, CURVE_HEIGHT = 46, 4
+CURVE_S = 20.0  # the time that fills the curve's width, at least
 PROGRESS_WIDTH = 24
 PROGRESS_LINES_S = 2.0
 # Backgrounds on which black digits are readable.
@@ -85,8 +89,9 @@ class Quiet:
 class Plain(Quiet):
     """Lines with the time since the start, only for the main events."""
 
-    def __init__(self, state: DemoState) -> None:
+    def __init__(self, state: DemoState, sights: Sights | None = None) -> None:
         self._state = state
+        self._sights = sights or Sights()
         self._begun = time.monotonic()
         self._progress_due = 0.0
         self._progress = ""
@@ -101,7 +106,7 @@ class Plain(Quiet):
         match event:
             case NodeLost() | JobRequeued():
                 self.caption(sentence(event))
-            case NodeReady() if self._state.killed_node:
+            case NodeReady() if self._state.kills:
                 self.caption(sentence(event))
             case JobRunning() if event.attempt > 1:
                 self.caption(sentence(event))
@@ -114,6 +119,9 @@ class Plain(Quiet):
         now = time.monotonic()
         text = ", ".join(f"{count} {state}" for state, count in self._state.counts().items())
         if now >= self._progress_due and text != self._progress and self._state.jobs:
+            seen = self._sights
+            if seen.training.points:
+                text += f"; training: {seen.training.words}; service: {seen.serving.words}"
             self.caption(f"jobs: {text}")
             self._progress, self._progress_due = text, now + PROGRESS_LINES_S
 
@@ -121,13 +129,15 @@ class Plain(Quiet):
 class Picture(Quiet):
     """Nodes with a cell per GPU, coloured by job; the queue; the last events."""
 
-    def __init__(self, state: DemoState) -> None:
+    def __init__(self, state: DemoState, sights: Sights | None = None) -> None:
         self._state = state
+        self._sights = sights or Sights()
         self._begun = time.monotonic()
         self._caption = ""
         self._page = ""
         self._last: deque[tuple[float, Event]] = deque(maxlen=EVENTS_SHOWN)
         self._live: Live | None = None
+        self._keys = sys.stdin.isatty()
 
     def __enter__(self) -> Picture:
         from rich.live import Live
@@ -164,11 +174,44 @@ class Picture(Quiet):
 
         clock = f"{time.monotonic() - self._begun:5.1f} s"
         head = Text.assemble(("Shoal demo ", "bold"), (clock, "dim"), "  ", (self._caption, "cyan"))
+        head.no_wrap, head.overflow = True, "ellipsis"
         page = Text.assemble(("see it in a browser: ", "dim"), self._page) if self._page else Text()
         page.no_wrap, page.overflow = True, "ignore"  # so that it can be copied
         return Group(
-            head, page, Text(), self._nodes(), Text(), self._queue(), Text(), self._events()
+            head,
+            page,
+            Text(),
+            self._nodes(),
+            Text(),
+            self._sight(),
+            Text(),
+            self._queue(),
+            Text(),
+            self._events(),
         )
+
+    def _sight(self) -> Table:
+        """The loss of the training run, with the service beside it."""
+        from rich.table import Table
+        from rich.text import Text
+
+        seen, now_s = self._sights, time.monotonic()
+        first_s = seen.training.points[0].at_s if seen.training.points else now_s
+        until_s = max(now_s, first_s + CURVE_S)
+        rows = curve(seen.training.points, CURVE_WIDTH, CURVE_HEIGHT, until_s)
+        picture = Text("\n".join(rows), style="cyan")
+        picture.highlight_regex(r"\|", "bold yellow")
+        resumed = list(seen.training.resumed.values())
+        again = f"went on from step {resumed[-1]}" if resumed else ""
+        words = Text.assemble(
+            ("training  ", "bold"), seen.training.words, "\n",
+            (again, "yellow"), "\n",
+            *((("service   ", "bold"), seen.serving.words, "\n") if seen.serving.job else ()),
+            ("press 1-4 to kill a node" if self._keys else "", "dim"),
+        )  # fmt: skip
+        grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+        grid.add_row(picture, words)
+        return grid
 
     def _nodes(self) -> Table:
         from rich.table import Table
@@ -233,7 +276,7 @@ def gpu_cells(node: DemoNode) -> Text:
     return text
 
 
-def choose(state: DemoState, *, quiet: bool, terminal: bool) -> Screen:
+def choose(state: DemoState, sights: Sights, *, quiet: bool, terminal: bool) -> Screen:
     if quiet:
         return Quiet()
-    return Picture(state) if terminal else Plain(state)
+    return Picture(state, sights) if terminal else Plain(state, sights)

@@ -41,17 +41,34 @@ class DemoNode(msgspec.Struct):
     cells: list[str]
 
 
+class Kill(msgspec.Struct):
+    """A node that was killed, by the demo or by the one who watches it."""
+
+    node: str
+    at_ms: int
+    noticed_ms: int | None = None
+    back_ms: int | None = None
+
+
 class DemoState(msgspec.Struct):
     nodes: dict[str, DemoNode] = {}
     jobs: dict[str, DemoJob] = {}
-    killed_node: str = ""
-    killed_ms: int | None = None
-    noticed_ms: int | None = None
-    back_ms: int | None = None
+    kills: list[Kill] = []
     retried: int = 0  # attempts after a failure
 
     def kill(self, node: str, now_ms: int) -> None:
-        self.killed_node, self.killed_ms = node, now_ms
+        self.kills.append(Kill(node, now_ms))
+
+    def may_kill(self, node: str) -> bool:
+        known = self.nodes.get(node)
+        return known is not None and known.state == "ready" and not self._open(node)
+
+    def _open(self, node: str) -> list[Kill]:
+        return [kill for kill in self.kills if kill.node == node and kill.back_ms is None]
+
+    @property
+    def all_back(self) -> bool:
+        return all(kill.back_ms is not None for kill in self.kills)
 
     def take(self, event: Event) -> None:
         match event:
@@ -60,12 +77,13 @@ class DemoState(msgspec.Struct):
                 self.nodes[event.node] = DemoNode("joining", event.spec.place, cells)
             case NodeReady():
                 self.nodes[event.node].state = "ready"
-                if event.node == self.killed_node and self.noticed_ms is not None:
-                    self.back_ms = event.at_ms
+                for kill in self._open(event.node):
+                    if kill.noticed_ms is not None:
+                        kill.back_ms = event.at_ms
             case NodeLost():
                 self.nodes[event.node].state = "lost"
-                if event.node == self.killed_node and self.noticed_ms is None:
-                    self.noticed_ms = event.at_ms
+                for kill in self._open(event.node):
+                    kill.noticed_ms = kill.noticed_ms or event.at_ms
             case JobSubmitted():
                 name = event.spec.name or event.job
                 replica = bool(event.spec.service)
@@ -113,16 +131,20 @@ class DemoState(msgspec.Struct):
     def all_finished(self, submitted: int) -> bool:
         return self.counts()["finished"] == submitted
 
-    def victim(self) -> str:
-        """The node whose loss hits most: it runs a part of a wide gang, and many jobs."""
-        wider, many = dict.fromkeys(self.nodes, False), dict.fromkeys(self.nodes, 0)
-        for job in self.jobs.values():
-            if job.state == "running":
-                there = {slice_.node for slice_ in job.slices}
-                for node in there:
-                    wider[node] = wider[node] or len(there) > 1
+    def job_named(self, name: str) -> str:
+        return next((job_id for job_id, job in self.jobs.items() if job.name == name), "")
+
+    def victim(self, job_id: str) -> str:
+        """The node under this job whose loss hits most others, too; empty: it does not run."""
+        job = self.jobs.get(job_id)
+        if job is None or job.state != "running":
+            return ""
+        many = dict.fromkeys(sorted({slice_.node for slice_ in job.slices}), 0)
+        for other in self.jobs.values():
+            if other.state == "running":
+                for node in {slice_.node for slice_ in other.slices} & many.keys():
                     many[node] += 1
-        return max(self.nodes, key=lambda node: (wider[node], many[node], node))
+        return max(many, key=lambda node: many[node])
 
     def _leave(self, job_id: str, state: str) -> None:
         job = self.jobs[job_id]

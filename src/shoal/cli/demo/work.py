@@ -28,6 +28,7 @@ SAVE_EVERY = 10
 LEARNING_RATE = 0.02
 THINK_S = 0.05  # how long the server takes to answer
 ASKERS = 6
+TELL_S = 0.5  # between two lines of the clients
 
 
 def train(steps: int, slow: int = -1) -> None:
@@ -140,8 +141,13 @@ def ask(url: str, seconds: float) -> None:
     threads = [threading.Thread(target=client, args=(number,)) for number in range(ASKERS)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    before, looked = 0, time.monotonic()
+    while any(thread.is_alive() for thread in threads):
+        time.sleep(TELL_S)
+        now, seen = time.monotonic(), sum(answered)
+        rate = (seen - before) / (now - looked)
+        print(f"{seen} answers, {sum(failed)} failures, {rate:.0f} per second", flush=True)
+        before, looked = seen, now
     print(f"{sum(answered)} answers, {sum(failed)} failures")
 
 

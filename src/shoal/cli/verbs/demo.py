@@ -9,13 +9,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from shoal.cli.command import verb
+from shoal.cli.command import flag, verb
 
 if TYPE_CHECKING:
-    from shoal.cli.demo.result import DemoResult
+    from shoal.cli.demo.result import DemoResult, Loss
     from shoal.cli.demo.screen import Screen
+    from shoal.cli.demo.sights import Sights
     from shoal.cli.demo.state import DemoState
     from shoal.client import Client
     from shoal.control.home import Home
@@ -23,49 +24,63 @@ if TYPE_CHECKING:
 
 # On an idle machine the jobs take half of this.
 LIMIT_S = 55.0
+AFTER_KILL_S = 40.0  # who kills nodes gets to see what happens
+LONGEST_S = 180.0
 KILL_AFTER_S = 4.0
+SAVED_STEP = 20  # the training run loses its node when it has saved this one ...
+KILL_BY_S = 15.0  # ... or, from this time on, any step
 FRAME_S = 0.12
+FOLDER_CHARACTERS_MAX = 45
 SURVIVORS_S = 3.0  # a killed process takes a moment to disappear
 
 NEXT = (
     "try next:",
     "  shoal up --nodes 4 --gpus 8          start a cluster of your own",
-    "  shoal run -n 2 -g 8 -- COMMAND...    run a gang of two members with 8 GPUs each",
+    "  shoal run -n 2 -g 8 -- COMMAND...    run a gang: two members, 8 GPUs each",
     "  shoal status                         see the cluster on one screen",
     "  shoal page                           see it live in a browser",
 )
 
 
-@verb(home=False, on_head=True)
-def demo(json: bool) -> int:
+@verb(
+    flag("--keep", help="Leave the cluster up at the end, with its page."), home=False, on_head=True
+)
+def demo(keep: bool, json: bool) -> int:
     """Watch a small cluster lose a node and recover, in half a minute.
 
     Four virtual nodes with 8 GPUs each start in a temporary folder, separate
     from any cluster of yours. They get two dozen jobs, each a real process: a
-    training run, a map, gangs, and a service under load. One node is killed,
-    and its jobs run again on other nodes. A link shows the same in a browser.
-    At the end everything is stopped and removed. The exit code is 0 if
-    everything went as promised, else 1.
+    training run, a map, gangs, and a service under load. The node under the
+    training run is killed; the run goes on from its checkpoint, and no request
+    fails. Press 1 to 4 to kill a node yourself. A link shows the same in a
+    browser. At the end you see what was lost, and everything is stopped and
+    removed. The exit code is 0 if everything went as promised, else 1.
 
     Examples:
       shoal demo
+      shoal demo --keep           look around afterwards
       shoal demo | cat            plain lines
       shoal demo --json | jq .promises
     """
     from shoal.cli.demo.result import result_of
     from shoal.cli.demo.screen import choose
+    from shoal.cli.demo.sights import Sights
     from shoal.cli.demo.state import DemoState
     from shoal.cli.screen import show
     from shoal.forms.failure import REFUSED
 
-    state, begun = DemoState(), time.monotonic()
+    state, sights, begun = DemoState(), Sights(), time.monotonic()
     try:
-        with choose(state, quiet=json, terminal=show.at_terminal()) as screen, _ends_cleanly():
-            submitted, left_behind = _play(state, screen)
+        screen = choose(state, sights, quiet=json, terminal=show.at_terminal())
+        with screen, _ends_cleanly():
+            played = _play(state, sights, screen, keep)
     except KeyboardInterrupt:
         show.note("interrupted; everything was stopped and removed")
         raise
-    result = result_of(state, submitted, int((time.monotonic() - begun) * 1000), left_behind)
+    took_ms = int((time.monotonic() - begun) * 1000)
+    result = result_of(
+        state, played.submitted, took_ms, played.left_behind, sights, played.loss, played.kept
+    )
     if json:
         show.as_json(result)
     else:
@@ -73,28 +88,46 @@ def demo(json: bool) -> int:
     return 0 if result.kept else REFUSED
 
 
-def _play(state: DemoState, screen: Screen) -> tuple[int, str]:
-    """Run the demo; returns the number of jobs, and what could not be removed."""
+class Played(NamedTuple):
+    """`left_behind`: what could not be removed; `kept`: the home of the cluster that is up."""
+
+    submitted: int
+    loss: Loss | None
+    left_behind: str = ""
+    kept: str = ""
+
+
+def _play(state: DemoState, sights: Sights, screen: Screen, keep: bool) -> Played:
     import shutil
     import tempfile
 
     from shoal.control.home import Home
 
-    folder = Path(tempfile.mkdtemp(prefix="shoal-demo-"))
+    # The gateway's sockets need a short path, which the user's own folder may not be.
+    short = len(tempfile.gettempdir()) <= FOLDER_CHARACTERS_MAX
+    folder = Path(tempfile.mkdtemp(prefix="shoal-demo-", dir=None if short else "/tmp"))
     home = Home(folder / "home")
-    submitted = 0
+    played = Played(0, None)
+    over = False
     try:
-        submitted = _perform(state, screen, home)
+        played = _perform(state, sights, screen, home)
+        over = True
     finally:
-        with _uninterrupted():
-            screen.caption("stopping everything")
-            left_behind = _clear(home)
-            shutil.rmtree(folder, ignore_errors=True)
-    return submitted, left_behind or (f"{folder} is still there" if folder.exists() else "")
+        if not (keep and over):
+            with _uninterrupted():
+                screen.caption("stopping everything")
+                left_behind = _clear(home)
+                shutil.rmtree(folder, ignore_errors=True)
+    if keep:
+        return played._replace(kept=str(home.path))
+    return played._replace(
+        left_behind=left_behind or (f"{folder} is still there" if folder.exists() else "")
+    )
 
 
-def _perform(state: DemoState, screen: Screen, home: Home) -> int:
+def _perform(state: DemoState, sights: Sights, screen: Screen, home: Home) -> Played:
     from shoal.cli.demo import plan as demo_plan
+    from shoal.cli.demo.result import loss_of
     from shoal.client import Client
     from shoal.control.home import ClusterConfig
     from shoal.control.lifecycle import bring_up
@@ -114,12 +147,14 @@ def _perform(state: DemoState, screen: Screen, home: Home) -> int:
             specs.append(demo_plan.asker(served.url, env, workdir))
         screen.caption(f"submitting {len(specs)} jobs to {shape}")
         for spec in specs:
-            client.submit(spec)
-        screen.caption(
-            f"{len(specs)} jobs submitted; a node will be killed in {KILL_AFTER_S:.0f} s"
-        )
-        _watch(client, state, screen, home, len(specs))
-    return len(specs)
+            job = client.submit(spec).id
+            if spec.name == demo_plan.TRAIN:
+                sights.training.job = job
+            elif spec.name == demo_plan.ASK:
+                sights.serving.job = job
+        screen.caption(f"{len(specs)} jobs submitted; the training run will soon lose a node")
+        _watch(client, state, sights, screen, home, len(specs))
+        return Played(len(specs), loss_of(client.ledger()))
 
 
 def _can_serve() -> bool:
@@ -133,36 +168,70 @@ def _can_serve() -> bool:
     return True
 
 
-def _watch(client: Client, state: DemoState, screen: Screen, home: Home, submitted: int) -> None:
+def _watch(
+    client: Client, state: DemoState, sights: Sights, screen: Screen, home: Home, submitted: int
+) -> None:
+    from shoal.cli.screen.keys import Keys
+
     begun, seen = time.monotonic(), 0
-    while time.monotonic() - begun < LIMIT_S:
-        view = client.events(after=seen, wait_s=FRAME_S)
-        seen = view.next_after
-        _take(state, screen, view.events)
-        if not state.killed_node and time.monotonic() - begun > KILL_AFTER_S:
-            _kill_node(state, screen, home)
-        if state.all_finished(submitted) and (state.back_ms is not None or not state.killed_node):
-            return
-        screen.refresh()
+    until = begun + LIMIT_S
+    with Keys() as keys:
+        while time.monotonic() < until:
+            view = client.events(after=seen, wait_s=FRAME_S)
+            seen = view.next_after
+            _take(state, sights, screen, view.events)
+            sights.look(client, time.monotonic())
+            victim = _chosen(state, screen, keys.wait(0)) or _due(state, sights, begun)
+            if victim:
+                _kill_node(victim, state, screen, home)
+                until = min(begun + LONGEST_S, max(until, time.monotonic() + AFTER_KILL_S))
+            if state.all_finished(submitted) and state.all_back:
+                return
+            screen.refresh()
 
 
-def _take(state: DemoState, screen: Screen, records: list[Recorded]) -> None:
-    was_back = state.back_ms is not None
+def _due(state: DemoState, sights: Sights, begun: float) -> str:
+    """The node that the demo kills by itself, unless somebody has already made the training run go
+    on from a checkpoint."""
+    since_s = time.monotonic() - begun
+    saved = sights.training.saved
+    ready = since_s > KILL_AFTER_S and saved >= (SAVED_STEP if since_s < KILL_BY_S else 1)
+    if not ready or any(sights.training.resumed.values()):
+        return ""
+    victim = state.victim(sights.training.job)
+    return victim if state.may_kill(victim) else ""
+
+
+def _chosen(state: DemoState, screen: Screen, key: str) -> str:
+    """The node whose number was pressed."""
+    names = sorted(state.nodes)
+    if not key.isdecimal() or not 1 <= int(key) <= len(names):
+        return ""
+    node = names[int(key) - 1]
+    if state.may_kill(node):
+        return node
+    screen.caption(f"{node} is not ready: it cannot be killed now")
+    return ""
+
+
+def _take(state: DemoState, sights: Sights, screen: Screen, records: list[Recorded]) -> None:
+    away = not state.all_back
     for record in records:
         state.take(record.event)
+        sights.training.take(record.event)
         screen.happened(record.event)
-    if state.back_ms is not None and not was_back:
-        screen.caption(f"{state.killed_node} is back; the remaining jobs run")
+    if away and state.all_back:
+        screen.caption(f"{state.kills[-1].node} is back; the remaining jobs run")
 
 
-def _kill_node(state: DemoState, screen: Screen, home: Home) -> None:
+def _kill_node(victim: str, state: DemoState, screen: Screen, home: Home) -> None:
     """Kill the node's agent with SIGKILL, without any warning."""
     import msgspec
 
-    victim = state.victim()
     pid = int(msgspec.json.decode((home.node(victim) / "agent.json").read_bytes())["pid"])
     state.kill(victim, int(time.time() * 1000))
-    os.kill(pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):  # it is being started again
+        os.kill(pid, signal.SIGKILL)
     screen.caption(f"{victim} was killed (SIGKILL); its jobs must run again on other nodes")
 
 
@@ -201,8 +270,18 @@ def _print_summary(result: DemoResult) -> None:
     for text, kept in promises(result):
         line(text, "green" if kept else "red bold")
     line("")
-    for text in NEXT:
-        line(text)
+    if not result.kept_home:
+        for text in NEXT:
+            line(text)
+        return
+    line("the cluster is still up:")
+    folder = Path(result.kept_home).parent
+    for words, what in (
+        (f"shoal page --home {result.kept_home}", "its page"),
+        (f"shoal top --home {result.kept_home}", "the same in this terminal"),
+        (f"shoal down --home {result.kept_home}", f"stop it; then remove {folder}"),
+    ):
+        line(f"  {words}    {what}")
 
 
 @contextlib.contextmanager
