@@ -123,7 +123,7 @@ def test_many_short_lives_replay_no_more_than_one_and_let_no_file_grow(tmp_path:
     assert max(one.replayed for one in seen) < EVENTS_PER_SNAPSHOT + of_a_life
     assert max(one.events for one in seen) < EVENTS_KEPT + EVENTS_PER_SNAPSHOT + of_a_life
     assert max(one.finished for one in seen) < FINISHED_KEPT + EVENTS_PER_SNAPSHOT
-    assert max(one.snapshots for one in seen) <= 2
+    assert max(one.snapshots for one in seen) <= 3, "the newest two, and one for the past"
     assert max(one.booked_again for one in seen) < EVENTS_PER_SNAPSHOT + of_a_life
     early, late = seen[LIVES // 3 : LIVES * 2 // 3], seen[LIVES * 2 // 3 :]
     assert max(one.pages for one in late) <= max(one.pages for one in early) * 1.1

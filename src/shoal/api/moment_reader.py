@@ -33,14 +33,13 @@ from shoal.control.past.log import Log
 from shoal.control.past.moments import Moments, NotYet, TooEarly
 from shoal.control.store import formats
 from shoal.control.store.events import EventStore
-from shoal.control.store.finding import find_jobs
 from shoal.control.store.rows import Unreadable
 from shoal.core.state.state import State
 from shoal.database.base import Database
 from shoal.database.sqlite import SqliteDatabase
 from shoal.kernel import die_with_parent
 from shoal.model.events import Recorded
-from shoal.model.finding import EVERY_JOB, JobFilter
+from shoal.model.finding import EVERY_JOB, LAST_ENDED, JobFilter
 from shoal.model.job import Job
 from shoal.model.policy import Others
 from shoal.model.views import Problem
@@ -51,6 +50,7 @@ READ_S_MAX = 10.0  # of one request; the next one goes on from there
 MEMORY_BYTES_MAX = 8 << 30
 QUEUE_MAX = 200  # waiting jobs in an answer
 EVENTS_SHOWN = 30
+ENDED_LOOKED_AT = 5_000  # finished jobs, for the last of them
 EVENTS_LOOKED_AT = 1_000  # for those that one tenant may see
 
 
@@ -103,8 +103,9 @@ class PastStore(EventStore):
         wanted: JobFilter = EVERY_JOB,
         before: str = "",  # noqa: ARG002
     ) -> list[Job]:
+        search = self._search(wanted, LAST_ENDED, after)
         place = (self.until + 1, -1)
-        return find_jobs(self._ended, self.database.words.contains, limit, after, place, wanted)
+        return [job for _, job in search.page(self._ended, limit, place, ENDED_LOOKED_AT).jobs]
 
 
 class PastLoop(ControlLoop):

@@ -38,6 +38,9 @@ log = logging.getLogger("shoal.control")
 EVENTS_KEPT = 1_000_000
 FINISHED_JOBS_KEPT = 100_000
 SNAPSHOTS_KEPT = 2  # if the newest is damaged, the one before it loses nothing
+# Of older ones, so that any moment is near one: one of this many events, and within these bytes.
+EVENTS_PER_OLD_SNAPSHOT = 30_000
+OLD_SNAPSHOT_BYTES_MAX = 256 << 20
 NEWEST_EVENTS = 1_000  # the newest time is looked for among this many events
 EVENTS_AT_ONCE = 5_000  # that are read when the log is replayed
 
@@ -210,11 +213,8 @@ class EventStore:
     def snapshot(self, seq: int, body: bytes) -> list[str]:
         with self.database.transaction() as cursor:
             cursor.execute(schema.INSERT_SNAPSHOT, (seq, body, checksum(seq, body)))
-            cursor.execute(
-                "DELETE FROM snapshots WHERE seq NOT IN "
-                "(SELECT seq FROM snapshots ORDER BY seq DESC LIMIT ?)",
-                (SNAPSHOTS_KEPT,),
-            )
+            for (old,) in self._superfluous(cursor, seq):
+                cursor.execute("DELETE FROM snapshots WHERE seq = ?", (old,))
             cursor.execute("DELETE FROM events WHERE seq <= ?", (seq - EVENTS_KEPT,))
             dropped = cursor.execute(
                 "DELETE FROM jobs WHERE number IN "
@@ -224,6 +224,25 @@ class EventStore:
             )
         self.snapshot_seq = seq
         return [job_id for (job_id,) in dropped]
+
+    def _superfluous(self, cursor: Cursor, seq: int) -> list[Row]:
+        """Snapshots to drop: those that another one stands for, those whose events are dropped,
+        and the oldest beyond the bytes."""
+        return cursor.execute(
+            """SELECT seq FROM (
+                SELECT seq,
+                    row_number() OVER (ORDER BY seq DESC) AS age,
+                    min(seq) OVER (PARTITION BY seq / ?) AS first,
+                    sum(length(body)) OVER (ORDER BY seq DESC) AS bytes
+                FROM snapshots) AS kept
+            WHERE age > ? AND (seq != first OR seq < ? OR bytes > ?)""",
+            (
+                EVENTS_PER_OLD_SNAPSHOT,
+                SNAPSHOTS_KEPT,
+                seq - EVENTS_KEPT,
+                OLD_SNAPSHOT_BYTES_MAX,
+            ),
+        )
 
     # -- reading ---------------------------------------------------------------------------
 

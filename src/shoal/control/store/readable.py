@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from shoal.control.store.carving import carve
+from shoal.control.store.events import SNAPSHOTS_KEPT
 from shoal.control.store.rows import Unreadable, event_of, job_of, snapshot_of
 from shoal.core.state.load import restore
 from shoal.core.state.state import Snapshot
@@ -62,7 +63,6 @@ def fill(found: Found, other: Found) -> None:
 def _carve(path: Path, journal: bytes, found: Found) -> None:
     """A row says by what it can be read as which table it is from. Of a job with several records
     the newest counts: an older one has fewer attempts."""
-    known = {seq for seq, _ in found.snapshots}
     listed = set(found.jobs)
     for number, body, crc in carve(path, journal):
         if number not in found.events:
@@ -75,23 +75,21 @@ def _carve(path: Path, journal: bytes, found: Found) -> None:
             if job.id not in listed and (other is None or other.attempt <= job.attempt):
                 found.jobs[job.id] = job
             continue
-        with contextlib.suppress(Exception):
-            restore(snapshot_of(number, body, crc))
-            if number not in known:
-                known.add(number)
-                found.snapshots.append((number, snapshot_of(number, body, crc)))
+        if _is_new(number, found):
+            with contextlib.suppress(Exception):
+                _take_snapshot(number, body, crc, found)
 
 
 def _read_tables(path: Path, found: Found) -> None:
     source = sqlite3.connect(path)
     try:
-        for seq, body, crc in _rows(source, "snapshots", "seq", found):
-            try:
-                snapshot = snapshot_of(seq, body, crc)
-                restore(snapshot)
-                found.snapshots.append((seq, snapshot_of(seq, body, crc)))
-            except Exception:
-                found.lost_rows += 1
+        rows = list(_rows(source, "snapshots", "seq", found))
+        for seq, body, crc in sorted(rows, key=lambda row: -row[0]):
+            if _is_new(seq, found):
+                try:
+                    _take_snapshot(seq, body, crc, found)
+                except Exception:
+                    found.lost_rows += 1
         for seq, body, crc in _rows(source, "events", "seq", found):
             found.top = max(found.top, seq)
             try:
@@ -106,6 +104,20 @@ def _read_tables(path: Path, found: Found) -> None:
                 found.lost_rows += 1
     finally:
         source.close()
+
+
+def _is_new(seq: int, found: Found) -> bool:
+    """Old snapshots are for looking at the past: only the newest lead to the present."""
+    known = sorted(one for one, _ in found.snapshots)
+    return seq not in known and (len(known) < SNAPSHOTS_KEPT or seq > known[-SNAPSHOTS_KEPT])
+
+
+def _take_snapshot(seq: int, body: bytes, crc: int | None, found: Found) -> None:
+    """Restoring takes the snapshot's own records, so it is read twice."""
+    restore(snapshot_of(seq, body, crc))
+    found.snapshots.append((seq, snapshot_of(seq, body, crc)))
+    found.snapshots.sort(key=lambda one: -one[0])
+    del found.snapshots[SNAPSHOTS_KEPT:]
 
 
 def _rows(
