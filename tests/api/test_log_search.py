@@ -47,7 +47,7 @@ def test_output_since_a_time_begins_where_it_arrived(
 ) -> None:
     store, now_ms, offset = LogStore(tmp_path), 0, 0
     monkeypatch.setattr("shoal.control.log_times.time.time", lambda: now_ms / 1000)
-    for at_ms, text in ((1_000, b"one\n"), (2_000, b"two\n"), (3_600_000, b"three\n")):
+    for at_ms, text in ((1_000, b"one\n"), (1_500, b"two\n"), (3_600_000, b"three\n")):
         now_ms = at_ms
         store.append(LogChunk(REF, offset, text))
         offset += len(text)

@@ -32,6 +32,7 @@ from shoal.api.jobs import Jobs, WaitS
 from shoal.api.joining import Join, Keys
 from shoal.api.ledger import Ledger
 from shoal.api.link import NodeLink
+from shoal.api.logs import Logs
 from shoal.api.meeting import Meeting, Meetings, urls_of
 from shoal.api.metrics import metrics
 from shoal.api.notices import Rules
@@ -228,6 +229,7 @@ ROUTES: list[ControllerRouterHandler] = [
     HeadsOfCluster,
     Events,
     Jobs,
+    Logs,
     Sessions,
     Files,
     Annotations,

@@ -1,8 +1,7 @@
-"""The API of jobs: submit, list, wait for, stop and wake them, and read their output."""
+"""The API of jobs: submit, list, wait for, stop and wake them."""
 
 from __future__ import annotations
 
-import time
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -12,7 +11,6 @@ from litestar.params import Parameter
 from shoal.api.audit import note
 from shoal.api.explain import HISTORY_MAX, why_view
 from shoal.api.listing import CURSOR_MAX, listed, paged, place_of
-from shoal.api.log_search import matching
 from shoal.api.packages import note_package, refuse_unknown_package
 from shoal.api.principal import Needs
 from shoal.api.problems import Refusal, accepted
@@ -21,14 +19,12 @@ from shoal.api.read_threads import aside
 from shoal.api.secrets import refuse_unknown_secrets
 from shoal.api.views import job_state, job_view
 from shoal.control.history.history import History
-from shoal.control.loop import ControlLoop
-from shoal.core.state.apply_array import parts_of
 from shoal.model.finding import JobFilter
 from shoal.model.ids import array_of
-from shoal.model.job import Job, JobSpec, MemberRef, Phase
+from shoal.model.job import Job, JobSpec, Phase
 from shoal.model.report import Cancel, Refused, Requeue, SleepJob, Submit, WakeJob
 from shoal.model.report import Retry as RetryElements
-from shoal.model.views import Done, JobRow, JobView, LogView, Submission, WhyView
+from shoal.model.views import Done, JobRow, JobView, Submission, WhyView
 
 JOBS_MAX = 10_000
 WAIT_S_MAX = 30.0
@@ -172,42 +168,6 @@ class Jobs(Controller):
         await loop.settled()
         return why_view(reach, reach.job(job_id), told, history.newest)
 
-    @get("/{job_id:str}/logs")
-    async def logs(
-        self,
-        reach: Reach,
-        job_id: str,
-        member: Index = 0,
-        attempt: Index = 0,
-        offset: Annotated[int, Parameter(ge=-NUMBER_MAX, le=NUMBER_MAX)] = 0,
-        wait_s: WaitS = 0,
-        grep: Annotated[str, Parameter(max_length=256)] = "",
-        since_ms: Index = 0,
-    ) -> LogView:
-        """`grep`: only lines that contain this text. `since_ms`: from what was written then."""
-        loop, job = reach.loop, reach.job(job_id)
-        if job.elements is not None:
-            first = f"{job.id}.{parts_of(job)[0].index_at(0)}"
-            raise Refusal(422, f"{job.id} is an array; name an element, e.g. {first}", "job")
-        last = max(job.spec.members, job.spec.members_max) - 1
-        if member > last:
-            raise Refusal(422, f"{job.id} has members 0 to {last}", "member")
-        if attempt > job.attempt:
-            raise Refusal(422, f"{job.id} has had {job.attempt} attempts", "attempt")
-        if since_ms:
-            offset = loop.logs.offset_at(
-                MemberRef(job.id, attempt or job.attempt, member), since_ms
-            )
-        search = grep.encode()
-        view = await _search(reach, job, attempt or job.attempt, member, offset, search)
-        deadline_s = time.monotonic() + wait_s
-        while not view.data and not view.ended and (left_s := deadline_s - time.monotonic()) > 0:
-            await reach.changed(job_id, left_s)
-            job = reach.job(job_id)
-            offset = max(offset, view.next_offset) if search else offset
-            view = await _search(reach, job, attempt or job.attempt, member, offset, search)
-        return view
-
 
 def on_its_own(spec: JobSpec) -> JobSpec:
     """Submitted again, it is not a part of what it was submitted with."""
@@ -241,45 +201,3 @@ def _reached(job: Job, goal: str) -> bool:
     if goal == "asleep":  # or it is known that it will not be
         return job.phase is not Phase.DOZING
     return goal == "running" and job.phase is Phase.RUNNING
-
-
-def _member_over(job: Job, member: int) -> bool:
-    """An elastic gang may have shrunk below this member's number."""
-    return member >= len(job.members) or job.members[member].over
-
-
-async def _search(
-    reach: Reach, job: Job, attempt: int, member: int, offset: int, search: bytes
-) -> LogView:
-    """A search may read many megabytes, so it is done in a thread."""
-    loop = reach.loop
-    if not search:
-        return _log(loop, job, attempt, member, offset, search)
-    view = await aside(lambda: _log(loop, job, attempt, member, offset, search))
-    await loop.settled()
-    return view
-
-
-def _log(
-    loop: ControlLoop, job: Job, attempt: int, member: int, offset: int, search: bytes
-) -> LogView:
-    # Look whether more can come before reading, so that nothing is missed in between.
-    over = (
-        job.phase is Phase.FINISHED
-        or attempt < job.attempt
-        or (job.phase is Phase.WAITING and attempt > 0)
-        or (attempt == job.attempt and bool(job.members) and _member_over(job, member))
-    )
-    ref = MemberRef(job.id, attempt, member)
-    if search and offset >= 0:
-        read = matching(loop.logs, ref, offset, search, over=over)
-    else:
-        read = loop.logs.read(ref, offset)
-    return LogView(
-        attempt=attempt,
-        member=member,
-        offset=read.start,
-        next_offset=read.next,
-        ended=over and read.next >= read.size,
-        data=read.data,
-    )

@@ -15,7 +15,7 @@ from collections.abc import Callable, Container
 from pathlib import Path
 from typing import NamedTuple
 
-from shoal.control.log_times import note_time, offset_at, wall_ms
+from shoal.control.log_times import Marks, note_time, wall_ms
 from shoal.kernel import punch_hole
 from shoal.model.job import Job, MemberRef
 from shoal.model.report import LogChunk
@@ -26,6 +26,7 @@ HEAD_BYTES = 128 * 1024 * 1024
 TAIL_BYTES = 128 * 1024 * 1024
 CUT_BYTES = 8 * 1024 * 1024  # the middle is cut each time this much has been added
 READ_BYTES_MAX = 256 * 1024
+GAPS_MAX = 10_000  # looked at for one that a reader meets from behind
 REMOVED = ".removed"
 
 
@@ -79,8 +80,8 @@ class LogStore:
         except OSError:
             return 0
 
-    def read(self, ref: MemberRef, offset: int) -> Read:
-        """From `offset` on; negative: from the end."""
+    def read(self, ref: MemberRef, offset: int, most: int = 0) -> Read:
+        """From `offset` on; negative: from the end. `most`: so many bytes at most."""
         try:
             handle = os.open(self._path(ref), os.O_RDONLY)
         except FileNotFoundError:
@@ -89,7 +90,7 @@ class LogStore:
             status = os.fstat(handle)
             size = status.st_size
             start = max(0, size + offset) if offset < 0 else min(offset, size)
-            most = READ_BYTES_MAX
+            most = min(most, READ_BYTES_MAX) if most else READ_BYTES_MAX
             if status.st_blocks * 512 < size and start < size:
                 there = _data_from(handle, start, size)
                 if there > start and offset >= 0:
@@ -103,8 +104,31 @@ class LogStore:
 
     def offset_at(self, ref: MemberRef, since_ms: int) -> int:
         """Where the output begins that came since then, to within a few seconds."""
-        path = self._path(ref)
-        return offset_at(path, since_ms, self.kept(ref))
+        with contextlib.closing(self.marks(ref)) as marks:
+            return marks.place(since_ms, self.kept(ref))
+
+    def marks(self, ref: MemberRef) -> Marks:
+        return Marks(self._path(ref))
+
+    def gap_begin(self, ref: MemberRef, offset: int) -> int:
+        """Where the gap begins that the byte there is a part of; `offset` if it is in none."""
+        try:
+            handle = os.open(self._path(ref), os.O_RDONLY)
+        except FileNotFoundError:
+            return offset
+        try:
+            size = os.fstat(handle).st_size
+            there = 0
+            for _ in range(GAPS_MAX):
+                begin = _data_to(handle, there, size)
+                if begin > offset:
+                    return offset
+                there = _data_from(handle, begin, size)
+                if there > offset:
+                    return begin
+            return offset
+        finally:
+            os.close(handle)
 
     def drop(self, job_id: str) -> None:
         """A reader sees the whole log or none, also if the controller dies in between."""

@@ -212,6 +212,46 @@ class LogView(msgspec.Struct, kw_only=True):
     data: bytes
 
 
+class LogPiece(msgspec.Struct, kw_only=True):
+    """Output of one member that came at about one time (0: not known). Where nothing is kept,
+    `data` is a line that says so, and not as long as the gap."""
+
+    member: int
+    offset: int
+    next_offset: int
+    at_ms: int
+    data: bytes
+
+
+class LogPart(msgspec.Struct, kw_only=True):
+    """Output of the named members in the order in which it came. For each of them: how much there
+    is now, and from where to where it was read. `ended`: no more can come after this."""
+
+    attempt: int
+    members: list[int]
+    sizes: list[int]
+    starts: list[int]
+    ends: list[int]
+    ended: bool
+    first_ms: int
+    last_ms: int
+    pieces: list[LogPiece]
+
+
+class LogPlace(msgspec.Struct, kw_only=True):
+    member: int
+    offset: int
+    at_ms: int = 0
+
+
+class LogHits(msgspec.Struct, kw_only=True):
+    """Lines that were found. `rest`: where to go on, unless all was searched."""
+
+    attempt: int
+    hits: list[LogPlace]
+    rest: LogPlace | None
+
+
 class Done(msgspec.Struct, kw_only=True):
     """`note` says if there was nothing to do."""
 

@@ -1,0 +1,154 @@
+"""Lines in the output of members: those with a text, or those that look like errors.
+
+A text is plain, because a pattern could cost anything. Small and capital letters (of ASCII) are the
+same, and colours in a line do not count.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextlib import closing
+from typing import NamedTuple
+
+from shoal.api.log_source import LINE_BYTES, Source
+from shoal.control.logs import LogStore
+from shoal.model.job import MemberRef
+from shoal.model.views import LogPlace
+
+SEARCHED_MAX = 32 * 1024 * 1024  # in one request; the next one goes on from there
+CHUNK_BYTES = 256 * 1024
+HITS_MAX = 1_000
+MEMBER_COSTS = 16 * 1024  # to open its files counts as much as to read this
+
+# What programs say when they fail. docs/page.md has this list.
+ERROR = re.compile(
+    rb"Traceback \(most recent call last\)|(?:Error|Exception)(?:: |[:\r]*$)|: error: "
+    rb"|\bERROR\b|\bFATAL\b|\bCRITICAL\b|fatal error|CUDA error|out of memory|NCCL (?:WARN|error)"
+    rb"|nccl\w+Error|Segmentation fault|Bus error|core dumped|^panic: |Assertion .{0,200}failed",
+    re.MULTILINE,
+)
+# One of these is in each of them: they are found faster than a pattern.
+HINTS = (
+    *(b"Traceback (", b"rror", b"Exception", b"ERROR", b"FATAL", b"CRITICAL", b"out of memory"),
+    *(b"NCCL ", b"Segmentation fault", b"core dumped", b"panic: ", b"Assertion"),
+)
+COLOUR = re.compile(rb"\x1b\[[0-9;:]*m")
+
+
+class Hit(NamedTuple):
+    offset: int
+    line: bytes
+
+
+class Search:
+    """For one request: `left` is how much it may still read. Without a text: for errors."""
+
+    def __init__(self, text: bytes) -> None:
+        self._text = text.lower()
+        self.left = SEARCHED_MAX
+
+    @property
+    def spent(self) -> bool:
+        return self.left <= 0
+
+    def after(self, source: Source, place: int) -> tuple[list[Hit], int]:
+        """In the next chunk, and where the one after it begins. A line that is not complete is
+        left for later, unless no more can come."""
+        if place >= source.size:
+            return [], place
+        read = source.read(place, place + CHUNK_BYTES)
+        self.left -= max(1, len(read.data))
+        if read.next - read.start != len(read.data):  # a gap
+            return [], read.next
+        whole = read.data.rfind(b"\n") + 1
+        last = source.over if read.next >= source.size else read.next < place + CHUNK_BYTES
+        if last or (not whole and len(read.data) > LINE_BYTES):
+            whole = len(read.data)
+        return self._hits(place, read.data[:whole]), place + whole
+
+    def before(self, source: Source, place: int) -> tuple[list[Hit], int]:
+        """In the chunk that ends there, and where it begins."""
+        if place <= 0:
+            return [], 0
+        hits: list[Hit] = []
+        reads = source.between(max(0, place - CHUNK_BYTES), place)
+        begin = reads[0].start
+        self.left -= max(1, sum(len(read.data) for read in reads))
+        for read in reads:
+            if read.next - read.start != len(read.data):
+                continue
+            skipped = 0
+            if read.start == begin and source.line_start(begin) != begin:
+                skipped = read.data.find(b"\n") + 1  # of a line that the chunk before has
+                skipped = 0 if begin + skipped >= place else skipped
+                begin += skipped
+            hits += self._hits(read.start + skipped, read.data[skipped:])
+        return hits, begin
+
+    def _hits(self, offset: int, data: bytes) -> list[Hit]:
+        if not self._text and not any(hint in data for hint in HINTS):
+            return []
+        if b"\x1b" in data:
+            found, at = [], offset
+            for line in _lines(data):
+                if self._in(COLOUR.sub(b"", line)):
+                    found.append(Hit(at, line))
+                at += len(line)
+            return found
+        return self._plain(offset, data)
+
+    def _in(self, line: bytes) -> bool:
+        return self._text in line.lower() if self._text else ERROR.search(line) is not None
+
+    def _plain(self, offset: int, data: bytes) -> list[Hit]:
+        found, at, low = list[Hit](), 0, data.lower() if self._text else data
+        while True:
+            if self._text:
+                place = low.find(self._text, at)
+            else:
+                told = ERROR.search(low, at)
+                place = told.start() if told else -1
+            if place < 0:
+                return found
+            begin = data.rfind(b"\n", 0, place) + 1
+            end = data.find(b"\n", place) + 1 or len(data)
+            found.append(Hit(offset + begin, data[begin:end]))
+            at = end
+
+
+def _lines(data: bytes) -> list[bytes]:
+    """Unlike `splitlines`, only at the ends of lines: a progress bar is one line."""
+    parts = data.split(b"\n")
+    return [part + b"\n" for part in parts[:-1]] + ([parts[-1]] if parts[-1] else [])
+
+
+class Found(NamedTuple):
+    """`at`, `offset`: which member to go on with, and from where."""
+
+    hits: list[LogPlace]
+    at: int
+    offset: int
+
+
+def find(
+    logs: LogStore, refs: Sequence[tuple[MemberRef, bool]], text: bytes, at: int, offset: int
+) -> Found:
+    """All lines with the text; of errors, the first of each member."""
+    search, hits = Search(text), list[LogPlace]()
+    while at < len(refs):
+        ref, over = refs[at]
+        with closing(Source(logs, ref, over=over)) as source:
+            while not (search.spent or len(hits) >= HITS_MAX):
+                lines, then = search.after(source, offset)
+                for line in lines if text else lines[:1]:
+                    at_ms = source.marks.time_ms(line.offset)
+                    hits.append(LogPlace(member=ref.member, offset=line.offset, at_ms=at_ms))
+                if then == offset or (lines and not text):
+                    at, offset = at + 1, 0
+                    break
+                offset = then
+            else:
+                return Found(hits, at, offset)
+        search.left -= MEMBER_COSTS
+    return Found(hits, at, offset)
