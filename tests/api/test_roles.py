@@ -107,6 +107,11 @@ TABLE: dict[tuple[str, str], tuple[Ask, ...]] = {
         Ask("/v1/jobs/{waiting}/why"),
     ),
     ("GET", "/v1/jobs/{job_id:str}/logs"): (Ask("/v1/jobs/{job}/logs"),),
+    ("GET", "/v1/jobs/{job_id:str}/logs/part"): (
+        Ask("/v1/jobs/{job}/logs/part"),
+        Ask("/v1/jobs/{done}/logs/part?back=true&grep=of"),
+    ),
+    ("GET", "/v1/jobs/{job_id:str}/logs/find"): (Ask("/v1/jobs/{job}/logs/find?text=of"),),
     ("GET", "/v1/jobs/{job_id:str}/files"): (Ask("/v1/jobs/{job}/files"),),
     ("GET", "/v1/jobs/{job_id:str}/files/part"): (Ask("/v1/jobs/{job}/files/part?path=r"),),
     ("GET", "/v1/jobs/{job_id:str}/series"): (Ask("/v1/jobs/{job}/series"),),

@@ -48,12 +48,13 @@ def test_a_link_shows_the_same_lines_of_a_job_its_files_and_the_failed_elements(
     for line in ("[0] loss of 0", "[1] loss of 1", "[1] other 1"):
         log.get_by_text(line).wait_for()
     page.get_by_label("Member", exact=True).select_option("1")
-    page.get_by_label("Only lines that contain").fill("loss")
-    page.get_by_label("Only lines that contain").press("Enter")
-    assert eventually(lambda: log.inner_text() == "loss of 1\n", WAIT_S), log.inner_text()
+    page.get_by_label("only these lines").check()
+    page.get_by_label("Find in the log").fill("loss")
+    page.get_by_label("Find in the log").press("Enter")
+    assert eventually(lambda: log.inner_text() == "loss of 1", WAIT_S), log.inner_text()
     page.reload()  # as for somebody who was sent the address
     page.locator(".log", has_text="loss of 1").wait_for()
-    assert log.inner_text() == "loss of 1\n"
+    assert log.inner_text() == "loss of 1"
     with page.expect_download() as download:
         page.get_by_role("button", name="Download").click()
     assert download.value.suggested_filename == f"{job}.1.log"

@@ -20,7 +20,7 @@ from shoal.control.logs import LogStore
 from shoal.model.job import MemberRef
 from shoal.model.views import LogPiece
 
-PART_BYTES = 256 * 1024
+PART_BYTES = 128 * 1024
 PIECES_MAX = 1_000
 
 

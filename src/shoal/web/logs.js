@@ -1,125 +1,176 @@
-// The live output of a job: of one member, or of all with their numbers before each line. The choices
-// are in the address.
+// The output of a job: of one member, or of all in the order it came. What is shown is a window into
+// logs of any length: pieces are fetched where the reader is, and dropped where they are not. The
+// choices are in the address.
 
 import { choose, chosen } from "./address.js";
 import { get } from "./api.js";
-import { bytes, h, plural } from "./dom.js";
-import { bytesOf, outputOf, save } from "./save.js";
-import { Terminal } from "./terminal.js";
+import { offer } from "./commands.js";
+import { toast } from "./dialog.js";
+import { bytes, h, plural, throttled, whole } from "./dom.js";
+import { draw, highlight, Lines } from "./log-lines.js";
+import { bytesOf, save, SAVED_BYTES_MAX } from "./save.js";
 
-const BEGIN_BYTES = 64 * 1024;
-const KEPT_CHARACTERS = 400_000;
+const ROWS_MAX = 2500, CHARACTERS_MAX = 1_000_000; // in the window
+const HITS_MAX = 5000;
 const WAIT_S = 20;
-const ALL = "all";
-const TOGETHER_MAX = 32; // members that are shown at once
-const EACH_MS = 100; // the pause between looks at several members, for each of them
+const ALL = "all", TOGETHER_MAX = 64; // members that are shown at once
 const UP = new Set(["PageUp", "ArrowUp", "Home"]);
 
 const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
+const number = (text) => (/^\d+$/.test(text) ? Number(text) : null);
 
 export class LogView {
   constructor(id) {
     this.id = id;
+    this.run = 0; this.shape = ""; this.top = 0; this.tall = 0; this.size = 0; this.hits = null; this.lines = [];
+    const button = (label, title, onclick) => h("button", { type: "button", title, onclick }, label);
+    const tick = (name, label, onchange, checked) => { const box = h("input", { type: "checkbox", id: name, checked, onchange: () => onchange(box.checked) }); this[name] = box; return h("label", { class: "small log-follow" }, box, label); };
     this.member = h("select", { "aria-label": "Member", onchange: () => this.pick("member", this.member.value, ALL) });
     this.attempt = h("select", { "aria-label": "Attempt", onchange: () => this.pick("attempt", this.attempt.value, "0") });
-    this.search = h("input", { type: "search", "aria-label": "Only lines that contain", placeholder: "Only lines with …", value: chosen("grep"), maxlength: 256 });
+    this.search = h("input", { type: "search", "aria-label": "Find in the log", placeholder: "Find in the log", value: chosen("grep") || chosen("find"), maxlength: 256 });
     this.state = h("span", { class: "dim small", role: "status" });
-    this.text = h("pre", { class: "log", role: "region", tabindex: "0", "aria-label": "Output" });
-    this.follow = h("input", { type: "checkbox", checked: true, id: "follow" });
-    this.loader = h("button", { onclick: () => this.download() }, "Download");
-    const form = h("form", { role: "search" }, this.search);
-    const find = (event) => { event.preventDefault(); this.pick("grep", this.search.value, ""); };
-    form.addEventListener("submit", find);
-    this.search.addEventListener("search", find); // the cross that empties it
-    this.element = h("section", { class: "card", "aria-label": "Log" }, h("div", { class: "row" }, h("h2", {}, "Log"), this.member, this.attempt, form, h("label", { class: "small dim log-follow" }, this.follow, "follow"), h("span", { class: "push row" }, this.state, this.loader)), this.text);
-    this.run = 0;
-    this.shape = "";
-    this.top = 0; this.tall = 0;
-    this.text.addEventListener("scroll", () => this.scrolled(), { passive: true });
+    this.count = h("span", { class: "dim small", role: "status" });
+    this.box = h("div", { class: "lines" });
+    this.text = h("pre", { class: "log", role: "region", tabindex: "0", "aria-label": "Output" }, this.box);
+    this.loader = button("Download", "What is chosen, from its beginning", () => this.download());
+    const form = h("form", { role: "search", class: "row" }, this.search, button("↑", "The line before (Shift-Enter)", () => this.step(-1)), button("↓", "The next line (Enter)", () => this.step(1)), this.count, tick("only", "only these lines", () => this.look(), Boolean(chosen("grep"))));
+    form.addEventListener("submit", (event) => { event.preventDefault(); this.look(); });
+    this.search.addEventListener("keydown", (event) => { if (event.key === "Enter" && event.shiftKey) { event.preventDefault(); this.step(-1); } });
+    this.search.addEventListener("search", () => { if (!this.search.value) this.look(); }); // the cross that empties it
+    this.where = h("input", { type: "range", min: 0, max: 1000, "aria-label": "Place in the log", onchange: () => this.seek(String(this.where.value / 10)), oninput: () => { this.where.held = true; } });
+    this.time = h("input", { type: "datetime-local", step: 1, "aria-label": "Go to a time", onchange: () => { const ms = new Date(this.time.value).getTime(); if (ms > 0) this.seek(`t${ms}`); } });
+    const follow = tick("follow", "follow", (on) => { if (on) this.follows(); }, true);
+    const wrap = tick("wrap", "wrap", (on) => { choose("wrap", on ? "" : "off"); this.dress(); }, chosen("wrap") !== "off");
+    const times = tick("times", "times", (on) => { choose("times", on ? "on" : ""); this.dress(); }, chosen("times") === "on");
+    this.element = h("section", { class: "card", "aria-label": "Log" },
+      h("div", { class: "row" }, h("h2", {}, "Log"), this.member, this.attempt, form, button("First error", "The first line of this attempt, of any member, that looks like an error", () => this.firstError()), h("span", { class: "push row" }, this.state, this.loader)), this.text,
+      h("div", { class: "row log-place" }, button("⇤ Beginning", "", () => this.seek("0")), this.where, button("End ⇥", "", () => this.follows()), this.time, follow, wrap, times, button("Copy link", "To the marked line, or to the first one that is shown; a click marks a line", () => this.link())));
+    this.dress();
+    const on = (name, act, more) => this.text.addEventListener(name, act, more);
+    on("scroll", () => this.scrolled(), { passive: true });
     // A smooth scroll up starts near the end, so wheel and keys stop following before it moves.
-    this.text.addEventListener("wheel", (event) => { if (event.deltaY < 0) this.follow.checked = false; }, { passive: true });
-    this.text.addEventListener("keydown", (event) => { if (UP.has(event.key)) this.follow.checked = false; });
+    const upwards = () => { this.follow.checked = false; if (this.text.scrollTop < this.text.clientHeight) this.before(); };
+    on("wheel", (event) => { if (event.deltaY < 0) upwards(); }, { passive: true });
+    on("keydown", (event) => { if (UP.has(event.key)) upwards(); });
+    on("click", (event) => { const row = event.target.closest(".line"); if (row && getSelection().isCollapsed) { this.mark(row); choose("line", row.dataset.line); } });
+    this.light = throttled(200, () => highlight(this.box, this.search.value));
+    this.recolour = () => { if (this.part) this.again(this.begun); };
+    addEventListener("shoal-theme", this.recolour);
+    this.offered = offer(() => [["jump to the first error", () => this.firstError()], ["go to the beginning", () => this.seek("0")], ["go to the end and follow", () => this.follows()], ["download", () => this.download()]].map(([what, run]) => ({ title: `Log: ${what}`, hint: this.id, run })));
   }
+
+  dress() { this.text.classList.toggle("wide", !this.wrap.checked); this.text.classList.toggle("timed", this.times.checked); }
 
   pick(name, value, usual) {
     if ((chosen(name) || usual) === value) return;
     choose(name, value === usual ? "" : value);
+    choose("line", ""); choose("seek", "");
     this.again();
   }
+
+  // -- where the reader is ---------------------------------------------------------------------
 
   /** Scrolling up stops following, and scrolling to the end starts it again, by any means. */
   scrolled() {
     const { scrollTop, scrollHeight } = this.text;
     if (scrollTop < this.top && scrollHeight === this.tall) this.follow.checked = false;
-    else if (scrollTop > this.top && this.atEnd()) this.follow.checked = true;
+    else if (scrollTop > this.top && this.atEnd() && this.caughtUp()) this.follow.checked = true;
     this.top = scrollTop; this.tall = scrollHeight;
+    if (scrollTop < this.text.clientHeight) this.before();
+    this.wake?.();
+    this.placed();
   }
 
-  atEnd() { return this.text.scrollHeight - this.text.scrollTop - this.text.clientHeight < 40; }
+  atEnd() { return this.left() < 40; }
+  left() { return this.text.scrollHeight - this.text.scrollTop - this.text.clientHeight; }
+  caughtUp() { return Boolean(this.part?.ends.every((end, at) => end >= this.part.sizes[at])); }
+  selecting() { const chosenText = getSelection(); return !chosenText.isCollapsed && this.text.contains(chosenText.anchorNode); }
+  full(most = 1) { return this.box.childElementCount > most * ROWS_MAX || this.size > most * CHARACTERS_MAX; }
+  wantsMore() { return this.selecting() ? !this.full(2) : this.follow.checked || this.left() < 2 * this.text.clientHeight || !this.full(0.5); }
+  firstShown() { const edge = this.text.getBoundingClientRect().top; return [...this.box.children].find((row) => row.getBoundingClientRect().bottom > edge); }
+
+  /** The slider: by time if members are together, otherwise by bytes. */
+  placed() {
+    if (this.placing || this.where.held) return;
+    this.placing = requestAnimationFrame(() => {
+      this.placing = 0;
+      const row = this.follow.checked ? null : this.firstShown(), { sizes, members, first_ms: first, last_ms: last } = this.part ?? {};
+      let share = 1;
+      if (row && members.length > 1 && last > first && row.line.at) share = (row.line.at - first) / (last - first);
+      else if (row) share = row.line.offset / Math.max(1, sizes[members.indexOf(row.member)]);
+      this.where.value = Math.round(share * 1000);
+      this.where.setAttribute("aria-valuetext", `${Math.round(share * 100)} %`);
+    });
+  }
+
+  seek(where) { this.where.held = false; this.follow.checked = false; choose("line", ""); choose("seek", where); this.again(where); }
+  follows() { this.follow.checked = true; choose("line", ""); choose("seek", ""); if (this.part && this.caughtUp()) this.text.scrollTop = this.text.scrollHeight; else this.again(); }
 
   /** Updates the members and attempts to choose from. An array has no output of its own. */
   know(job) {
     this.element.hidden = Boolean(job.array);
     if (job.array) return;
-    const count = Math.max(job.spec.members, job.gang.length, 1), newest = job.attempt;
-    const shape = `${count}/${newest}`;
+    this.job = job;
+    const count = Math.max(job.spec.members, job.gang.length, 1), newest = job.attempt, shape = `${count}/${newest}`;
     if (shape === this.shape) return;
     const first = !this.shape;
-    this.shape = shape;
-    this.count = count;
+    this.shape = shape; this.total = count;
     const member = chosen("member") || ALL, attempt = chosen("attempt") || "0";
-    const whole = count > TOGETHER_MAX ? `members 0 to ${TOGETHER_MAX - 1}` : "all members";
-    this.member.replaceChildren(h("option", { value: ALL, selected: member === ALL }, whole), ...Array.from({ length: Math.min(count, 512) }, (_, at) => h("option", { value: at, selected: String(at) === member }, `member ${at}`)));
+    const option = (value, now_, label) => h("option", { value, selected: String(value) === now_ }, label);
+    this.member.replaceChildren(option(ALL, member, count > TOGETHER_MAX ? `members 0 to ${TOGETHER_MAX - 1}` : "all members"), ...Array.from({ length: Math.min(count, 512) }, (_, at) => option(at, member, `member ${at}`)));
     this.member.hidden = count < 2;
-    this.attempt.replaceChildren(h("option", { value: 0, selected: attempt === "0" }, newest ? `newest attempt (${newest})` : "newest attempt"), ...Array.from({ length: Math.max(0, newest - 1) }, (_, at) => newest - 1 - at).slice(0, 50).map((number) => h("option", { value: number, selected: String(number) === attempt }, `attempt ${number}`)));
+    this.attempt.replaceChildren(option(0, attempt, newest ? `newest attempt (${newest})` : "newest attempt"), ...Array.from({ length: Math.max(0, newest - 1) }, (_, at) => newest - 1 - at).slice(0, 50).map((one) => option(one, attempt, `attempt ${one}`)));
     this.attempt.hidden = newest < 2;
-    if (first || attempt === "0") this.again();
+    if (first) this.again(chosen("line") || chosen("seek"));
+    else if (attempt === "0") this.again();
+    if (first && chosen("find")) this.collect();
   }
 
-  /** The numbers of the members that are shown. */
-  members() {
-    const member = chosen("member");
-    if (/^\d+$/.test(member)) return [Number(member)];
-    return Array.from({ length: Math.min(this.count ?? 1, TOGETHER_MAX) }, (_, at) => at);
+  // -- reading ---------------------------------------------------------------------------------
+
+  path(what, more, attempt = number(chosen("attempt")) ?? 0, member = number(chosen("member"))) {
+    const asked = new URLSearchParams({ attempt, ...(member === null || this.total < 2 ? (this.total < 2 ? { member: 0 } : {}) : { member }), ...more });
+    return `/v1/jobs/${encodeURIComponent(this.id)}/logs/${what}?${asked}`;
   }
 
-  pinned() { return /^\d+$/.test(chosen("attempt")) ? Number(chosen("attempt")) : 0; }
+  grep() { const grep = chosen("grep"); return grep ? { grep } : {}; }
 
-  path(member) {
-    const grep = chosen("grep");
-    return `/v1/jobs/${encodeURIComponent(this.id)}/logs?member=${member}${grep ? `&grep=${encodeURIComponent(grep)}` : ""}`;
-  }
-
-  again() {
+  /** Begins anew at a place: "M:BYTE" is a line, "t…" a time, a number a percentage; else at the end. */
+  again(where = "") {
     const run = ++this.run;
     this.stopper?.abort();
     this.stopper = new AbortController();
-    this.last = document.createTextNode(""); // the unfinished line
-    this.text.replaceChildren(this.last);
+    this.begun = where; this.part = null; this.size = 0; this.busy = false; this.lines = [];
+    this.box.replaceChildren();
     this.state.textContent = "";
-    this.read(run, this.stopper.signal);
+    this.follow.checked = !where;
+    this.read(run, this.stopper.signal, where);
   }
 
-  async read(run, signal) {
-    const numbers = this.members(), several = numbers.length > 1, grep = chosen("grep");
-    const attempt = this.pinned();
-    // A search starts at the beginning, because its lines may be anywhere.
-    const begin = grep ? 0 : -Math.ceil(BEGIN_BYTES / numbers.length);
-    const sources = numbers.map((number) => ({ number, prefix: several ? `[${number}] ` : "", base: `${this.path(number)}&attempt=${attempt}`, offset: begin, ended: false, decoder: new TextDecoder("utf-8"), terminal: new Terminal() }));
-    let wait = 0;
+  async read(run, signal, where) {
+    let wait = 0, first = true;
     while (run === this.run) {
       try {
-        const open = sources.filter((one) => !one.ended);
-        let fresh = false;
-        for (const one of open) {
-          fresh = (await this.piece(run, signal, one, several)) || fresh;
+        if (first) {
+          const line = /^\d+:\d+$/.test(where), place = line ? { line: where } : /^t\d+$/.test(where) ? { since_ms: where.slice(1) } : where !== "" && Number(where) >= 0 && Number(where) <= 100 ? { share: Number(where) / 100 } : this.grep().grep ? {} : { back: true };
+          const part = await get(this.path("part", { ...place, ...this.grep() }), { signal });
           if (run !== this.run) return;
+          first = false;
+          this.pinned = part.attempt;
+          this.part = part;
+          this.take(part);
+          this.text.scrollTop = this.follow.checked ? this.text.scrollHeight : 0;
+          if (!this.follow.checked) await this.before();
+          if (line) this.mark(this.row(where), true);
+        } else if (!this.wantsMore() || (this.part.ended && this.caughtUp())) await new Promise((resolve) => { this.wake = resolve; signal.addEventListener("abort", resolve, { once: true }); });
+        else {
+          const part = await get(this.path("part", { places: this.part.ends.join(), wait_s: WAIT_S, ...this.grep() }, this.pinned), { signal });
+          if (run !== this.run) return;
+          Object.assign(this.part, { ends: part.ends, sizes: part.sizes, ended: part.ended, first_ms: part.first_ms, last_ms: part.last_ms });
+          this.take(part);
         }
         wait = 0;
-        const ended = sources.every((one) => one.ended);
-        this.state.textContent = ended ? "ended" : "live";
-        if (ended) { if (!this.text.textContent) this.last.nodeValue = grep ? "(no line contains this)" : "(no output)"; return; }
-        if (several && !fresh) await pause(Math.max(500, EACH_MS * open.length));
+        this.told();
       } catch (error) {
         if (error.name === "AbortError" || run !== this.run) return;
         this.state.textContent = error.message;
@@ -130,48 +181,215 @@ export class LogView {
     }
   }
 
-  /** Reads on in the output of one member; returns whether more may be there already. */
-  async piece(run, signal, one, several) {
-    const asked = one.offset;
-    const piece = await get(`${one.base}&offset=${asked}${asked < 0 || several ? "" : `&wait_s=${WAIT_S}`}`, { signal });
-    if (run !== this.run) return false;
-    if (asked < 0 && piece.offset > 0) this.text.prepend(`${one.prefix}[${plural(piece.offset, "byte")} before this: use Download]\n`);
-    let done = one.terminal.feed(one.decoder.decode(bytesOf(piece.data), { stream: true }));
-    if (piece.ended && several && one.terminal.line) done += one.terminal.feed("\n");
-    if (one.prefix && done) done = done.slice(0, -1).split("\n").map((line) => `${one.prefix}${line}\n`).join("");
-    this.add(done, several ? "" : one.terminal.line);
-    one.ended = piece.ended;
-    one.offset = piece.next_offset;
-    return piece.next_offset > Math.max(0, asked);
+  told() {
+    const { sizes, ended } = this.part, all = sizes.reduce((sum, one) => sum + one, 0);
+    const over = ended && this.caughtUp();
+    if (over && !this.box.childElementCount) this.box.replaceChildren(h("div", { class: "dim" }, this.grep().grep ? "(no line contains this)" : "(no output)"));
+    this.state.textContent = `${over ? "ended" : this.caughtUp() ? "live" : "more below"} · ${bytes(all)}`;
+    this.placed();
   }
 
-  add(done, line) {
-    if (!done && this.last.nodeValue === line) return;
-    if (done) this.last.before(done);
-    if (this.last.nodeValue !== line) this.last.nodeValue = line;
-    const all = this.text.textContent;
-    if (all.length > KEPT_CHARACTERS) this.text.replaceChildren(all.slice(-KEPT_CHARACTERS / 2, all.length - this.last.length), this.last);
+  /** Adds what comes after the window. */
+  take(part) {
+    const { members } = this.part, several = members.length > 1;
+    if (part.pieces.length && !this.size) this.box.replaceChildren();
+    const fresh = document.createDocumentFragment();
+    for (const piece of part.pieces) {
+      const at = members.indexOf(piece.member);
+      this.lines[at] ??= new Lines();
+      this.lines[at].tell = (line, row) => {
+        const had = row?.parentNode ? row : null, before = had?.size ?? 0, drawn = draw(line, piece.member, several, had);
+        if (!had) fresh.append(drawn);
+        this.size += drawn.size - before;
+        return drawn;
+      };
+      this.lines[at].feed(piece, bytesOf(piece.data));
+    }
+    const anchor = this.follow.checked ? null : this.firstShown(), edge = anchor?.getBoundingClientRect().top;
+    this.box.append(fresh);
+    const keep = this.selecting(); // asked once: it makes the browser lay out what has changed
+    while (!keep && this.full()) {
+      const row = this.box.firstChild;
+      this.part.starts[members.indexOf(row.member)] = row.line.end;
+      this.drop(row);
+    }
     if (this.follow.checked) this.text.scrollTop = this.text.scrollHeight;
+    else if (anchor?.isConnected) this.text.scrollTop += anchor.getBoundingClientRect().top - edge;
     this.top = this.text.scrollTop; this.tall = this.text.scrollHeight;
+    if (part.pieces.length && this.search.value) this.light();
+  }
+
+  /** Adds what comes before the window, and drops what is far below. */
+  async before() {
+    const run = this.run;
+    if (this.busy || !this.part || this.part.starts.every((start) => start <= 0)) return;
+    this.busy = true;
+    try {
+      const part = await get(this.path("part", { back: true, places: this.part.starts.join(), ...this.grep() }, this.pinned), { signal: this.stopper.signal });
+      if (run !== this.run) return;
+      const { members } = this.part, fresh = document.createDocumentFragment(), lines = members.map((member) => new Lines((line, row) => { const drawn = draw(line, member, members.length > 1, row?.parentNode ? row : null); if (!drawn.parentNode) { fresh.append(drawn); this.size += drawn.size; } return drawn; }));
+      for (const piece of part.pieces) lines[members.indexOf(piece.member)].feed(piece, bytesOf(piece.data));
+      for (const one of lines) one.flush();
+      const anchor = this.firstShown(), edge = anchor?.getBoundingClientRect().top;
+      this.box.prepend(fresh);
+      this.part.starts = part.starts;
+      const keep = this.follow.checked || this.selecting();
+      while (!keep && this.full()) {
+        const row = this.box.lastChild, at = members.indexOf(row.member);
+        this.part.ends[at] = row.line.offset;
+        this.lines[at]?.reset();
+        this.drop(row);
+      }
+      if (anchor?.isConnected) this.text.scrollTop += anchor.getBoundingClientRect().top - edge;
+      this.top = this.text.scrollTop; this.tall = this.text.scrollHeight;
+      if (this.search.value) this.light();
+      this.told();
+    } catch (error) {
+      if (run === this.run && error.name !== "AbortError") this.state.textContent = error.message;
+    } finally { if (run === this.run) this.busy = false; }
+  }
+
+  drop(row) { this.size -= row.size; row.remove(); }
+
+  // -- finding ---------------------------------------------------------------------------------
+
+  row(key) { return this.box.querySelector(`[data-line="${CSS.escape(key)}"]`); }
+
+  mark(row, scroll = false) {
+    this.box.querySelector("[aria-current]")?.removeAttribute("aria-current");
+    row?.setAttribute("aria-current", "true");
+    if (row && scroll) { this.text.scrollTop += row.getBoundingClientRect().top - this.text.getBoundingClientRect().top - this.text.clientHeight / 3; this.top = this.text.scrollTop; }
+  }
+
+  /** Enter: only these lines, or the next line with this text. */
+  look() {
+    const text = this.search.value, only = this.only.checked && text;
+    const same = this.hits && this.hits.text === text && !only && !chosen("grep");
+    if (same) { this.step(1); return; }
+    const was = chosen("grep");
+    choose("grep", only ? text : ""); choose("find", only ? "" : text);
+    this.hits = null; this.count.textContent = "";
+    this.light();
+    if (was !== chosen("grep")) { choose("line", ""); choose("seek", ""); this.again(); }
+    if (text && !only) this.collect().then(() => this.step(1));
+  }
+
+  /** Where all lines with the text are. */
+  async collect() {
+    const hits = this.hits = { text: this.search.value, all: [], at: -1, done: false };
+    try {
+      await this.searched(hits.text, this.path, (found) => { hits.all.push(...found); this.counted(); return this.hits === hits && hits.all.length < HITS_MAX; });
+      hits.done = true;
+    } catch (error) { if (this.hits === hits) this.count.textContent = error.message; return; }
+    hits.all.sort(byTime);
+    if (this.hits === hits) this.counted();
+  }
+
+  counted() {
+    const { all, at, done } = this.hits ?? { all: [] }, many = all.length >= HITS_MAX ? `${whole(all.length)} or more lines` : plural(all.length, "line");
+    this.count.textContent = at >= 0 ? `${whole(at + 1)} of ${many}` : done ? many : `searching: ${many}`;
+  }
+
+  /** Searches from the beginning, in as many requests as it takes; `take` says whether to go on. */
+  async searched(text, path, take) {
+    let rest = { member: 0, offset: 0 }, attempt = this.pinned ?? 0;
+    while (rest) {
+      const found = await get(path.call(this, "find", { text, from_member: rest.member, from_offset: rest.offset }, attempt), { signal: this.ender.signal });
+      if (!take(found.hits)) return;
+      ({ rest, attempt } = found);
+    }
+  }
+
+  async step(by) {
+    if (!this.search.value || chosen("grep")) return;
+    if (this.hits?.text !== this.search.value) { this.look(); return; }
+    const hits = this.hits, count = hits.all.length;
+    if (!count) { if (hits.done) this.counted(); return; }
+    if (hits.at < 0) { // the first one below what is shown
+      const key = this.firstShown()?.line, begin = this.follow.checked || !key ? count - (by > 0 ? 1 : 0) : hits.all.findIndex((one) => one.at_ms > key.at || (one.at_ms === key.at && one.offset >= key.offset));
+      hits.at = begin < 0 ? 0 : by > 0 ? begin : begin - 1;
+    } else hits.at += by;
+    hits.at = (hits.at + count) % count;
+    this.counted();
+    this.go(hits.all[hits.at]);
+  }
+
+  go({ member, offset }) {
+    const key = `${member}:${offset}`, row = this.row(key);
+    this.follow.checked = false;
+    choose("line", key); choose("seek", "");
+    if (row) this.mark(row, true); else this.again(key);
+  }
+
+  /** Of all members, also those that are not shown. */
+  async firstError() {
+    const found = [];
+    this.count.textContent = "looking for errors";
+    try {
+      await this.searched("", (what, more, attempt) => this.path(what, more, attempt, this.total < 2 ? 0 : null), (hits) => found.push(...hits));
+    } catch (error) { this.count.textContent = error.message; return; }
+    const first = found.sort(byTime)[0], failed = this.job?.gang.find((one) => one.code);
+    this.count.textContent = first ? "" : "no line looks like an error";
+    const member = first?.member ?? (this.pinned === this.job?.attempt ? failed?.member : undefined);
+    if (member === undefined) return;
+    if (this.total > 1 && (chosen("grep") || !this.part?.members.includes(member))) { choose("member", this.part?.members.includes(member) ? chosen("member") : String(member)); this.member.value = chosen("member") || ALL; this.part = null; }
+    if (chosen("grep")) { choose("grep", ""); this.only.checked = false; this.part = null; }
+    if (first) { this.go(first); return; }
+    this.count.textContent += `; member ${member} exited with ${failed.code}: these are its last lines`;
+    choose("member", this.total > 1 ? String(member) : "");
+    this.member.value = chosen("member") || ALL;
+    this.follows();
+  }
+
+  async link() {
+    const row = this.box.querySelector("[aria-current]") ?? this.firstShown();
+    if (!row?.dataset.line) return;
+    choose("attempt", String(this.pinned)); choose("line", row.dataset.line); choose("seek", "");
+    this.mark(row);
+    try { await navigator.clipboard.writeText(location.href); toast("The link to this line is copied"); } catch { toast("The link to this line is in the address bar"); }
   }
 
   /** What is chosen, from its beginning, as one file. */
   async download() {
-    const numbers = this.members();
     this.loader.disabled = true;
+    const written = [], lines = new Map();
+    let places = "", size = 0, attempt = this.pinned ?? 0, one = true, member = 0;
     try {
-      const parts = [];
-      for (const number of numbers) {
-        const found = await outputOf(this.path(number), this.pinned(), `shoal logs ${this.id} --output ${this.id}.log`, (size) => { this.state.textContent = `${bytes(size)} read`; });
-        if (numbers.length === 1) { parts.push(...found); continue; }
-        const lines = (await new Blob(found).text()).replace(/\n$/, "").split("\n");
-        if (found.some((part) => part.length)) parts.push(lines.map((line) => `[${number}] ${line}\n`).join(""));
+      for (;;) {
+        const part = await get(this.path("part", { ...(places ? { places } : {}), ...this.grep() }, attempt), { signal: this.ender.signal });
+        ({ attempt } = part);
+        one = part.members.length === 1; [member] = part.members;
+        for (const piece of part.pieces) {
+          const data = bytesOf(piece.data);
+          size += data.length;
+          if (one) written.push(data); else labelled(lines, piece.member, data, written);
+        }
+        if (size > SAVED_BYTES_MAX) throw new Error(`too large for the browser; run shoal logs ${this.id} --output ${this.id}.log`);
+        if (part.ends.join() === places || part.ends.every((end, at) => end >= part.sizes[at])) break;
+        places = part.ends.join();
+        this.state.textContent = `${bytes(size)} read`;
       }
-      save(`${this.id}${numbers.length === 1 && this.count > 1 ? `.${numbers[0]}` : ""}.log`, parts);
+      for (const [of, rest] of lines) if (rest.length) written.push(`[${of}] `, ...rest, "\n");
+      save(`${this.id}${one && this.total > 1 ? `.${member}` : ""}.log`, written);
       this.state.textContent = "downloaded";
-    } catch (error) { this.state.textContent = error.message; }
+    } catch (error) { if (error.name !== "AbortError") this.state.textContent = error.message; }
     this.loader.disabled = false;
   }
 
-  stop() { this.run += 1; this.stopper?.abort(); }
+  ender = new AbortController();
+
+  stop() { this.run += 1; this.stopper?.abort(); this.ender.abort(); this.light.stop(); this.offered(); this.hits = null; removeEventListener("shoal-theme", this.recolour); globalThis.Highlight && CSS.highlights.delete("log-find"); }
+}
+
+const byTime = (a, b) => a.at_ms - b.at_ms || a.member - b.member || a.offset - b.offset;
+
+/** Whole lines with the member's number before them; `lines` keeps what is not complete. */
+function labelled(lines, member, data, written) {
+  let rest = lines.get(member) ?? [], from = 0;
+  for (let end = data.indexOf(10); end >= 0; end = data.indexOf(10, from)) {
+    written.push(`[${member}] `, ...rest, data.subarray(from, end + 1));
+    rest = []; from = end + 1;
+  }
+  if (from < data.length) rest.push(data.subarray(from));
+  lines.set(member, rest);
 }
