@@ -181,6 +181,9 @@ class Store(EventLog, Protocol):
     ) -> list[Recorded]:
         """A negative `after` counts from the end; `notable` leaves out the kinds in `QUIET`."""
 
+    def policies(self, limit: int) -> list[Recorded]:
+        """The events that changed the policy, the newest first."""
+
     def history(self, job: str, limit: int) -> list[Recorded]:
         """A job's newest events, oldest first. Of several checkpoints in a row only the last is
         there, and checkpoints do not count towards `limit`."""

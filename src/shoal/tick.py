@@ -151,6 +151,7 @@ class Tick:
 
     @property
     def policy(self) -> Policy:
+        """What the next step obeys: one that was set here and is not stored yet, or the state's."""
         return self._policy or self.state.policy
 
     @policy.setter
@@ -265,7 +266,7 @@ class Tick:
         self.stage = Stage.DECIDED
         try:
             done = step(self.state, report, self.policy, now_ms)
-            self._verify(self.state, self.policy, done, now_ms)
+            self._verify(self.state, self.state.policy, done, now_ms)
         except Exception as error:
             self.fail(error, replies)
             raise
@@ -296,6 +297,7 @@ class Tick:
         decision, self._decision = self._decision, None
         self.last_seq = self._stored_seq
         self.stage = Stage.READY
+        self._policy = None  # it is stored; from now on, requests may change it
         for reply, answer in zip(decision.replies, decision.step.answers, strict=True):
             if not reply.done():
                 reply.set_result(answer)

@@ -55,6 +55,11 @@ TABLE: dict[tuple[str, str], tuple[Ask, ...]] = {
     ("GET", "/v1/samples"): (Ask("/v1/samples"),),
     ("GET", "/v1/policy"): (Ask("/v1/policy"),),
     ("PUT", "/v1/policy"): (Ask("/v1/policy", msgspec.to_builtins(POLICY)),),
+    ("GET", "/v1/policy/form"): (Ask("/v1/policy/form"),),
+    ("POST", "/v1/policy/draft"): (Ask("/v1/policy/draft", {"changes": {"patience": "5m"}}),),
+    ("GET", "/v1/policy/history"): (Ask("/v1/policy/history"),),
+    ("GET", "/v1/policy/history/{seq:int}"): (Ask("/v1/policy/history/2"),),
+    ("GET", "/v1/budgets"): (Ask("/v1/budgets"),),
     ("GET", "/v1/events"): (
         Ask("/v1/events?limit=10000"),
         Ask("/v1/events?after=-50"),
@@ -143,6 +148,11 @@ TABLE: dict[tuple[str, str], tuple[Ask, ...]] = {
     # Names of services are addresses, which all tenants share: that one is taken can be seen.
     ("PUT", "/v1/services/{name:str}"): (Ask("/v1/services/{service}", SERVICE, same=False),),
     ("POST", "/v1/services/{name:str}/stop"): (Ask("/v1/services/{service}/stop"),),
+    ("GET", "/v1/ledger/csv"): tuple(
+        Ask(f"/v1/ledger/csv?by={by}{more}")
+        for by in ("account", "tenant", "user", "job", "node", "day", "hour")
+        for more in ("", "&user=")
+    ),
     ("GET", "/v1/ledger"): tuple(
         Ask(f"/v1/ledger?by={by}")
         for by in ("account", "tenant", "user", "job", "node", "day", "hour")

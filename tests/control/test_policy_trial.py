@@ -19,7 +19,7 @@ from shoal.core.scheduling.order import ORDERINGS
 from shoal.core.scheduling.score import PLACEMENTS
 from shoal.core.state.state import State
 from shoal.model.policy import Policy, Tenant, problem_with
-from shoal.model.report import Accepted, Submit
+from shoal.model.report import Accepted, SetPolicy, Submit
 from tests.control.test_loop import SPEC, BookEngine, HandClock, Rig
 
 MODULE = """
@@ -107,7 +107,7 @@ def test_a_function_that_fails_later_is_replaced_and_the_cluster_goes_on(
     rig = Rig(tmp_path)
 
     async def work() -> None:
-        await rig.loop.set_policy(Policy(placement="mine_of_a_test:turns"))
+        await rig.loop.request(SetPolicy(Policy(placement="mine_of_a_test:turns")))
         assert await rig.loop.request(Submit(SPEC, "before")) == Accepted("j1")
         assert not rig.loop.alarms.texts
         module.touch()  # noqa: ASYNC240
@@ -122,7 +122,7 @@ def test_a_function_that_fails_later_is_replaced_and_the_cluster_goes_on(
         assert "mine_of_a_test:turns is replaced by shoal" in alarm
         assert "it has turned bad" in alarm
         module.unlink()  # noqa: ASYNC240
-        await rig.loop.set_policy(Policy(name="plain"))
+        await rig.loop.request(SetPolicy(Policy(name="plain")))
         assert not rig.loop.alarms.texts
 
     rig.run(work())
@@ -133,7 +133,7 @@ def test_a_log_whose_policy_names_what_is_gone_still_loads(module: Path, tmp_pat
     policy = Policy(placement="mine_of_a_test:good", order="mine_of_a_test:numbers")
 
     async def work() -> None:
-        await rig.loop.set_policy(policy)
+        await rig.loop.request(SetPolicy(policy))
         await rig.loop.request(Submit(SPEC, "k"))
 
     rig.run(work())

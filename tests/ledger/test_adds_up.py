@@ -13,6 +13,7 @@ from shoal.cli.screen.explanation import _cost, _gpu_time
 from shoal.ledger.accounts import Account
 from shoal.ledger.book_state import Hardware, Owner
 from shoal.ledger.naps import Nap
+from shoal.ledger.only import Only
 from shoal.ledger.postings import Addition
 from shoal.ledger.report import Tariff, cost_view, rows
 from shoal.ledger.store import LedgerStore
@@ -62,7 +63,7 @@ def test_a_jobs_page_says_what_the_report_says(seed: int, tmp_path: Path) -> Non
     tariff = Tariff(PriceList(), store.machines())
     by_job = rows(tariff, store.sums(By.JOB, 0, 1 << 40, tariff.of_machine), By.JOB, 1 << 20)
     for job in owners:
-        sums = store.sums(By.ACCOUNT, 0, 1 << 40, tariff.of_machine, job)
+        sums = store.sums(By.ACCOUNT, 0, 1 << 40, tariff.of_machine, Only(job=job))
         cost = cost_view(tariff, job, sums, Nap())
         reported = {row.account: row.gpu_us for row in by_job if row.key == job}
         assert {one.account: one.gpu_us for one in cost.accounts} == reported

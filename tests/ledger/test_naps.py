@@ -9,6 +9,7 @@ from pathlib import Path
 from shoal.core.nodebook import NodeBook
 from shoal.ledger.accounts import HOUR_MS, Account
 from shoal.ledger.book import Book
+from shoal.ledger.only import Only
 from shoal.ledger.opening import events_of
 from shoal.ledger.store import LedgerStore
 from shoal.model import events as ev
@@ -46,7 +47,7 @@ def lent(story: Explanation, tmp_path: Path) -> tuple[int, int]:
     story.book.settle()
     store = LedgerStore(tmp_path / "ledger.db")
     store.put(story.book.drain(), b"", 1)
-    nap = store.naps(0, 1 << 40, "j1")
+    nap = store.naps(0, 1 << 40, Only(job="j1"))
     assert store.naps(0, 1 << 40) == nap
     store.close()
     return nap.slept_ms // S, nap.lent_us // 1_000_000

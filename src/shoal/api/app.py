@@ -19,6 +19,7 @@ from litestar.types import ControllerRouterHandler
 from shoal import __version__
 from shoal.api.access import Access
 from shoal.api.audit import Audit, audited
+from shoal.api.budgets import Budgets
 from shoal.api.events import Events
 from shoal.api.explain import Explanations
 from shoal.api.fabric import FabricApi
@@ -38,6 +39,7 @@ from shoal.api.metrics import metrics
 from shoal.api.notices import Rules
 from shoal.api.packages import Packages, refuse_unknown_package
 from shoal.api.page import HANDLERS, provided
+from shoal.api.policy import Policies
 from shoal.api.principal import Needs
 from shoal.api.problems import (
     SAFE_HEADERS,
@@ -67,18 +69,15 @@ from shoal.api.views import (
     status_view,
 )
 from shoal.api.workflows import Workflows
-from shoal.control import tryout
 from shoal.control.history.history import History
 from shoal.control.home import Home
 from shoal.control.loop import Busy, ControlLoop, Unreadable
-from shoal.control.plugins import problem
 from shoal.control.stores import Stores
 from shoal.core.answers.caps import caps_of
 from shoal.engines.linked.engine import LinkedEngine
 from shoal.ledger.live import LiveLedger
 from shoal.model.durations import DAY_MS
 from shoal.model.node import LabelChange, NodeHealth, NodeIntent, unenforced_lines, unenforced_of
-from shoal.model.policy import Policy
 from shoal.model.report import (
     CheckNode,
     SetEnd,
@@ -173,20 +172,6 @@ class Cluster(Controller):
             raise Refusal(404, f"there is no check {check[:64]!r} of {node[:64]!r}", "check")
         return view
 
-    @get("/policy", sync_to_thread=False)
-    def policy(self, reach: Reach) -> Policy:
-        return reach.policy()
-
-    @put("/policy", opt=Needs.ADMIN.opt)
-    async def set_policy(self, loop: ControlLoop, data: Policy) -> Policy:
-        """Tries the policy out, then sets it: in force when this answers. A change is an event."""
-        wrong = problem(data) or await tryout.problem(data, loop.state, loop.clock.now_ms())
-        if wrong is not None:
-            field, _, message = wrong.partition(": ")
-            raise Refusal(422, message, field)
-        await loop.set_policy(data)
-        return loop.policy
-
 
 class Services(Controller):
     path = "/v1/services"
@@ -238,6 +223,8 @@ ROUTES: list[ControllerRouterHandler] = [
     Schedules,
     Series,
     Ledger,
+    Budgets,
+    Policies,
     Supplies,
     FabricApi,
     StorageApi,

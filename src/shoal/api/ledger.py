@@ -6,20 +6,23 @@ import asyncio
 from typing import Annotated
 
 import msgspec
-from litestar import Controller, get, put
+from litestar import Controller, Response, get, put
 from litestar.params import Parameter
 
 from shoal.api.principal import Needs
 from shoal.api.problems import Refusal
 from shoal.api.reach import Reach
-from shoal.core.phases.budget import used
+from shoal.core.phases.budget import spent_by_branch, used
+from shoal.forms import ledger_csv
 from shoal.ledger.accounts import HOUR_MS
 from shoal.ledger.live import TIMES_MAX, LiveLedger
+from shoal.ledger.only import Only
 from shoal.ledger.spending import wants_spendings
 from shoal.model.ledger import By, CostView, LedgerView
 from shoal.model.prices import PriceList, problem_with
 
 Moment = Annotated[int, Parameter(ge=0, le=2**53 - 1)]
+Owner = Annotated[str | None, Parameter(max_length=128)]
 
 
 class Ledger(Controller):
@@ -34,23 +37,40 @@ class Ledger(Controller):
         by: By = By.ACCOUNT,
         from_ms: Moment = 0,
         to_ms: Moment = 0,
+        tenant: Owner = None,
+        user: Owner = None,
     ) -> LedgerView:
         """Whole hours (UTC) that the range touches; `to_ms` 0 is now, `from_ms` 0 the beginning.
         By job, node, user or tenant: the 1,000 largest rows, and one for all others. A sender who
-        sees one tenant gets what that tenant's jobs used."""
-        loop, who = reach.loop, reach.who
-        if to_ms and to_ms <= from_ms:
-            raise Refusal(422, "must be later than from_ms", "to_ms")
-        books = _kept(live_ledger)
-        begin_ms = max(from_ms, books.book.cluster.began_ms)
-        hours = ((to_ms or loop.clock.now_ms()) - begin_ms) // HOUR_MS
-        if by is By.HOUR and hours > TIMES_MAX:
-            raise Refusal(422, f"has {hours} hours, the most is {TIMES_MAX}; use by=day", "by")
-        view = await books.view(by, from_ms, to_ms, "" if who.sees_all else who.tenant)
-        if by is By.TENANT and wants_spendings(loop.policy):
+        sees one tenant gets what that tenant's jobs used. `tenant`, `user`: only what their jobs
+        used; empty: jobs without a user."""
+        books, only = _kept(live_ledger), _only(reach, tenant, user)
+        view = await _view(reach, books, by, from_ms, to_ms, only)
+        if by is By.TENANT and wants_spendings(reach.loop.policy):
             notes = await _budgets(reach, books)
             view = msgspec.structs.replace(view, notes=[*view.notes, *notes])
         return view
+
+    @get("/ledger/csv")
+    async def as_csv(
+        self,
+        live_ledger: LiveLedger | None,
+        reach: Reach,
+        by: By = By.ACCOUNT,
+        from_ms: Moment = 0,
+        to_ms: Moment = 0,
+        tenant: Owner = None,
+        user: Owner = None,
+    ) -> Response[str]:
+        """The rows of the same report as a file, with exact amounts."""
+        only = _only(reach, tenant, user)
+        view = await _view(reach, _kept(live_ledger), by, from_ms, to_ms, only)
+        name = f"ledger-by-{by.value}.csv"
+        return Response(
+            await asyncio.to_thread(ledger_csv.text_of, view),
+            media_type="text/csv; charset=utf-8",
+            headers={"content-disposition": f'attachment; filename="{name}"'},
+        )
 
     @get("/jobs/{job_id:str}/cost")
     async def cost(self, reach: Reach, live_ledger: LiveLedger | None, job_id: str) -> CostView:
@@ -73,15 +93,38 @@ class Ledger(Controller):
         return books.prices
 
 
+def _only(reach: Reach, tenant: str | None, user: str | None) -> Only:
+    """What the sender asks for, within what it may see."""
+    who = reach.who
+    if who.sees_all:
+        return Only(tenant=tenant, user=user)
+    if tenant not in (None, who.tenant):
+        raise Refusal(404, f"there is no tenant {tenant[:64]!r} that you may see", "tenant")
+    return Only(tenant=who.tenant, user=user)
+
+
+async def _view(
+    reach: Reach, books: LiveLedger, by: By, from_ms: int, to_ms: int, only: Only
+) -> LedgerView:
+    if to_ms and to_ms <= from_ms:
+        raise Refusal(422, "must be later than from_ms", "to_ms")
+    begin_ms = max(from_ms, books.book.cluster.began_ms)
+    hours = ((to_ms or reach.loop.clock.now_ms()) - begin_ms) // HOUR_MS
+    if by is By.HOUR and hours > TIMES_MAX:
+        raise Refusal(422, f"has {hours} hours, the most is {TIMES_MAX}; use by=day", "by")
+    return await books.view(by, from_ms, to_ms, only)
+
+
 async def _budgets(reach: Reach, live_ledger: LiveLedger) -> list[str]:
     """How much of its budget each tenant has used, one line each."""
     loop = reach.loop
     spendings = await live_ledger.spendings(loop.policy)
     await loop.settled()
+    totals = spent_by_branch(loop.state, spendings)
     lines = []
     for tenant in reach.policy().tenants:
         if tenant.has_budget:
-            told = used(loop.state, tenant, spendings)
+            told = used(tenant, totals)
             lines.append(f"{told.milli / 10:.0f} %: {told.text}")
     return lines
 

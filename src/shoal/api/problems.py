@@ -45,6 +45,8 @@ def accepted(answer: Answer) -> Any:
     if isinstance(answer, Refused):
         if answer.full is not None:
             raise Refusal(FULL[answer.full], answer.message, answer.field, FULL_RETRY_S)
+        if answer.late:
+            raise Refusal(409, answer.message, answer.field)
         raise Refusal(404 if answer.missing else 422, answer.message, answer.field)
     return answer
 

@@ -70,7 +70,7 @@ def _seen_event(reach: Reach, event: Event, owners: dict[str, str]) -> Event | N
         case BudgetEvent() | RuleEvent():
             own = who.sees(event.tenant)
         case PolicyChanged():
-            return msgspec.structs.replace(event, policy=reach.policy(event.policy))
+            return msgspec.structs.replace(event, policy=reach.policy(event.policy), who="")
         case NodeJudged():
             return _seen_judgement(reach, event)
         case _:

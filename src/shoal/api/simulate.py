@@ -17,12 +17,14 @@ from shoal.api.child import run_child
 from shoal.api.principal import Needs
 from shoal.api.problems import Refusal
 from shoal.control.loop import ControlLoop
+from shoal.control.plugins import problem
 from shoal.core.policies import SHIPPED
-from shoal.model.policy import Policy
+from shoal.model.policy import Policy, version_of
 
 LIMIT_S = 300.0
 ANSWER_BYTES_MAX = 4 * 1024 * 1024
 CURRENT = "current"
+EDITED = "edited"
 FOLDER = "replays"  # in the home; emptied when a controller starts
 # A replay dies with its controller, however that ends, even if it ended just before this ran.
 BOUND = """
@@ -37,11 +39,12 @@ run()
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`current` is the policy in force; `days` 0 is the whole log."""
+    """`current` is the policy in force, `edited` is `policy`; `days` 0 is the whole log."""
 
     policies: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=8)]
     days: Annotated[int, msgspec.Meta(ge=0, le=3660)] = 0
     load: Annotated[float, msgspec.Meta(gt=0, le=100)] = 1.0
+    policy: Policy | None = None
 
 
 class SimulationView(msgspec.Struct, kw_only=True):
@@ -55,6 +58,7 @@ class SimulationView(msgspec.Struct, kw_only=True):
     result: msgspec.Raw | None = None
     policies: list[str] = []  # that can be simulated
     current: str = ""
+    edited: str = ""  # the version of the policy that was given with the question
 
 
 class Simulator:
@@ -79,14 +83,23 @@ class Simulator:
             raise Refusal(422, "this controller has no home with a log of events")
         if self._task is not None and not self._task.done():
             raise Refusal(409, "a simulation is already running; wait for it or cancel it")
+        if (ask.policy is None) == (EDITED in ask.policies):
+            raise Refusal(422, f"goes with {EDITED!r} among the policies", "policy")
+        wrong = problem(ask.policy) if ask.policy is not None else None
+        if wrong is not None:
+            field, _, message = wrong.partition(": ")
+            raise Refusal(422, message, f"policy.{field}")
         for name in ask.policies:
-            if name not in SHIPPED and name != CURRENT:
+            if name not in SHIPPED and name not in (CURRENT, EDITED):
                 known = ", ".join([CURRENT, *SHIPPED])
                 raise Refusal(
                     422, f"there is no policy {name[:64]!r}; there are {known}", "policies"
                 )
         self._view = SimulationView(
-            state="running", asked=ask, started_ms=self._loop.clock.now_ms()
+            state="running",
+            asked=msgspec.structs.replace(ask, policy=None),
+            edited=version_of(ask.policy) if ask.policy is not None else "",
+            started_ms=self._loop.clock.now_ms(),
         )
         self._task = asyncio.create_task(self._run(self._home, ask, self._loop.policy))
 
@@ -168,9 +181,10 @@ def _command(home: Path, ask: Ask, policy: Policy, folder: Path) -> list[str]:
     if ask.days:
         words += ["--days", str(ask.days)]
     for name in dict.fromkeys(ask.policies):
-        if name == CURRENT:
-            file = folder / f"{CURRENT}.json"
-            fields: dict[str, Any] = msgspec.to_builtins(policy)
+        given = {CURRENT: policy, EDITED: ask.policy}.get(name)
+        if given is not None:
+            file = folder / f"{name}.json"
+            fields: dict[str, Any] = msgspec.to_builtins(given)
             file.write_bytes(msgspec.json.encode(fields))
             words += ["--policy", str(file)]
         else:

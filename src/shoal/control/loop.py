@@ -32,7 +32,6 @@ from shoal.model.report import (
     LogChunk,
     NodeGone,
     NodeReport,
-    Nothing,
     PackagePiece,
     Request,
     SetService,
@@ -183,19 +182,7 @@ class ControlLoop:
             self.store.relax()  # otherwise a cluster where nothing happens would stay tight
         return self.store.tight
 
-    async def set_policy(self, policy: Policy) -> None:
-        """Obeyed from the next step on; returns when the change is stored."""
-        self.tick.policy = policy
-        try:
-            await self.request(Nothing())
-        except Exception:
-            if self.tick.policy is policy:  # and not another one that was set meanwhile
-                self.tick.policy = self.policy
-            raise
-        self.policy = self.tick.policy
-        self._look_at_policy()
-
-    def _look_at_policy(self) -> None:
+    def look_at_policy(self) -> None:
         """Functions of users may be missing or fail; then a shipped one takes their place."""
         self.alarms.show("policy", plugins.alarm(self.policy))
 
@@ -314,6 +301,9 @@ class ControlLoop:
             self.tick.commit()
         self.check()
         self.tick.finish()
+        if self.policy is not self.tick.policy:
+            self.policy = self.tick.policy
+            self.look_at_policy()
         self._gate.set()
         self._publish(decision)
         await self._keep_snapshot()
@@ -367,7 +357,7 @@ class ControlLoop:
 
     def _begin(self) -> None:
         self.tick.begin(self.clock.now_ms(), secrets.randbelow(self.policy.port_count))
-        self._look_at_policy()
+        self.look_at_policy()
 
     async def _recover(self) -> None:
         """What was not stored did not happen: go back to what is stored, and have the nodes report.

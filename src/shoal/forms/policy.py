@@ -115,7 +115,12 @@ def find(word: str, *, flag: str = "", load: bool = True) -> Policy:
 def parse(text: str, ending: str, name: str = "mine") -> Policy:
     """Its `base` with the changes that the text makes; `name` is for a text without a name."""
     written = datafile.load(text, ending, "base: fair")
-    base = _base(written.pop("base", "fair"))
+    return changed(_base(written.pop("base", "fair")), written, name)
+
+
+def changed(base: Policy, written: dict[Any, Any], name: str) -> Policy:
+    """The base with these fields, as a file has them."""
+    written = dict(written)
     changes: dict[str, Any] = {"name": name}
     changes |= _idle(written)
     for given, value in written.items():
@@ -130,6 +135,21 @@ def parse(text: str, ending: str, name: str = "mine") -> Policy:
         return msgspec.convert({**msgspec.to_builtins(base), **changes}, Policy)
     except msgspec.ValidationError as error:
         raise datafile.invalid(error, lambda path: _where(path, changes)) from None
+
+
+def with_tenants(base: Policy, written: dict[Any, Any]) -> dict[Any, Any]:
+    """The same, with changes by tenant made into all tenants; None removes one."""
+    given = written.get("tenants")
+    if not isinstance(given, dict):
+        return written
+    tenants = {one.name: msgspec.to_builtins(one) for one in base.tenants}
+    for name, about in given.items():
+        if about is None:
+            tenants.pop(name, None)
+        else:
+            fields = _tenant(str(name), about)
+            tenants[str(name)] = {**tenants.get(str(name), {"name": str(name)}), **fields}
+    return {**written, "tenants": list(tenants.values())}
 
 
 def check(policy: Policy, *, load: bool) -> None:
@@ -252,7 +272,7 @@ def to_text(policy: Policy) -> str:
     lines = []
     for field, value in as_written(policy).items():
         if field.startswith("tenants."):
-            lines.append(f"  {_scalar(field.removeprefix('tenants.'))}: {value}")
+            lines.append(f"  {scalar(field.removeprefix('tenants.'))}: {value}")
             continue
         if field.startswith("supply."):
             lines.append(f"  - {value}")
@@ -276,7 +296,7 @@ def as_written(policy: Policy) -> dict[str, str]:
         elif field == "idle":
             rows |= _idle_rows(policy)
         else:
-            rows[field] = units.duration_exact(value) if field != target else _scalar(value)
+            rows[field] = units.duration_exact(value) if field != target else scalar(value)
     rows |= {"supply": "" if supplies else "[]", **supplies}
     return {**rows, "tenants": "" if tenants else "{}", **tenants}
 
@@ -291,21 +311,35 @@ def differences(before: Policy, after: Policy) -> list[tuple[str, str, str]]:
     """(field, one, other) where they differ."""
     one, other = as_written(before), as_written(after)
     fields = [field for field in {**one, **other} if field not in ("tenants", "supply")]
-    pairs = [(field, one.get(field, ""), other.get(field, "")) for field in fields]
-    return [row for row in pairs if row[1] != row[2]]
+    rows: list[tuple[str, str, str]] = []
+    mine = {f"tenants.{tenant.name}": tenant for tenant in before.tenants}
+    theirs = {f"tenants.{tenant.name}": tenant for tenant in after.tenants}
+    for field in fields:
+        if one.get(field, "") == other.get(field, ""):
+            continue
+        if field in mine and field in theirs:  # by field
+            rows += _tenant_rows(field, mine[field], theirs[field])
+        else:
+            rows.append((field, one.get(field, ""), other.get(field, "")))
+    return rows
+
+
+def _tenant_rows(where: str, one: Tenant, other: Tenant) -> list[tuple[str, str, str]]:
+    pairs = [(name, getattr(one, name), getattr(other, name)) for name in TENANT_FIELDS]
+    return [(f"{where}.{name}", scalar(a), scalar(b)) for name, a, b in pairs if a != b]
 
 
 def _about(tenant: Tenant) -> str:
     usual = Tenant(name=tenant.name)
     said = [
-        f"{field}: {_scalar(getattr(tenant, field))}"
+        f"{field}: {scalar(getattr(tenant, field))}"
         for field in TENANT_FIELDS
         if getattr(tenant, field) != getattr(usual, field)
     ]
     return "{" + ", ".join(said) + "}"
 
 
-def _scalar(value: Any) -> str:
+def scalar(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     plain = re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*(:[A-Za-z0-9_.]+)?", str(value))

@@ -15,6 +15,7 @@ from shoal.database.settings import Settings
 from shoal.ledger.accounts import HOUR_MS, Place
 from shoal.ledger.book import Book
 from shoal.ledger.book_state import BookState
+from shoal.ledger.only import EVERYBODY, Only
 from shoal.ledger.opening import events_of
 from shoal.ledger.prices import PRICES, read_prices
 from shoal.ledger.report import Tariff, cost_view, gap_notes, moment, open_sums, view
@@ -242,9 +243,9 @@ class LiveLedger:
 
     # -- reading ---------------------------------------------------------------------------
 
-    async def view(self, by: By, from_ms: int, to_ms: int, tenant: str = "") -> LedgerView:
-        """Whole hours; `to_ms` 0 is now. `tenant`: only what its jobs used, which is then all of
-        the capacity."""
+    async def view(self, by: By, from_ms: int, to_ms: int, only: Only = EVERYBODY) -> LedgerView:
+        """Whole hours; `to_ms` 0 is now. `only`: what these jobs used, which is then all of the
+        capacity."""
         async with self._lock:
             store = await self._ready()
             now_ms = self._clock.now_ms()
@@ -258,11 +259,11 @@ class LiveLedger:
             drawn = await asyncio.to_thread(store.drawn, since, until)
             tariff = Tariff(self.prices, await asyncio.to_thread(store.machines), drawn)
             rates = tariff.of_machine
-            sums = await asyncio.to_thread(store.sums, by, since, until, rates, tenant=tenant)
+            sums = await asyncio.to_thread(store.sums, by, since, until, rates, only)
             capacity = await asyncio.to_thread(store.capacity, since, until)
-            nap = await asyncio.to_thread(store.naps, since, until, tenant=tenant)
-            sums += open_sums(store, tariff, self.book, open_, by, since, until, tenant)
-        if tenant:
+            nap = await asyncio.to_thread(store.naps, since, until, only)
+            sums += open_sums(store, tariff, self.book, open_, by, since, until, only)
+        if only.given:
             capacity = sum(one.gpu_us for one in sums)
         notes = gap_notes(gaps, since * HOUR_MS, until * HOUR_MS)
         if not capacity:
@@ -291,12 +292,12 @@ class LiveLedger:
             store = await self._ready()
             self.book.advance(self._clock.now_ms())
             open_ = await self._write()
-            forever = 1 << 40
+            forever, only = 1 << 40, Only(job=job_id)
             drawn = await asyncio.to_thread(store.drawn, 0, forever)
             tariff = Tariff(self.prices, await asyncio.to_thread(store.machines), drawn)
             rates = tariff.of_machine
-            sums = await asyncio.to_thread(store.sums, By.ACCOUNT, 0, forever, rates, job_id)
-            nap = await asyncio.to_thread(store.naps, 0, forever, job_id)
+            sums = await asyncio.to_thread(store.sums, By.ACCOUNT, 0, forever, rates, only)
+            nap = await asyncio.to_thread(store.naps, 0, forever, only)
             mine = {place: amount for place, amount in open_.items() if place.job == job_id}
             sums += open_sums(store, tariff, self.book, mine, By.ACCOUNT, 0, forever)
         return cost_view(tariff, job_id, sums, nap)

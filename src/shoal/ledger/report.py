@@ -10,6 +10,7 @@ from shoal.ledger.accounts import ABOUT, GPU_US_PER_GPU_MS, HOUR_MS, Account, Pl
 from shoal.ledger.book import Book
 from shoal.ledger.book_state import Gap, Hardware
 from shoal.ledger.naps import Nap
+from shoal.ledger.only import EVERYBODY, Only
 from shoal.ledger.power import Drawn, fitted
 from shoal.ledger.prices import NOTHING, Money, Rate, money, rate_of
 from shoal.ledger.store import HOURS_PER_DAY, LedgerStore, Sum
@@ -85,17 +86,16 @@ def open_sums(
     by: By,
     since: int,
     until: int,
-    only: str = "",
+    only: Only = EVERYBODY,
 ) -> list[Sum]:
-    """The `book.open()` amounts of these hours, summed up as the store does it; `only`: of this
-    tenant."""
+    """The `book.open()` amounts of these hours, summed up as the store does it."""
     sums = []
     for place, amount in amounts.items():
         if since <= place.hour < until:
             job = book.cluster.jobs.get(place.job)
             owner = job.owner if job is not None else store.owner(place.job)
             tenant, user, name = (owner.tenant, owner.user, owner.name) if owner else ("",) * 3
-            if only not in ("", tenant):
+            if only.given and not only.fits(tenant, user, place.job):
                 continue
             keys: dict[By, str | int] = {
                 By.ACCOUNT: "",

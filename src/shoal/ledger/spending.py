@@ -30,6 +30,15 @@ def since_hour(period: BudgetPeriod, now_ms: int) -> int:
     return int(month.timestamp() * 1000) // HOUR_MS
 
 
+def resets_ms(period: BudgetPeriod, now_ms: int) -> int | None:
+    """When the next period begins; None: never."""
+    if period is BudgetPeriod.TOTAL:
+        return None
+    now = datetime.fromtimestamp(now_ms / 1000, UTC)
+    year, month = (now.year + 1, 1) if now.month == 12 else (now.year, now.month + 1)
+    return int(datetime(year, month, 1, tzinfo=UTC).timestamp() * 1000)
+
+
 class _Key(NamedTuple):
     """The range and rates of cached sums."""
 

@@ -17,6 +17,7 @@ from shoal.database.places import Place, closed, opened
 from shoal.ledger.accounts import Account, Move
 from shoal.ledger.book_state import BookState, Hardware, Owner
 from shoal.ledger.naps import Nap
+from shoal.ledger.only import EVERYBODY, Only
 from shoal.ledger.postings import Addition, Posting
 from shoal.ledger.power import Drawn, by_machine
 from shoal.model.ledger import By
@@ -291,23 +292,20 @@ class LedgerStore:
         since: int,
         until: int,
         rates: dict[int, int],
-        job: str = "",
-        tenant: str = "",
+        only: Only = EVERYBODY,
     ) -> list[Sum]:
-        """From hour `since` up to, but not including, `until`; `rates` groups machines by cost.
-        `job`, `tenant`: only what is theirs."""
+        """From hour `since` up to, but not including, `until`; `rates` groups machines by cost."""
         if not rates:
             return []
-        own = [(column, value) for column, value in (("job", job), ("tenant", tenant)) if value]
+        condition, values = only.condition
         each = ", ".join(f"({int(machine)}, {int(rate)})" for machine, rate in rates.items())
         rows = self._database.read(
             f"WITH rates (machine, rate) AS (VALUES {each}) "
             f"SELECT {KEYS[by]}, max(owners.name), rate, account, {_TOTAL} FROM amounts "
             "JOIN owners ON owner = owners.id JOIN machines ON amounts.machine = machines.id "
             "JOIN rates ON rates.machine = amounts.machine WHERE hour >= ? AND hour < ? "
-            + "".join(f"AND owners.{column} = ? " for column, _ in own)
-            + "GROUP BY 1, 3, 4 HAVING sum(gpu_us) != 0",
-            (since, until, *(value for _, value in own)),
+            f"{condition}GROUP BY 1, 3, 4 HAVING sum(gpu_us) != 0",
+            (since, until, *values),
         )
         named = by is By.JOB
         return [Sum(k, n if named else "", r, ACCOUNTS[a], us) for k, n, r, a, us in rows]
@@ -318,14 +316,13 @@ class LedgerStore:
         )
         return rows[0][0] or 0
 
-    def naps(self, since: int, until: int, job: str = "", tenant: str = "") -> Nap:
+    def naps(self, since: int, until: int, only: Only = EVERYBODY) -> Nap:
         """How long jobs slept in these hours, and how much GPU time they lent out by that."""
-        own = [(column, value) for column, value in (("job", job), ("tenant", tenant)) if value]
+        condition, values = only.condition
         [(slept_ms, lent_us)] = self._database.read(
             f"SELECT CAST(sum(slept_ms) AS BIGINT), {_TOTAL} FROM naps "
-            "JOIN owners ON owner = owners.id WHERE hour >= ? AND hour < ? "
-            + "".join(f"AND owners.{column} = ? " for column, _ in own),
-            (since, until, *(value for _, value in own)),
+            f"JOIN owners ON owner = owners.id WHERE hour >= ? AND hour < ? {condition}",
+            (since, until, *values),
         )
         return Nap(slept_ms or 0, lent_us or 0)
 

@@ -32,3 +32,30 @@ class Spending(msgspec.Struct, frozen=True, kw_only=True):
     gpu_us: int  # GPU-microseconds
     money_milli: int = 0  # thousandths of the currency, for time that has a price
     unpriced_us: int = 0  # the part of `gpu_us` that has no price
+
+
+class BudgetGauge(msgspec.Struct, frozen=True, kw_only=True):
+    """`per_hour`: what the GPUs that are held now use. `ends_ms`: when the rest is used up at this
+    rate; None: never."""
+
+    unit: str  # GPU-hours, or the currency
+    used: float
+    limit: int
+    per_hour: float
+    ends_ms: int | None
+
+
+class BudgetView(msgspec.Struct, frozen=True, kw_only=True):
+    """What a tenant and its branches have used of their budget so far. `share` is that of the
+    fullest gauge. `waiting`: their jobs that wait while a budget holds them."""
+
+    tenant: str
+    period: BudgetPeriod
+    level: BudgetLevel | None
+    share: float
+    warns_at: float
+    resets_ms: int | None  # None: never
+    gpus: float  # held now
+    waiting: int
+    gauges: list[BudgetGauge]
+    text: str

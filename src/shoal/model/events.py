@@ -230,6 +230,7 @@ class ClockJumped(EventBase, frozen=True, kw_only=True):
 
 class PolicyChanged(EventBase, frozen=True, kw_only=True):
     policy: Policy
+    who: str = ""  # empty: the controller started with it
 
 
 class ControllerStarted(EventBase, frozen=True, kw_only=True):

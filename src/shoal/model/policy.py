@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import hashlib
 from typing import Annotated
 
 import msgspec
@@ -17,6 +18,7 @@ FunctionName = Annotated[str, msgspec.Meta(max_length=200)]
 PORTS_END = 65_536
 SILENT_AFTER_MS_MIN = 1_500  # nodes report every second
 TENANTS_MAX = 10_000
+VERSION_LETTERS = 16
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -159,6 +161,20 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         while chain[-1].parent and len(chain) <= len(self.tenants):
             chain.append(self.tenant(chain[-1].parent))
         return tuple(reversed(chain))
+
+
+class SetPolicy(msgspec.Struct, frozen=True):
+    """`expected` is the version of the policy that this one was made from; if another is in force
+    meanwhile, it is refused. Empty: it replaces whatever is in force."""
+
+    policy: Policy
+    who: str = "a user"
+    expected: str = ""
+
+
+def version_of(policy: Policy) -> str:
+    """Names exactly this policy, so that a change can say which one it started from."""
+    return hashlib.sha256(msgspec.json.encode(policy)).hexdigest()[:VERSION_LETTERS]
 
 
 def problem_with(policy: Policy) -> str | None:

@@ -27,6 +27,7 @@ from shoal.model.naps import Uses as Uses
 from shoal.model.naps import Woke as Woke
 from shoal.model.node import LabelChange, NodeIntent, NodeSpec
 from shoal.model.notice import Rule
+from shoal.model.policy import SetPolicy as SetPolicy
 from shoal.model.progress import Progress, Spent
 from shoal.model.samples import NodeSample
 from shoal.model.schedule import Due
@@ -112,8 +113,7 @@ class Still(msgspec.Struct, frozen=True, tag=True):
 
 
 class NodeGone(msgspec.Struct, frozen=True):
-    """The engine knows for certain that this life of the node has ended. `exits` are those found on
-    its disk and stored nowhere else yet."""
+    """The engine is certain that this life of the node has ended. `exits`: new ones on its disk."""
 
     node: str
     incarnation: int
@@ -269,9 +269,8 @@ class RemoveToken(msgspec.Struct, frozen=True):
 
 
 class SetKey(msgspec.Struct, frozen=True):
-    """A join token (one with that id is replaced), or the key of a node that joins; every earlier
-    key of the node is void. A machine that was this node before shows it by its last
-    `incarnation` or by the id of the key that it had (`before`, proven by its secret)."""
+    """A join token (replaces one of that id), or the key of a node that joins and voids its earlier
+    ones. A machine that was this node shows its last `incarnation`, or `before`: its key's id."""
 
     key: NodeKey
     incarnation: int = 0
@@ -285,8 +284,7 @@ class RemoveKey(msgspec.Struct, frozen=True):
 
 
 class LabelJob(msgspec.Struct, frozen=True):
-    """Set labels of a job, and remove those whose value is None. `ended`: the sender found the job
-    in the store, with the labels in `before`."""
+    """Set labels of a job; None removes one. `ended`: it is in the store, with labels `before`."""
 
     job: str
     labels: dict[LabelKey, LabelValue | None]
@@ -345,6 +343,7 @@ Request = (
     | StopService
     | IdentityRequest
     | NoticeRequest
+    | SetPolicy
     | Nothing
 )
 
@@ -370,6 +369,7 @@ class Refused(msgspec.Struct, frozen=True):
     message: str
     missing: bool = False  # the job or node does not exist
     full: Full | None = None
+    late: bool = False  # something else has changed meanwhile: look again
 
 
 Answer = Accepted | Refused

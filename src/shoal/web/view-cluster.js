@@ -3,6 +3,7 @@
 import { nodeActions } from "./actions.js";
 import { choose as keep, chosen } from "./address.js";
 import { get, maybe } from "./api.js";
+import { nearEnd } from "./budgets.js";
 import { lineChart } from "./charts.js";
 import { hue, jobColour } from "./colours.js";
 import { offer } from "./commands.js";
@@ -30,7 +31,7 @@ export function mount(root) {
   window.shoalMap = map; // for tests and benchmarks
   map.by = colourBy();
   map.chosen = chosen("node");
-  const summary = h("div", { class: "figures slim" });
+  const summary = h("div", { class: "figures slim" }), money = nearEnd();
   const legend = h("div", { class: "legend row small", "aria-label": "Colours" });
   const panel = h("aside", { class: "panel", "aria-label": "Node", hidden: true });
   const nothing = h("div", {});
@@ -41,7 +42,7 @@ export function mount(root) {
   const choice = h("fieldset", { class: "choice" }, h("legend", { class: "unseen" }, "Colour by"),
     Object.entries(COLOURS).map(([value, label]) => h("label", {}, h("input", { type: "radio", name: "colour", value, checked: map.by === value, onchange: () => recolour(value) }), label)));
 
-  root.append(h("div", { class: "stack" }, h("h1", { class: "unseen" }, "Cluster"), summary,
+  root.append(h("div", { class: "stack" }, h("h1", { class: "unseen" }, "Cluster"), summary, money.element,
     h("div", { class: "row" }, h("span", { class: "dim small" }, "Colour by"), choice, find, count, h("span", { class: "push" }, trouble)),
     legend, nothing, h("div", { class: "map-and-panel" }, map.spacer, panel, lately)), tip, said);
 
@@ -140,7 +141,7 @@ export function mount(root) {
   update();
   ask();
   const timer = setInterval(() => { if (!document.hidden) loads(); }, 4000);
-  return () => { alive = false; clearInterval(timer); load.stop(); ask.stop(); stop(); update.stop(); map.stop(); withdraw(); window.removeEventListener("shoal-theme", update); window.removeEventListener("keydown", escape); };
+  return () => { alive = false; clearInterval(timer); load.stop(); ask.stop(); stop(); update.stop(); map.stop(); money.stop(); withdraw(); window.removeEventListener("shoal-theme", update); window.removeEventListener("keydown", escape); };
 }
 
 /** As the address says, else as it was last. */

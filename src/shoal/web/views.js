@@ -11,10 +11,13 @@ export const VIEWS = {
   job: { title: "Job", under: "jobs", load: () => import("./view-job.js") },
   compare: { title: "Compare", under: "jobs", load: () => import("./view-compare.js") },
   services: { tab: "Services", load: () => import("./view-services.js") },
-  network: { tab: "Network", load: () => import("./view-network.js"), allowed: everywhere },
   ledger: { tab: "Ledger", load: () => import("./view-ledger.js") },
-  simulate: { tab: "Simulate", load: () => import("./view-simulate.js"), allowed: isAdmin },
+  tenant: { title: "Tenant", under: "ledger", load: () => import("./view-tenant.js") },
+  user: { title: "User", under: "ledger", load: () => import("./view-user.js") },
+  network: { tab: "Network", load: () => import("./view-network.js"), allowed: everywhere },
+  policy: { tab: "Policy", load: () => import("./view-policy.js") },
   plan: { tab: "Plan", load: () => import("./view-plan.js") },
+  simulate: { tab: "Simulate", load: () => import("./view-simulate.js"), allowed: isAdmin },
 };
 
 /** Addresses that people have kept, and where these views are now. */

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 from shoal.cli.command import Option, verb
 from shoal.forms.failure import USAGE, Failure
@@ -289,33 +289,10 @@ def moment_text(at_ms: int) -> str:
 
 
 def _write_csv(path: Path, view: LedgerView) -> None:
+    from shoal.forms import ledger_csv
+
     try:
         with path.open("w", encoding="utf-8", newline="") as file:
-            _csv(file, view)
+            ledger_csv.write(file, view)
     except OSError as error:
         raise Failure(f"--csv: {path}: {error.strerror or error}") from None
-
-
-def _csv(file: TextIO, view: LedgerView) -> None:
-    import csv
-
-    writer = csv.writer(file)
-    keyed = [] if view.by == "account" else [view.by.value, "name"]
-    titles = [*keyed, "account", "gpu_hours", "gpu_us", "cost", "currency", "energy_wh", "co2_g"]
-    writer.writerow(titles)
-    for row in view.rows:
-        key = key_text(view, row.key) if view.by in ("day", "hour") else row.key
-        hours = f"{row.gpu_us / 3_600_000_000:.9f}"
-        amounts = [row.account, hours, row.gpu_us, _number(row.cost), view.currency]
-        energy = [_number(row.energy_wh), _number(row.co2_g)]
-        named = [_safe(key), _safe(row.label)] if keyed else []
-        writer.writerow([*named, *amounts, *energy])
-
-
-def _safe(text: str) -> str:
-    """A spreadsheet must not take a name for a formula."""
-    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.6f}"

@@ -267,6 +267,11 @@ class EventStore:
             rows.reverse()
         return self._recorded(rows)
 
+    def policies(self, limit: int) -> list[Recorded]:
+        query = f"SELECT seq, body, crc FROM events WHERE {schema.POLICIES}"
+        rows = self.database.read(f"{query} ORDER BY seq DESC LIMIT ?", (limit,))
+        return self._recorded(rows)
+
     def history(self, job: str, limit: int) -> list[Recorded]:
         query = f"""
             WITH shown AS (SELECT seq FROM events WHERE job = ?1 AND {schema.BETWEEN}

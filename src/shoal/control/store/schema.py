@@ -12,6 +12,7 @@ PART = "events"
 # The conditions below are those of partial indexes, so a query uses the very same words.
 SAVED = "kind = 'JobCheckpointed'"
 BETWEEN = "kind != 'JobCheckpointed'"
+POLICIES = "kind = 'PolicyChanged'"
 NOTABLE = f"kind NOT IN ({', '.join(repr(kind) for kind in QUIET)})"
 
 _SCHEMA = f"""
@@ -29,6 +30,7 @@ CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value {{integer}} NOT NUL
 CREATE INDEX IF NOT EXISTS events_saved ON events (job, seq) WHERE {SAVED};
 CREATE INDEX IF NOT EXISTS events_between ON events (job, seq) WHERE {BETWEEN};
 CREATE INDEX IF NOT EXISTS events_notable ON events (seq) WHERE {NOTABLE};
+CREATE INDEX IF NOT EXISTS events_policies ON events (seq) WHERE {POLICIES};
 CREATE INDEX IF NOT EXISTS jobs_by_end ON jobs (ended);
 """
 

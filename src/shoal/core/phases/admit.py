@@ -22,6 +22,7 @@ from shoal.core.phases.keys import change_keys, void_keys
 from shoal.core.phases.labels import set_labels
 from shoal.core.phases.notices import change_notices
 from shoal.core.phases.observe import lose
+from shoal.core.phases.policy import set_policy
 from shoal.core.phases.reserved import reserved, reserved_secrets
 from shoal.core.phases.round import Round
 from shoal.core.phases.schedules import change_schedule
@@ -69,6 +70,7 @@ from shoal.model.report import (
     SetIntent,
     SetKey,
     SetLabels,
+    SetPolicy,
     SetRule,
     SetSchedule,
     SetService,
@@ -132,6 +134,8 @@ def _admit_one(round_: Round, request: Request) -> Answer:
             return change_notices(round_, request)
         case SetKey() | RemoveKey():
             return change_keys(round_, request)
+        case SetPolicy():
+            return set_policy(round_, request)
         case Nothing():
             return Accepted("")
 

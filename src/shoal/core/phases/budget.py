@@ -17,6 +17,8 @@ WARNED_MILLI = 800
 HELD_MILLI = 1000
 GPU_US_PER_GPU_HOUR = 3_600_000_000
 
+Totals = dict[tuple[str, BudgetPeriod], Spending]  # by tenant, with its sub-tenants
+
 
 def budget(round_: Round, spendings: tuple[Spending, ...]) -> None:
     """`spendings` are complete: a tenant that is not among them has spent nothing. If they are
@@ -27,16 +29,17 @@ def budget(round_: Round, spendings: tuple[Spending, ...]) -> None:
             _free(round_, name, "the policy no longer sets a budget for it")
     if not spendings:
         return
+    totals = spent_by_branch(state, spendings)
     for tenant in round_.policy.tenants:
         if tenant.has_budget:
-            _judge(round_, tenant, spendings)
+            _judge(round_, tenant, totals)
     if round_.policy.budget_stops:
         _stop_held(round_)
 
 
-def _judge(round_: Round, tenant: Tenant, spendings: tuple[Spending, ...]) -> None:
+def _judge(round_: Round, tenant: Tenant, totals: Totals) -> None:
     state, now_ms = round_.state, round_.now_ms
-    milli, text, unpriced = used(state, tenant, spendings)
+    milli, text, unpriced = used(tenant, totals)
     before = state.accounts.budgets.get(tenant.name)
     if milli >= HELD_MILLI:
         if before is not BudgetLevel.HELD:
@@ -63,27 +66,41 @@ class Used(NamedTuple):
     unpriced: bool = False
 
 
-def used(state: State, tenant: Tenant, spendings: tuple[Spending, ...]) -> Used:
+def spent_by_branch(state: State, spendings: tuple[Spending, ...]) -> Totals:
+    """What each tenant has spent together with its sub-tenants, in each period."""
+    totals: Totals = {}
+    for one in spendings:
+        for name in dict.fromkeys(above.name for above in state.accounts.lineage(one.tenant)):
+            sum_ = totals.get((name, one.period)) or Spending(
+                tenant=name, period=one.period, gpu_us=0
+            )
+            totals[name, one.period] = Spending(
+                tenant=name,
+                period=one.period,
+                gpu_us=sum_.gpu_us + one.gpu_us,
+                money_milli=sum_.money_milli + one.money_milli,
+                unpriced_us=sum_.unpriced_us + one.unpriced_us,
+            )
+    return totals
+
+
+def used(tenant: Tenant, totals: Totals) -> Used:
     """Time without a price costs nothing here, so the text always mentions it."""
-    mine = [
-        spending
-        for spending in spendings
-        if spending.period is tenant.budget_period
-        and any(one.name == tenant.name for one in state.accounts.lineage(spending.tenant))
-    ]
+    nothing = Spending(tenant=tenant.name, period=tenant.budget_period, gpu_us=0)
+    mine = totals.get((tenant.name, tenant.budget_period), nothing)
     when = "this month" if tenant.budget_period is BudgetPeriod.MONTH else "in all"
     found = [Used(0, f"{tenant.name} has spent nothing of its budget {when}")]
     if tenant.budget_gpu_hours:
-        spent = sum(spending.gpu_us for spending in mine)
+        spent = mine.gpu_us
         whole = tenant.budget_gpu_hours * GPU_US_PER_GPU_HOUR
         hours = f"{spent / GPU_US_PER_GPU_HOUR:.1f} of {tenant.budget_gpu_hours} GPU-hours"
         found.append(Used(spent * 1000 // whole, f"{tenant.name} has used {hours} {when}"))
     unpriced_us = 0
     if tenant.budget_money:
-        paid = sum(spending.money_milli for spending in mine)
+        paid = mine.money_milli
         money = f"{paid / 1000:.2f} of {tenant.budget_money}"
         found.append(Used(paid // tenant.budget_money, f"{tenant.name} has spent {money} {when}"))
-        unpriced_us = sum(spending.unpriced_us for spending in mine)
+        unpriced_us = mine.unpriced_us
     most = max(found)
     return most._replace(text=most.text + _unpriced(unpriced_us), unpriced=unpriced_us > 0)
 

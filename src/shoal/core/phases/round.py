@@ -31,17 +31,21 @@ class Round:
 
     def __init__(self, state: State, policy: Policy, now_ms: int) -> None:
         self.state = state
-        self.policy = policy
+        self.obey(policy)
         self.now_ms = now_ms
         self.events: list[Event] = []
         self.finished: list[Job] = []
         self.finished_keys: dict[str, str] = {}  # submission keys that are not in the store yet
         self.ends: dict[str, Ended] = {}  # jobs that are over, and that others may wait for
-        self.quotas = any(tenant.quota_gpus for tenant in policy.tenants)
         self.judged = False  # were all running jobs ranked since a job was last stopped?
         self.supplies: list[SupplyCommand] = []  # for those who bring nodes
         self.quiet: list[str] = []  # replicas that may be put to sleep now
         self.more = False  # work is left that another step should take up at once
+
+    def obey(self, policy: Policy) -> None:
+        """The phases that follow go by this one."""
+        self.policy = policy
+        self.quotas = any(tenant.quota_gpus for tenant in policy.tenants)
 
     def look_again(self, at_ms: int) -> None:
         self.state.agenda.look_again(at_ms)

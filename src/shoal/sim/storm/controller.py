@@ -92,7 +92,8 @@ class Controller:
         self.steps = 0
         self.fences = False  # the engine can end nodes that do not answer
         self.supply: Callable[[Sequence[SupplyCommand]], None] = verify_nothing
-        self.policy = policy
+        self.policy = policy  # in force, as far as its operators know
+        self._wanted: Policy | None = policy  # not stored yet
         self.crash_at: Moment | None = None
         self.crashed: Callable[[], None] = lambda: None
         self._timeline = timeline
@@ -160,7 +161,7 @@ class Controller:
 
     def obey(self, policy: Policy) -> None:
         """An operator has written another policy; a controller that is down reads it later."""
-        self.policy = policy
+        self.policy = self._wanted = policy
         if self.up:
             self._poke()
 
@@ -176,7 +177,7 @@ class Controller:
 
     def _new_tick(self) -> Tick:
         verify = verify_changes if self._checked else verify_nothing
-        tick = Tick(self._disk, self.policy, self._deliver, fences=self.fences, verify=verify)
+        tick = Tick(self._disk, self._wanted, self._deliver, fences=self.fences, verify=verify)
         tick.supply = self._deliver_supplies
         tick.drifted(self._drift_ms)
         self._poked = False
@@ -249,7 +250,9 @@ class Controller:
         tick, crash_at = self._tick, self.crash_at
         if tick.stage is not Stage.READY:
             return  # it recovers; the round that follows sees the inbox
-        tick.fences, tick.policy = self.fences, self.policy
+        tick.fences = self.fences
+        if self._wanted is not None:
+            tick.policy = self._wanted
         before = image_of(tick.state) if crash_at is Moment.DECIDED else None
         self.steps += 1
         decision = tick.decide(self._timeline.now_ms)
@@ -269,6 +272,7 @@ class Controller:
         if not decision.step.events:
             self._witness.committed([])
         self._witness.stored(decision.report.nodes)
+        self.policy, self._wanted = tick.state.policy, None
         if crash_at is Moment.COMMITTED:
             self.crash(image_of(tick.state))
             return

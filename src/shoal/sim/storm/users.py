@@ -13,8 +13,8 @@ import msgspec
 from shoal.model.commands import Launch
 from shoal.model.job import JobSpec, Restart, Within
 from shoal.model.node import NodeIntent, NodeSpec
-from shoal.model.policy import Policy
-from shoal.model.report import Accepted, Answer, Cancel, Refused, SetIntent, Submit
+from shoal.model.policy import Policy, version_of
+from shoal.model.report import Accepted, Answer, Cancel, Refused, SetIntent, SetPolicy, Submit
 from shoal.sim.storm.labels import area_of
 from shoal.sim.storm.lives import Untruth
 from shoal.sim.storm.node import Fate
@@ -25,6 +25,8 @@ from shoal.sim.storm.world import World
 
 MANY = 1_000_000
 ASK_AGAIN_MS = 1_500
+POLICY_AGAIN_MS = 700
+POLICY_ASKS = 4
 ENDLESS = ("endless", SERVES, MUTE)
 IMAGE_EVERY = 5  # jobs; some nodes cannot run images
 LEAVING_PART = 0.3  # of the histories have clients that leave
@@ -278,8 +280,36 @@ class Users:
         self._world.timeline.after(again_ms, lambda: self._set_intent(node, NodeIntent.OPEN))
 
     def _change_policy(self) -> None:
+        """Two admins look at the same policy, and each sets another one at the same moment. Each
+        asks again if no answer comes."""
         self._counts["policy changed"] += 1
-        self._world.controller.obey(self._other_policy(self._world.controller.policy))
+        seen = self._world.controller.policy
+        other = self._other_policy(seen)
+        rival = msgspec.structs.replace(other, patience_ms=other.patience_ms + 1)
+        won: list[Policy] = []
+        for policy in (other, rival):
+            request = SetPolicy(policy, expected=version_of(seen))
+            self._set_policy(request, won, POLICY_ASKS)
+
+    def _set_policy(self, request: SetPolicy, won: list[Policy], left: int) -> None:
+        over = False
+
+        def answered(answer: Answer) -> None:
+            nonlocal over
+            over = True
+            if isinstance(answer, Accepted) and request.policy not in won:
+                won.append(request.policy)
+            self._counts["policy refused"] += isinstance(answer, Refused)
+            if len(won) > 1:
+                raise Untruth("two policies were made from the same one, and both were accepted")
+
+        def again() -> None:
+            if not over:
+                self._set_policy(request, won, left - 1)
+
+        if left:
+            self._world.ask(request, answered)
+            self._world.timeline.after(POLICY_AGAIN_MS, again)
 
     def _set_intent(self, node: str, intent: NodeIntent) -> None:
         self._world.ask(SetIntent(node, intent), lambda _: None)

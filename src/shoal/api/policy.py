@@ -1,0 +1,169 @@
+"""The API of the policy: shown with what its fields mean, tried as a draft, set, and its past."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import pairwise
+from typing import Annotated
+
+from litestar import Controller, get, post, put
+from litestar.params import Parameter
+
+from shoal.api.principal import Needs
+from shoal.api.problems import Refusal, accepted
+from shoal.api.reach import Reach
+from shoal.api.read_threads import aside
+from shoal.control import tryout
+from shoal.control.loop import ControlLoop
+from shoal.control.plugins import problem
+from shoal.forms import policy as forms
+from shoal.forms import policy_form
+from shoal.forms.failure import BadField
+from shoal.model.events import PolicyChanged, Recorded
+from shoal.model.policy import VERSION_LETTERS, Policy, version_of
+from shoal.model.policy_views import (
+    CHANGES_MAX,
+    RECORDS_MAX,
+    PolicyChange,
+    PolicyDiff,
+    PolicyDraft,
+    PolicyForm,
+    PolicyRecord,
+)
+from shoal.model.report import SetPolicy
+
+Version = Annotated[str, Parameter(max_length=VERSION_LETTERS)]
+Limit = Annotated[int, Parameter(ge=1, le=RECORDS_MAX)]
+
+
+class Policies(Controller):
+    path = "/v1/policy"
+    opt = Needs.READ.opt
+
+    @get(sync_to_thread=False)
+    def policy(self, reach: Reach) -> Policy:
+        return reach.policy()
+
+    @put(opt=Needs.ADMIN.opt)
+    async def set_policy(self, reach: Reach, data: Policy, expected: Version = "") -> Policy:
+        """Tries the policy out, then sets it: in force when this answers. A change is an event.
+        `expected`: refused with 409 if the version in force is another one by then."""
+        loop = reach.loop
+        await _tried(loop, data)
+        accepted(await loop.request(SetPolicy(data, reach.name, expected)))
+        loop.look_at_policy()  # functions that were lost may be there again
+        return loop.policy
+
+    @get("/form")
+    async def form(self, reach: Reach) -> PolicyForm:
+        """The policy in force, as its reader may see it, with what its fields mean."""
+        shown, whole = reach.policy(), reach.who.sees_all
+        return await asyncio.to_thread(lambda: _form(shown, version_of(shown) if whole else ""))
+
+    @post("/draft", status_code=200, opt=Needs.ADMIN.opt)
+    async def draft(self, reach: Reach, data: PolicyDraft) -> PolicyDiff:
+        """Reads a draft and tries it out; says where it differs from the policy in force. Nothing
+        is changed."""
+        loop, now = reach.loop, reach.loop.policy
+        try:
+            wanted = await asyncio.to_thread(lambda: _read(data, now))
+        except BadField as error:
+            raise Refusal(422, error.message, error.field) from None
+        await _tried(loop, wanted)
+        return await asyncio.to_thread(lambda: _diff(now, wanted))
+
+    @get("/history", opt=Needs.READ_ALL.opt)
+    async def history(self, reach: Reach, limit: Limit = 20) -> list[PolicyRecord]:
+        """The policies that the log still has, the newest first."""
+        store = reach.loop.store
+
+        def read() -> list[PolicyRecord]:
+            found = store.policies(limit + 1)
+            told = [_record(one, before) for one, before in pairwise([*found, None]) if one]
+            return told[:limit]
+
+        return await aside(read)
+
+    @get("/history/{seq:int}", opt=Needs.READ_ALL.opt)
+    async def earlier(self, reach: Reach, seq: int) -> PolicyForm:
+        store = reach.loop.store
+
+        def read() -> PolicyForm | None:
+            found = store.events(seq - 1, 1) if 0 < seq < 2**53 else []
+            event = found[0].event if found and found[0].seq == seq else None
+            if not isinstance(event, PolicyChanged):
+                return None
+            return _form(event.policy, version_of(event.policy), seq, event)
+
+        view = await aside(read)
+        if view is None:
+            raise Refusal(404, f"the log has no policy that was set by event {seq}", "seq")
+        return view
+
+
+async def _tried(loop: ControlLoop, policy: Policy) -> None:
+    """Raises a Refusal if the policy could not be obeyed."""
+    wrong = problem(policy) or await tryout.problem(policy, loop.state, loop.clock.now_ms())
+    await loop.settled()
+    if wrong is not None:
+        field, _, message = wrong.partition(": ")
+        raise Refusal(422, message, field)
+
+
+def _form(
+    policy: Policy, version: str, seq: int = 0, event: PolicyChanged | None = None
+) -> PolicyForm:
+    return PolicyForm(
+        version=version,
+        policy=policy,
+        text=forms.to_text(policy),
+        fields=policy_form.described(policy),
+        tenant_fields=policy_form.described_tenant(),
+        seq=seq,
+        at_ms=event.at_ms if event else 0,
+        who=event.who if event else "",
+    )
+
+
+def _read(draft: PolicyDraft, now: Policy) -> Policy:
+    if draft.text is None:
+        return forms.changed(now, forms.with_tenants(now, draft.changes), now.name)
+    if draft.changes:
+        raise BadField("changes", "cannot be given beside a text; leave one of them out")
+    return forms.parse(draft.text, f".{draft.ending}")
+
+
+def _diff(now: Policy, wanted: Policy) -> PolicyDiff:
+    changes = _changes(now, wanted)
+    return PolicyDiff(
+        policy=wanted,
+        version=version_of(wanted),
+        expected=version_of(now),
+        text=forms.to_text(wanted),
+        changes=changes[:CHANGES_MAX],
+        left_out=max(0, len(changes) - CHANGES_MAX),
+    )
+
+
+def _changes(one: Policy, other: Policy) -> list[PolicyChange]:
+    return [
+        PolicyChange(field=field, before=before, after=after, about=policy_form.about(field))
+        for field, before, after in forms.differences(one, other)
+    ]
+
+
+def _record(one: Recorded, before: Recorded | None) -> PolicyRecord:
+    event = one.event
+    assert isinstance(event, PolicyChanged)
+    changes: list[PolicyChange] | None = None
+    if before is not None:
+        assert isinstance(before.event, PolicyChanged)
+        changes = _changes(before.event.policy, event.policy)
+    return PolicyRecord(
+        seq=one.seq,
+        at_ms=event.at_ms,
+        who=event.who,
+        name=event.policy.name,
+        changes=changes[:CHANGES_MAX] if changes is not None else None,
+        left_out=max(0, len(changes or ()) - CHANGES_MAX),
+    )

@@ -1,0 +1,46 @@
+"""A report of the ledger as CSV: exact amounts, and no name that a spreadsheet would calculate."""
+
+from __future__ import annotations
+
+import csv
+import io
+from datetime import UTC, datetime
+from typing import TextIO
+
+from shoal.model.ledger import By, LedgerView
+
+FORMULAS = ("=", "+", "-", "@", "\t", "\r")
+
+
+def text_of(view: LedgerView) -> str:
+    file = io.StringIO()
+    write(file, view)
+    return file.getvalue()
+
+
+def write(file: TextIO, view: LedgerView) -> None:
+    writer = csv.writer(file)
+    keyed = [] if view.by is By.ACCOUNT else [view.by.value, "name"]
+    titles = [*keyed, "account", "gpu_hours", "gpu_us", "cost", "currency", "energy_wh", "co2_g"]
+    writer.writerow(titles)
+    for row in view.rows:
+        hours = f"{row.gpu_us / 3_600_000_000:.9f}"
+        amounts = [row.account, hours, row.gpu_us, _number(row.cost), _safe(view.currency)]
+        energy = [_number(row.energy_wh), _number(row.co2_g)]
+        named = [_safe(_key(view.by, row.key)), _safe(row.label)] if keyed else []
+        writer.writerow([*named, *amounts, *energy])
+
+
+def _key(by: By, key: str) -> str:
+    if by not in (By.DAY, By.HOUR):
+        return key
+    text = datetime.fromtimestamp(int(key) / 1000, UTC).strftime("%Y-%m-%d %H:%M")
+    return text[: 10 if by is By.DAY else 16]
+
+
+def _safe(text: str) -> str:
+    return f"'{text}" if text.startswith(FORMULAS) else text
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.6f}"
