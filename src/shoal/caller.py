@@ -8,12 +8,13 @@ import http.client
 import os
 import threading
 import time
-from typing import IO, Any, Self, TypeVar
+from collections.abc import Iterator
+from typing import IO, Any, NamedTuple, Self, TypeVar
 from urllib.parse import quote, urlencode
 
 import msgspec
 
-from shoal import contexts
+from shoal import contexts, transport
 from shoal.busy import Patience, retry_s
 from shoal.connections import Connections, Interrupt, Taken
 from shoal.model.views import Problem
@@ -26,6 +27,7 @@ Headers = dict[str, str] | None
 
 RETRY_PAUSE_S = 0.1
 LEADERLESS_S = 0.25  # between two rounds of asking heads that have no leader
+STREAM_SILENT_S = 10.0  # the controller beats every two seconds
 NO_TOKEN, NO_ANSWER = 401, 502
 
 
@@ -49,6 +51,29 @@ def _decoder(kind: type[Answer]) -> msgspec.json.Decoder[Answer]:
         with _building:
             found = _decoders[kind] = msgspec.json.Decoder(kind)
     return found
+
+
+class Told(NamedTuple):
+    """One of a stream's messages."""
+
+    kind: str
+    id: str
+    data: bytes
+
+
+def _told(lines: IO[bytes]) -> Iterator[Told]:
+    kind, name, data = "", "", b""
+    for line in lines:
+        field, _, value = line.rstrip(b"\r\n").partition(b": ")
+        if field == b"event":
+            kind = value.decode()
+        elif field == b"id":
+            name = value.decode()
+        elif field == b"data":
+            data = value
+        elif not field and data:
+            yield Told(kind, name, data)
+            kind, data = "", b""
 
 
 class Caller:
@@ -148,6 +173,28 @@ class Caller:
         except msgspec.DecodeError as error:
             message = f"{self.url} runs another version of shoal, or is not shoal: {error}"
             raise ShoalError(message) from None
+
+    def stream(self, last_id: str = "") -> Iterator[Told]:
+        """What changes in the cluster, beginning with all of it, or with what changed since
+        `last_id`. It ends with the controller, or when that is silent."""
+        to = self._reaching.current
+        connection = transport.connection_to(to, STREAM_SILENT_S)
+        seen = {"Last-Event-ID": last_id} if last_id else {}
+        try:
+            self._interrupt.hold(connection)
+            connection.request("GET", "/v1/stream", headers={**self._headers, **seen})
+            with connection.getresponse() as response:
+                if STANDBY in response.headers:
+                    raise ConnectionResetError("no head leads")
+                if response.status >= 300:
+                    raise self._problem(response.status, response.read())
+                yield from _told(response)
+        except (OSError, http.client.HTTPException) as error:
+            self._interrupt.check()
+            self._reaching.next(to.url)
+            raise Unreachable(self._silence(error)) from None
+        finally:
+            connection.close()
 
     def _next_head(self, failed: str, tries: int) -> bool:
         """Whether all heads were tried, so that a pause is due."""

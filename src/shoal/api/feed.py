@@ -17,14 +17,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from shoal.api.feed_own import Gone, Own
-from shoal.api.feed_rows import (
-    Change,
-    Snapshot,
-    job_line,
-    node_line,
-    rounded,
-    service_line,
-)
+from shoal.api.feed_rows import job_line, node_line, rounded, service_line
 from shoal.api.nap_views import naps_mark
 from shoal.api.principal import THE_OPERATOR
 from shoal.api.reach import Reach
@@ -33,6 +26,7 @@ from shoal.control.loop import ControlLoop, Unreadable
 from shoal.core.state.heard import Watch
 from shoal.core.state.state import State
 from shoal.enduring import enduring
+from shoal.model.feed import Change, Snapshot
 from shoal.model.finding import JobFilter
 from shoal.model.job import Job, Phase
 from shoal.model.progress import Beat

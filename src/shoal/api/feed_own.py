@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 import msgspec
 
-from shoal.api.feed_rows import Change, Held, JobLine, NodeLine, ServiceLine, Snapshot
 from shoal.api.principal import Principal
 from shoal.api.reach import Reach
 from shoal.api.views import STANDING_HIDDEN, status_view
 from shoal.control.loop import ControlLoop
+from shoal.model.feed import Change, Held, JobLine, NodeLine, ServiceLine, Snapshot
 from shoal.model.identity import Role
 from shoal.model.policy import Others
 

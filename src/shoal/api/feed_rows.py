@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from shoal.api.nap_views import sleepers_of, why_no_sleep
 from shoal.api.reach import Reach
 from shoal.api.views import job_state, node_state, replica_view, service_state, service_why
@@ -11,128 +9,15 @@ from shoal.control.loop import ControlLoop
 from shoal.core.answers.arrays import counts
 from shoal.core.state.state import Node
 from shoal.model.array import counts_text
+from shoal.model.feed import Held, JobLine, NodeLine, ReplicaLine, ServiceLine
 from shoal.model.health import Standing
 from shoal.model.job import Job, Phase
 from shoal.model.labels import NODE
 from shoal.model.node import NodeHealth
 from shoal.model.service import Service, ServiceLoad
-from shoal.model.views import StatusView
 
 HEAT_STEP = 5  # per cent: smaller changes are noise and would be sent constantly
 LABELS_CHARACTERS_MAX = 160  # of a node
-
-
-class Held(msgspec.Struct, frozen=True, array_like=True):
-    """A member's part of a node: `milli` is the share of each of its GPUs."""
-
-    job: str
-    member: int
-    gpus: tuple[int, ...]
-    milli: int
-
-
-class NodeLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    id: str
-    state: str
-    place: str = ""
-    gpus: int = 0
-    model: str = ""
-    held: tuple[Held, ...] = ()
-    why: str = ""
-    since_ms: int = 0
-    standing: str = ""  # empty if it is ok
-    ends_ms: int = 0  # until when it lives; 0: no end is known
-    ends_why: str = ""
-    labels: str = ""  # and taints, as in `shoal nodes --labels`; the first of them
-    asleep: tuple[str, ...] = ()  # jobs with members that hold no GPU here because they sleep
-    sleepers_mb: int = 0  # memory that is set aside for those that sleep, or are on the way
-    no_sleep: str = ""  # why members cannot sleep on its GPUs
-
-
-class JobLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`heat`: how much of the time each member works, in per cent; -1 if it does not report."""
-
-    id: str
-    state: str
-    name: str = ""
-    tenant: str = ""
-    service: str = ""
-    array: str = ""  # it is an element of this one
-    elements: int = 0  # of an array: how many, how many have ended, and the same in words
-    done: int = 0
-    counts: str = ""
-    members: int = 1
-    size: int = 0
-    gpus: int = 0
-    gpu_milli: int = 1000
-    attempt: int = 0
-    submitted_ms: int = 0
-    running_ms: int = 0
-    finished_ms: int = 0
-    code: int = 0
-    why: str = ""
-    step: int = 0
-    steps: int = 0
-    step_us: int = 0
-    moved_ms: int = 0  # the last sign of work, if the job reports steps
-    loss: float | None = None
-    heat: tuple[int, ...] = ()
-    slow: tuple[int, ...] = ()
-    nap_ms: int = 0  # since when it has been falling asleep, asleep or waking
-    wants: bool = False  # it is to wake as soon as there is room
-
-
-class ReplicaLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    job: str
-    state: str
-    node: str = ""
-    nodes: tuple[str, ...] = ()  # of the members of a gang
-    version: int = 0
-    in_flight: int = 0
-    rps: float = 0.0
-    response_ms: int = 0
-
-
-class ServiceLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    name: str
-    state: str
-    tenant: str = ""
-    version: int = 1
-    least: int = 0
-    most: int = 0
-    target: int = 0  # requests that keep one replica busy
-    wanted: int = 0
-    ready: int = 0
-    in_flight: int = 0
-    queued: int = 0
-    rps: float = 0.0
-    failed_per_s: float = 0.0
-    response_ms: int = 0
-    why: str = ""
-    replicas: tuple[ReplicaLine, ...] = ()
-
-
-class Snapshot(msgspec.Struct, kw_only=True):
-    status: StatusView
-    nodes: list[NodeLine]
-    jobs: list[JobLine]
-    services: list[ServiceLine]
-    ended: list[JobLine]
-    busy: dict[str, tuple[int, ...]]  # per cent, of each GPU of nodes that measure it
-
-
-class Change(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """`ended`: jobs that have finished; `gone_*`: things that no longer exist."""
-
-    status: StatusView | None = None
-    nodes: list[NodeLine] = []
-    jobs: list[JobLine] = []
-    services: list[ServiceLine] = []
-    ended: list[JobLine] = []
-    gone_nodes: list[str] = []
-    gone_jobs: list[str] = []
-    gone_services: list[str] = []
-    busy: dict[str, tuple[int, ...]] = {}
 
 
 def node_line(loop: ControlLoop, node: Node) -> NodeLine:
@@ -185,10 +70,13 @@ def job_line(loop: ControlLoop, job: Job, heat: tuple[int, ...] = ()) -> JobLine
         name=job.spec.name or "",
         tenant=job.spec.tenant,
         service=job.spec.service,
+        user=job.spec.user,
         members=job.spec.members,
+        members_max=job.spec.members_max,
         size=len(job.members) if job.active else 0,
         gpus=job.spec.gpus,
         gpu_milli=job.spec.gpu_milli,
+        gpu_memory_mb=job.spec.gpu_memory_mb,
         attempt=job.attempt,
         submitted_ms=job.submitted_ms,
         running_ms=job.running_ms or 0,
