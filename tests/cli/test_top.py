@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import io
+import re
 from typing import Any
 
 import pytest
 
 from shoal.cli.screen import show
 from shoal.cli.screen.alarms import alarms
-from shoal.cli.screen.keys import name_of
+from shoal.cli.screen.gpu_map import condensed, gpu_map, legend
+from shoal.cli.screen.keys import names_of
 from shoal.cli.screen.output import TextOutput
 from shoal.cli.screen.status_line import OutputAbove, StatusLine, line_text
-from shoal.cli.screen.top_board import COLUMNS, Board, Seen, detail, spark
-from shoal.cli.screen.top_screen import draw
+from shoal.cli.screen.top_board import Board, detail, spark
+from shoal.cli.screen.top_rows import COLUMNS, Seen, places_of
+from shoal.cli.screen.top_screen import Around, draw
+from shoal.model.feed import Held, JobLine, NodeLine
 from shoal.model.job import JobSpec
 from shoal.model.samples import GpuSample, NodeSample
 from shoal.model.series import JobPoint, JobSeries, NodeSeries, ServiceSeries
@@ -152,6 +156,31 @@ def service(name: str, **fields: Any) -> ServiceView:
     )
 
 
+def line_of(number: int, **fields: Any) -> JobLine:
+    return JobLine(
+        **{
+            "id": f"j{number}",
+            "name": f"job-{number}",
+            "state": "running",
+            "tenant": "default",
+            "user": "ada" if number % 2 else "bob",
+            "members": 2,
+            "size": 2,
+            "gpus": number % 8,
+            "submitted_ms": NOW_MS - 100_000,
+            "running_ms": NOW_MS - 1000 * number,
+            **({"step": number, "steps": 1000, "loss": 1.25} if number % 2 else {}),
+            **fields,
+        }
+    )
+
+
+def node_of(number: int, **fields: Any) -> NodeLine:
+    held = (Held(f"j{number + 1}", 0, (0, 1, 2), 1000),)
+    base = {"id": f"node-{number}", "state": "ready", "gpus": 8, "held": held, "place": "b1/r1"}
+    return NodeLine(**{**base, **fields})
+
+
 def seen(count: int = 60) -> Seen:
     sample = NodeSample(
         at_ms=1,
@@ -159,95 +188,213 @@ def seen(count: int = 60) -> Seen:
         memory_milli=410,
         gpus=(GpuSample(busy_milli=990, power_w=680, temperature_c=88),) * 8,
     )
+    nodes = {f"node-{n}": node_of(n) for n in range(count)}
     return Seen(
         status=status(),
-        jobs=[job(n, progress=progress(step=n) if n % 2 else None) for n in range(1, count + 1)],
-        nodes=[node(f"node-{n}") for n in range(count)],
-        services=[service(f"service-{n}") for n in range(count)],
+        now_ms=NOW_MS,
+        jobs={f"j{n}": line_of(n) for n in range(1, count + 1)},
+        nodes=nodes,
+        services={f"service-{n}": service(f"service-{n}") for n in range(count)},
         samples={"node-0": sample},
+        places=places_of(nodes),
     )
 
 
-@pytest.mark.parametrize("size", [(80, 24), (140, 40), (200, 60), (60, 15), (30, 11)])
+WHY = "because \x1b[31mof a reason that is rather long, longer than any terminal is wide " * 2
+AROUND = Around("http://127.0.0.1:7700", "a-name", WHY, "curve " * 50)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (140, 40), (200, 60), (60, 15), (30, 11), (9, 3)])
 @pytest.mark.parametrize("view", COLUMNS)
 @pytest.mark.parametrize("count", [0, 3, 60])
 def test_the_picture_fills_the_terminal_exactly(
     size: tuple[int, int], view: str, count: int
 ) -> None:
-    board = Board()
+    board, look = Board(), seen(count)
     board.view = view
     board.cursor = 40
-    lines = draw(board, seen(count), "", "curve " * 50, size, "http://127.0.0.1:7700")
+    lines = draw(board, look, AROUND, size)
     assert len(lines) == size[1]
     assert max(line.cell_len for line in lines) <= size[0]
     assert all(line.plain.isprintable() for line in lines)
-    assert lines[-1].plain.startswith("q quit")
-    if count:
+    assert lines[-1].plain.startswith("q quit"[: size[0] - 1])
+    if count and size[1] > 10:
         first = {"jobs": "j", "nodes": "node-", "services": "service-"}[view]
-        rows = [line.plain for line in lines if line.plain.startswith(first)]
-        assert len(rows) >= min(count, size[1] - 9)
+        rows = [line.plain for line in lines[4:-4] if line.plain.startswith(first)]
+        assert len(rows) >= min(count, 2)
+    for mode in ("help", "filter", "ask"):
+        board.mode = mode
+        assert len(draw(board, look, AROUND, size)) == size[1]
 
 
 def test_at_80_columns_the_most_important_can_be_read() -> None:
-    lines = draw(Board(), seen(), "", "", (80, 24), "http://127.0.0.1:7700")
+    lines = draw(Board(), seen(), AROUND, (80, 24))
     text = "\n".join(line.plain for line in lines)
     assert "12 of 24 held, 10 free, 10 unusable" in text
     assert "nodes 3 ready, 1 lost; jobs 2 running, 1 waiting" in text
     row = next(line.plain for line in lines if line.plain.startswith("j1 "))
-    assert row.split()[:4] == ["j1", "job-1", "running", "default"]
-    assert "1/1000" in row and "1.25" in row
-    assert "1-15 of 60" in text
+    assert " ".join(row.split()) == "j1 b running 2x1 1s 1/1000 1.25 ada node-0 default job-1"
+    assert "j1 a-name: because" in text
+    assert re.search(r"1-\d+ of 60", text)
+
+
+def test_names_and_ids_are_whole_and_only_the_last_column_is_cut() -> None:
+    long = "a-name-of-63-letters-" * 3
+    look = seen(3)
+    user = "a-user-with-a-rather-long-name"
+    look.jobs["j1"] = line_of(1, name=long, user=user)
+    for width in (60, 80, 120):
+        lines = [line.plain for line in draw(Board(), look, AROUND, (width, 24))]
+        (title,) = (line for line in lines if line.startswith("JOB"))
+        row = next(line for line in lines if line.startswith("j1 "))
+        assert title.split()[-1] == "NAME"
+        assert row.split()[-1].rstrip("…") in long
+        assert "…" not in row[: title.index("NAME")]
+        known = f"j1 b running 2x1 1s 1/1000 1.25 node-0 default {user}".split()
+        assert all(word in known for word in row.split()[:-1])
 
 
 def test_the_keys_move_sort_turn_and_choose() -> None:
     board, look = Board(), seen(30)
-    assert [row.key for row in board.rows(look)][:3] == ["j1", "j2", "j3"]
-    for _ in range(5):
-        board.press(">")  # to SHAPE: the largest first
-    assert board.rows(look)[0].cells[4].text == "2x7"
+    shape = [one.column.title for one in COLUMNS["jobs"]].index("SHAPE")
+
+    def shapes() -> list[int]:
+        return [look.jobs[key].gpus for key in board.keys(look)]
+
+    assert board.keys(look)[:3] == ["j1", "j2", "j3"]
+    for _ in range(shape + 1):
+        board.press(">")  # the largest first
+    assert shapes()[0] == 7
     board.press("r")
-    assert board.rows(look)[0].cells[4].text == "2x0"
-    for _ in range(5):
+    assert shapes()[0] == 0
+    for _ in range(shape + 1):
         board.press("<")
     assert board.sort["jobs"] is None
     board.press("r")
+    board.keys(look)
     board.press("page-down")
     board.press("down")
-    assert board.cursor == 11
-    board.press("up")
+    assert board.key == "j12"
+    del look.jobs["j3"]
+    look.number += 1
+    board.keys(look)
+    assert (board.key, board.cursor) == ("j12", 10), "the cursor stays on the job"
     for _ in range(20):
         board.press("page-down")
-    assert [row.key for row in board.rows(look)][board.cursor] == "j30"
+    assert board.key == "j30"
     board.press("home")
-    assert board.cursor == 0
-    assert board.press("n") and not board.press("n") and board.press("s")
+    assert board.key == "j1"
+    board.press("n")
+    board.press("s")
     assert (board.view, board.over) == ("services", False)
     board.press("x")
     board.press("q")
     assert board.over
 
 
+def test_a_filter_is_typed_and_looks_at_names_ids_users_nodes_and_states() -> None:
+    board, look = Board(), seen(30)
+    look.jobs["j4"] = line_of(4, state="waiting", size=0)
+
+    def typed(text: str) -> list[str]:
+        board.press("escape")
+        for key in ("/", *text, "enter"):
+            board.press(key)
+        return board.keys(look)
+
+    assert typed("JOB-12") == ["j12"]
+    assert typed("waiting") == ["j4"]
+    assert typed("node-6") == ["j7"]
+    assert len(typed("ada")) == 15
+    assert typed("ada job-1") == ["j1", "j11", "j13", "j15", "j17", "j19"]
+    assert typed("nothing") == [] and board.key == ""
+    assert board.press("enter") == "logs" and board.press("c") == ""
+    assert board.mode == "table", "there is nothing to cancel"
+    assert typed("q") == [] and not board.over, "a letter of a filter is not a command"
+    board.press("escape")
+    assert len(board.keys(look)) == 30
+    for key in ("/", "j", "o", "b", "backspace", "ctrl-u", "escape"):
+        board.press(key)
+    assert (board.filter, board.mode) == ("", "table")
+
+
+def test_cancel_asks_first() -> None:
+    board, look = Board(), seen(3)
+    board.keys(look)
+    assert board.press("c") == "" and board.mode == "ask"
+    assert "cancel j1 a-name? y/n" in "\n".join(
+        line.plain for line in draw(board, look, AROUND, (80, 24))
+    )
+    assert board.press("n") == "" and board.message == "not cancelled"
+    board.press("c")
+    assert board.press("y") == "cancel" and board.mode == "table"
+
+
 def test_every_column_can_be_sorted_by() -> None:
-    for view, titles in COLUMNS.items():
+    look = seen(5)
+    for view, columns in COLUMNS.items():
         board = Board()
         board.view = view
-        for _ in titles:
+        for _ in columns:
             board.press("right")
-            assert len(board.rows(seen(5))) == 5
+            assert len(board.keys(look)) == 5
 
 
 def test_what_a_node_does_is_told_where_it_is_known() -> None:
-    board = Board()
-    board.view = "nodes"
-    first, second, *_ = board.rows(seen(3))
-    texts = [cell.text for cell in first.cells]
-    assert texts[2:8] == ["5/8", "99%", "5440W", "88C", "93%", "41%"]
-    assert [cell.text for cell in second.cells][3:6] == ["", "", ""]
+    look = seen(3)
+
+    def texts(name: str) -> list[str]:
+        return [one.cell(look, look.nodes[name]).text for one in COLUMNS["nodes"]]
+
+    assert texts("node-0")[2:8] == ["3/8", "99%", "5440W", "88C", "93%", "41%"]
+    assert texts("node-1")[3:6] == ["", "", ""]
 
 
 def test_keys_as_terminals_send_them() -> None:
-    sent = (b"\x1b[A", b"\x1bOB", b"q", b"\x03", b"\x1b[99;5~", b"jjn", b"\xff")
-    assert [name_of(one) for one in sent] == ["up", "down", "q", "ctrl-c", "", "n", ""]
+    sent = (b"\x1b[A", b"\x1bOB", b"q", b"\x03", b"\x1b[99;5~", b"jj\x1b[Bn", b"\xff", b"\x1b")
+    assert [names_of(one) for one in sent] == [
+        ["up"], ["down"], ["q"], ["ctrl-c"], [], ["j", "j", "down", "n"], [], ["escape"],
+    ]  # fmt: skip
+    assert names_of("ü\r\x7f".encode()) == ["ü", "enter", "backspace"]
+
+
+# -- the map ---------------------------------------------------------------------------------
+
+
+def map_text(nodes: list[NodeLine], width: int, room: int, chosen: str = "") -> list[str]:
+    return [line.plain.rstrip() for line in gpu_map(nodes, chosen, width, room)]
+
+
+def test_each_gpu_is_a_letter_by_node() -> None:
+    nodes = [
+        node_of(10),
+        node_of(2, held=(Held("j3", 0, (7,), 1000), Held("", 0, (1, 2), 1000))),
+        node_of(3, state="lost", held=()),
+        node_of(4, state="cordoned", held=(Held("j1", 0, (0,), 500), Held("j3", 0, (0,), 500))),
+        node_of(5, gpus=0, held=()),
+    ]
+    assert map_text(nodes, 80, 5) == [
+        "node-2  ·??····d  node-3  xxxxxxxx  node-4  &-------  node-10 lll·····",
+    ]
+    assert map_text(nodes, 40, 5) == [
+        "node-2  ·??····d  node-3  xxxxxxxx",
+        "node-4  &-------  node-10 lll·····",
+    ]
+    (line,) = gpu_map(nodes, "j3", 80, 5)
+    marked = [line.plain[span.start : span.end] for span in line.spans if "rev" in str(span.style)]
+    assert marked == ["d", "&"], "what the chosen job holds stands out, also without colour"
+
+
+def test_thousands_of_gpus_fit_a_few_lines() -> None:
+    nodes = [node_of(n, held=(Held("j1", 0, tuple(range(n % 9)), 1000),)) for n in range(2000)]
+    for width, room in ((80, 8), (200, 20), (40, 3)):
+        lines = map_text(nodes, width, room)
+        assert 1 <= len(lines) <= room
+        assert max(map(len, lines)) <= width
+        assert condensed(nodes, room, width)
+        assert "tenths in use" in legend(nodes, room, width)
+    few = map_text(nodes[:9], 30, 1)
+    assert few == ["node-0 ·1235678#"]
 
 
 def test_curves_in_one_line() -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import codecs
 import os
+import re
 import select
 import sys
 import termios
 import time
 import tty
+from collections import deque
+from collections.abc import Sequence
 
 NAMES = {
     b"\x1b[A": "up",
@@ -21,17 +25,34 @@ NAMES = {
     b"\x1b[5~": "page-up",
     b"\x1b[6~": "page-down",
     b"\x1b[H": "home",
+    b"\x1bOH": "home",
     b"\x1b[1~": "home",
+    b"\x1b[F": "end",
+    b"\x1bOF": "end",
+    b"\x1b[4~": "end",
+    b"\x1b": "escape",
+    b"\r": "enter",
+    b"\n": "enter",
+    b"\x7f": "backspace",
+    b"\x08": "backspace",
+    b"\x15": "ctrl-u",
     b"\x03": "ctrl-c",
+    b"\x0c": "ctrl-l",
 }
+_KEY = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1bO[A-Za-z]|\x1b|[\x00-\x1f\x7f]|[^\x00-\x1f\x7f]+")
+_UNFINISHED = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*|O)?$")
+# The rest of a sequence follows at once, even through ssh; a key that is pressed does not.
+SEQUENCE_S = 0.05
 
 
 class Keys:
     """Restores the terminal at the end. If stdin is not a terminal there are no keys."""
 
     def __init__(self) -> None:
-        self._handle = sys.stdin.fileno() if sys.stdin.isatty() else -1
+        self._handle = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else -1
         self._before: list[object] = []
+        self._typed: deque[str] = deque()
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="ignore")
 
     def __enter__(self) -> Keys:
         if self._handle >= 0:
@@ -43,25 +64,33 @@ class Keys:
         if self._before:
             termios.tcsetattr(self._handle, termios.TCSADRAIN, self._before)  # type: ignore[arg-type]
 
-    def wait(self, seconds: float) -> str:
-        """The next key, or "" after `seconds`."""
-        if self._handle < 0:
+    def wait(self, seconds: float, others: Sequence[int] = ()) -> str:
+        """The next key; "" after `seconds`, or when one of the `others` can be read."""
+        if self._typed:
+            return self._typed.popleft()
+        if self._handle < 0 and not others:
             time.sleep(seconds)
             return ""
-        ready, _, _ = select.select([self._handle], [], [], seconds)
-        if not ready:
+        mine = [self._handle] if self._handle >= 0 else []
+        ready, _, _ = select.select([*mine, *others], [], [], max(0.0, seconds))
+        if self._handle not in ready:
             return ""
-        data = os.read(self._handle, 16)
+        data = os.read(self._handle, 1024)
         if not data:  # the terminal is closed
-            return "q"
-        return name_of(data)
+            return "ctrl-c"
+        while _UNFINISHED.search(data) and select.select(mine, [], [], SEQUENCE_S)[0]:
+            data += os.read(self._handle, 16)
+        self._typed.extend(names_of(data, self._decoder))
+        return self._typed.popleft() if self._typed else ""
 
 
-def name_of(data: bytes) -> str:
-    """If several keys arrive at once, the last one."""
-    for sequence, name in NAMES.items():
-        if data.endswith(sequence):
-            return name
-    if data.startswith(b"\x1b"):
-        return ""
-    return data[-1:].decode("ascii", "ignore")
+def names_of(data: bytes, decoder: codecs.IncrementalDecoder | None = None) -> list[str]:
+    """The keys in what a terminal sent; those that mean nothing here are left out."""
+    decoder = decoder or codecs.getincrementaldecoder("utf-8")(errors="ignore")
+    found = []
+    for match in _KEY.finditer(data):
+        if match[0] in NAMES:
+            found.append(NAMES[match[0]])
+        elif match[0][0] >= 0x20 and match[0] != b"\x7f":
+            found.extend(one for one in decoder.decode(match[0]) if one.isprintable())
+    return found

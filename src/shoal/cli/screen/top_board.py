@@ -1,254 +1,153 @@
-"""The state of `shoal top`: the rows of each view, their order, and what the keys do."""
+"""The state of `shoal top`: which rows are shown, in which order, and what the keys do."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
-import msgspec
-
-from shoal.cli.screen.alarms import ASLEEP
-from shoal.cli.screen.show import Cell, Column, state_cell
-from shoal.cli.verbs.ps import elapsed_ms, nodes_text, shape_text
-from shoal.forms.units import duration_text, memory_text
-from shoal.model.ids import in_order
-from shoal.model.resources import cpus_text
-from shoal.model.samples import NodeSample
+from shoal.cli.screen.gpu_map import natural
+from shoal.cli.screen.top_rows import COLUMNS, Seen, job_place, words_of
 from shoal.model.series import JobSeries, NodeSeries, ServiceSeries
-from shoal.model.views import JobRow, NodeView, ServiceView, StatusView
 
 VIEWS = {"j": "jobs", "n": "nodes", "s": "services"}
 PAGE = 10
+FILTER_MAX = 100
 SPARKS = "▁▂▃▄▅▆▇█"
 
 
-class Seen(msgspec.Struct, kw_only=True):
-    """One look at the cluster, with only what the view needs."""
-
-    status: StatusView
-    jobs: list[JobRow] = []
-    nodes: list[NodeView] = []
-    services: list[ServiceView] = []
-    samples: dict[str, NodeSample] = {}
-
-
-class Row(NamedTuple):
-    key: str
-    cells: list[Cell]
-    order: list[float | str]  # the sort key of each column
-    why: str
-
-
-COLUMNS: dict[str, tuple[Column, ...]] = {
-    "jobs": (
-        Column("JOB", firm=True),
-        Column("NAME"),
-        Column("STATE", firm=True),
-        Column("TENANT"),
-        Column("SHAPE", right=True, firm=True),
-        Column("TIME", right=True, firm=True),
-        Column("STEP", right=True, firm=True),
-        Column("LOSS", right=True, firm=True),
-        Column("LEFT", right=True, firm=True),
-        Column("BOUND"),
-        Column("NODES", flexible=True),
-    ),
-    "nodes": (
-        Column("NODE", firm=True),
-        Column("STATE", firm=True),
-        Column("GPUS", right=True, firm=True),
-        Column("BUSY", right=True, firm=True),
-        Column("POWER", right=True, firm=True),
-        Column("TEMP", right=True, firm=True),
-        Column("CPU", right=True, firm=True),
-        Column("MEMORY", right=True, firm=True),
-        Column("PLACE"),
-        Column("JOBS", flexible=True),
-    ),
-    "services": (
-        Column("SERVICE", firm=True),
-        Column("STATE", firm=True),
-        Column("READY", right=True, firm=True),
-        Column("RPS", right=True, firm=True),
-        Column("FAILED", right=True, firm=True),
-        Column("MEAN-MS", right=True, firm=True),
-        Column("IN-FLIGHT", right=True, firm=True),
-        Column("QUEUED", right=True, firm=True),
-        Column("VERSION", right=True, firm=True),
-        Column("URL", flexible=True),
-    ),
-}
-
-
 class Board:
-    """`sort` is a column, or None for the cluster's own order."""
+    """`sort` is a column, or None for the usual order. `mode`: table, filter (somebody types one),
+    ask (whether to cancel) or help."""
 
     def __init__(self) -> None:
         self.view = "jobs"
+        self.mode = "table"
         self.sort: dict[str, int | None] = dict.fromkeys(COLUMNS)
         self.down: dict[str, bool] = dict.fromkeys(COLUMNS, False)
+        self.filter = ""
         self.cursor = 0
+        self.chosen = ""  # the row that somebody moved to: the cursor stays on it
+        self.map = True
+        self.message = ""
         self.over = False
+        self._known: tuple[object, list[str]] = (None, [])
 
-    def press(self, key: str) -> bool:
-        """Returns whether the view changed, so that other data is needed."""
-        moves = {"up": -1, "down": 1, "page-up": -PAGE, "page-down": PAGE}
-        columns = len(COLUMNS[self.view])
-        sort = self.sort[self.view]
-        if key in ("q", "ctrl-c"):
+    def press(self, key: str) -> str:
+        """What is left to do: "logs" or "cancel" of the chosen job, or nothing."""
+        if key == "ctrl-c":
             self.over = True
-        elif key in VIEWS and VIEWS[key] != self.view:
-            self.view, self.cursor = VIEWS[key], 0
-            return True
+            return ""
+        self.message = ""
+        if self.mode == "filter":
+            self._type(key)
+        elif self.mode == "ask":
+            self.mode = "table"
+            if key in ("y", "Y"):
+                return "cancel"
+            self.message = "not cancelled"
+        elif self.mode == "help":
+            self.mode = "table"
+        else:
+            return self._command(key)
+        return ""
+
+    def _type(self, key: str) -> None:
+        if key in ("enter", "escape", "up", "down"):
+            self.mode = "table"
+            self.filter = "" if key == "escape" else self.filter
+        elif key == "backspace":
+            self.filter = self.filter[:-1]
+        elif key == "ctrl-u":
+            self.filter = ""
+        elif len(key) == 1 and len(self.filter) < FILTER_MAX:
+            self.filter += key
+            self.cursor, self.chosen = 0, ""
+
+    def _command(self, key: str) -> str:
+        moves = {"up": -1, "k": -1, "down": 1, "page-up": -PAGE, "page-down": PAGE, " ": PAGE}
+        if key == "q":
+            self.over = True
+        elif key in VIEWS:
+            self.view, self.cursor, self.chosen = VIEWS[key], 0, ""
         elif key in moves:
-            self.cursor = max(0, self.cursor + moves[key])
+            self._move(self.cursor + moves[key])
         elif key in ("home", "g"):
-            self.cursor = 0
+            self._move(0)
+        elif key in ("end", "G"):
+            self._move(len(self._known[1]))
+        elif key in ("left", "right", "<", ">", "r"):
+            self._order(key)
+        elif key == "/":
+            self.mode = "filter"
+        elif key == "escape":
+            self.filter = ""
+        elif key == "?":
+            self.mode = "help"
+        elif key == "m":
+            self.map = not self.map
+        elif key == "enter" and self.view == "jobs":
+            return "logs"
+        elif key == "c" and self.view == "jobs":
+            self.mode = "ask" if self.key else "table"
+        return ""
+
+    def _move(self, to: int) -> None:
+        keys = self._known[1]
+        self.cursor = max(0, min(to, len(keys) - 1))
+        self.chosen = keys[self.cursor] if keys else ""
+
+    def _order(self, key: str) -> None:
+        sort, columns = self.sort[self.view], len(COLUMNS[self.view])
+        if key == "r":
+            self.down[self.view] = not self.down[self.view]
         elif key in ("right", ">"):
             self.sort[self.view] = 0 if sort is None else (sort + 1 if sort + 1 < columns else None)
-        elif key in ("left", "<"):
+        else:
             self.sort[self.view] = columns - 1 if sort is None else (sort - 1 if sort else None)
-        elif key == "r":
-            self.down[self.view] = not self.down[self.view]
-        return False
 
-    def rows(self, seen: Seen) -> list[Row]:
-        """The sorted rows; moves the cursor onto one of them if there are any."""
-        rows = ROWS[self.view](seen)
+    @property
+    def key(self) -> str:
+        """The row that the cursor is on; "" if there is none."""
+        keys = self._known[1]
+        return keys[self.cursor] if keys else ""
+
+    def keys(self, seen: Seen) -> list[str]:
+        """The rows that match, in order; puts the cursor onto one of them."""
+        mark = (seen.number, self.view, self.sort[self.view], self.down[self.view], self.filter)
+        if self._known[0] != mark:
+            self._known = (mark, self._ordered(seen))
+        keys = self._known[1]
+        if self.chosen and keys[self.cursor : self.cursor + 1] != [self.chosen]:
+            if self.chosen in keys:
+                self.cursor = keys.index(self.chosen)
+            else:
+                self.chosen = ""
+        self.cursor = max(0, min(self.cursor, len(keys) - 1))
+        return keys
+
+    def _ordered(self, seen: Seen) -> list[str]:
+        found: Sequence[str] = list(getattr(seen, self.view))
+        words = self.filter.lower().split()
+        if words:
+            texts = {key: words_of(seen, self.view, key) for key in found}
+            found = [key for key in found if all(word in texts[key] for word in words)]
+        keys = sorted(found, key=lambda key: _usual(seen, self.view, key))
         column = self.sort[self.view]
         if column is not None:
-            rows.sort(key=lambda row: _sortable(row.order[column]))
-        if self.down[self.view]:
-            rows.reverse()
-        self.cursor = min(self.cursor, max(0, len(rows) - 1))
-        return rows
+            items, order = getattr(seen, self.view), COLUMNS[self.view][column].order
+            keys.sort(key=lambda key: _sortable(order(seen, items[key])))
+        return keys[::-1] if self.down[self.view] else keys
+
+
+def _usual(seen: Seen, view: str, key: str) -> tuple[Any, ...]:
+    """Jobs that have nodes before those that wait; each in the order they were submitted."""
+    if view == "jobs":
+        return seen.jobs[key].state == "waiting", job_place(key)
+    return tuple(natural(key))
 
 
 def _sortable(value: float | str) -> tuple[bool, float, str]:
     return (True, 0.0, value) if isinstance(value, str) else (False, value, "")
-
-
-def job_rows(seen: Seen) -> list[Row]:
-    rows = []
-    for job in seen.jobs:
-        took_ms = elapsed_ms(job, seen.status.now_ms)
-        progress = job.progress
-        step = loss = left = bound = ""
-        if progress is not None:
-            step = f"{progress.step}" + (f"/{progress.steps_total}" if progress.steps_total else "")
-            loss = "" if progress.loss is None else f"{progress.loss:.4g}"
-            left = "" if progress.left_ms is None else duration_text(progress.left_ms)
-            bound = "" if progress.bound is None else progress.bound.kind.value
-        slow = bool(progress and progress.slow)
-        cells = [
-            Cell(job.id, "bold"),
-            Cell(job.name),
-            state_cell(job.state),
-            Cell(job.tenant),
-            Cell(shape_text(job)),
-            Cell(duration_text(took_ms), "dim"),
-            Cell(step, "red" if slow else ""),
-            Cell(loss),
-            Cell(left, "dim"),
-            Cell(bound),
-            Cell(nodes_text(job.nodes)),
-        ]
-        order: list[float | str] = [
-            _place(job.id),
-            job.name,
-            job.state,
-            job.tenant,
-            -float((job.size or job.members) * job.gpus),
-            -float(took_ms),
-            -float(progress.step if progress else -1),
-            float(progress.loss) if progress and progress.loss is not None else float("inf"),
-            float(progress.left_ms) if progress and progress.left_ms is not None else float("inf"),
-            bound,
-            nodes_text(job.nodes),
-        ]
-        rows.append(Row(job.id, cells, order, job.why))
-    return rows
-
-
-def node_rows(seen: Seen) -> list[Row]:
-    rows = []
-    for node in seen.nodes:
-        sample = seen.samples.get(node.id) if node.health == "ready" else None
-        busy = [g.busy_milli for g in sample.gpus if g.busy_milli is not None] if sample else []
-        power = [g.power_w for g in sample.gpus if g.power_w is not None] if sample else []
-        heat = (
-            [g.temperature_c for g in sample.gpus if g.temperature_c is not None] if sample else []
-        )
-        held = node.gpus - node.gpus_free
-        cpu = node.cpu_milli - node.cpu_milli_free
-        used = sample.memory_milli if sample else None
-        order: list[float | str] = [
-            node.id,
-            node.state,
-            -float(held),
-            -float(sum(busy)),
-            -float(sum(power)),
-            -float(max(heat, default=0)),
-            -float(sample.cpu_milli or 0 if sample else 0),
-            -float(used or 0),
-            node.place,
-            -float(len(node.jobs)),
-        ]
-        cells = [
-            Cell(node.id, "bold"),
-            state_cell(node.state),
-            Cell(f"{held}/{node.gpus}"),
-            Cell(f"{sum(busy) / len(busy) / 10:.0f}%" if busy else ""),
-            Cell(f"{sum(power)}W" if power else ""),
-            Cell(f"{max(heat)}C" if heat else "", "red" if heat and max(heat) > 85 else ""),
-            Cell(_percent(sample.cpu_milli) if sample else f"{cpus_text(cpu)} held"),
-            Cell(_percent(used) if sample else memory_text(node.memory_mb)),
-            Cell(node.place),
-            Cell(",".join(node.jobs)),
-        ]
-        rows.append(Row(node.id, cells, order, node.why))
-    return rows
-
-
-def service_rows(seen: Seen) -> list[Row]:
-    rows = []
-    for one in seen.services:
-        cells = [
-            Cell(one.name, "bold"),
-            state_cell(one.state),
-            Cell(
-                f"{one.ready}/{one.wanted}",
-                "red" if one.ready < one.wanted and one.state not in ASLEEP else "",
-            ),
-            Cell(f"{one.requests_per_s:.1f}"),
-            Cell(f"{one.failed_per_s:.1f}", "red" if one.failed_per_s else "dim"),
-            Cell(f"{one.response_ms}"),
-            Cell(f"{one.in_flight}"),
-            Cell(f"{one.queued}", "yellow" if one.queued else ""),
-            Cell(f"{one.version}"),
-            Cell(one.url, "dim"),
-        ]
-        order: list[float | str] = [
-            one.name,
-            one.state,
-            float(one.ready - one.wanted),
-            -one.requests_per_s,
-            -one.failed_per_s,
-            -float(one.response_ms),
-            -float(one.in_flight),
-            -float(one.queued),
-            -float(one.version),
-            one.url,
-        ]
-        rows.append(Row(one.name, cells, order, one.why))
-    return rows
-
-
-ROWS: dict[str, Callable[[Seen], list[Row]]] = {
-    "jobs": job_rows,
-    "nodes": node_rows,
-    "services": service_rows,
-}
 
 
 def detail(series: JobSeries | NodeSeries | ServiceSeries | None, width: int) -> str:
@@ -307,13 +206,3 @@ def _mean_busy(series: NodeSeries) -> list[float | None]:
         known = [value for value in column if value is not None]
         means.append(sum(known) / len(known) if known else None)
     return means
-
-
-def _percent(milli: int | None) -> str:
-    return "" if milli is None else f"{milli / 10:.0f}%"
-
-
-def _place(job_id: str) -> float:
-    """Elements follow their array: j7, j7.0, j7.1, j8."""
-    number, index = in_order(job_id)
-    return number + (index + 1) / 1e9

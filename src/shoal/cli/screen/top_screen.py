@@ -2,68 +2,105 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from shoal.cli.screen.gpu_map import condensed, gpu_map, legend
 from shoal.cli.screen.show import Cell, Column, bar, printable
-from shoal.cli.screen.tables import GAP, cells_of, shown
-from shoal.cli.screen.top_board import COLUMNS, Board, Seen
+from shoal.cli.screen.tables import GAP, cells_of, cut, shown
+from shoal.cli.screen.top_board import Board
+from shoal.cli.screen.top_rows import COLUMNS, Seen
 from shoal.forms.units import duration_text
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-HEAD_LINES = 4  # cluster, GPUs, jobs, an empty line
-NAME_MIN = 16  # the last column
-FOOT_LINES = 4  # position, reason, curve, keys
-KEYS = "q quit  j jobs  n nodes  s services  up/down move  < > sort  r reverse"
+NAME_MIN = 16  # the last column is cut to this before others are left out
+ROWS_MIN = 5  # the map leaves this many lines for rows
+MAP_SHARE = 3  # at most one line of this many is the map's
+KEYS = "q quit  ? help  / filter  enter logs  c cancel  j n s view  < > sort"
+HELP = """\
+  j  n  s          jobs, nodes, services
+  up down          choose a line; also page up, page down, home, end
+  enter            the logs of the chosen job; q or escape leads back
+  c                cancel the chosen job, after a question
+  /                show only lines with these words: names, ids, users,
+                   tenants, nodes, states; escape shows all again
+  < >              sort by another column; r reverses the order
+  m                show or hide the map of the GPUs
+  q                quit
+
+  On the map each GPU is a letter: the one beside its job, in the column MAP.
+  The GPUs of the chosen job stand out. With thousands of GPUs each sign is a
+  node or several: tenths of its GPUs that are in use, # if all are."""
 
 
-def draw(
-    board: Board, seen: Seen, trouble: str, detail: str, size: tuple[int, int], url: str
-) -> list[Text]:
+class Around(NamedTuple):
+    """What is shown around the rows."""
+
+    url: str
+    name: str = ""  # of the chosen row; in the table it may be cut
+    why: str = ""
+    curve: str = ""
+    since_s: float | None = None  # the controller is away since then
+    trouble: str = ""
+
+
+def draw(board: Board, seen: Seen, around: Around, size: tuple[int, int]) -> list[Text]:
     """One line per line of the terminal, none wider than it."""
     from rich.text import Text
 
     width, height = size
-    rows = board.rows(seen)
-    room = max(1, height - HEAD_LINES - FOOT_LINES - 1)
-    first = max(0, min(board.cursor - room // 2, len(rows) - room))
-    shown = rows[first : first + room]
-    columns = _columns(board)
-    fitting = widths(columns, [row.cells for row in rows], width)
-    lines = [*_head(seen, trouble, width, url), Text()]
-    titles = [Cell(column.title, "bold dim") for column in columns]
-    lines.append(_line(titles, columns, fitting, chosen=False))
-    for number, row in enumerate(shown, first):
-        lines.append(_line(row.cells, columns, fitting, number == board.cursor))
-    if not rows:
-        lines.append(Text(f"no {board.view}", style="dim"))
-    lines = lines[: HEAD_LINES + 1 + room]
-    lines += [Text()] * (height - FOOT_LINES - len(lines))
-    more = f"{first + 1}-{first + len(shown)} of {len(rows)}" if len(rows) > room else ""
-    why = rows[board.cursor].why if rows else ""
-    key = f"{rows[board.cursor].key}: " if why else ""
-    lines += [
-        Text(more, style="dim"),
-        Text(printable(key + why), style="yellow"),
-        Text(detail, style="cyan"),
-        Text(KEYS, style="reverse dim"),
-    ]
-    for line in lines:
-        line.truncate(width, overflow="ellipsis")
-        line.no_wrap = True
-    return lines[:height]
+    keys = board.keys(seen)
+    lines = _head(seen, around, width)
+    if board.mode == "help":
+        lines += [Text(), *(Text(text) for text in HELP.splitlines())]
+        return _filled(lines, [Text("any key leads back", style="reverse")], size)
+    lines += _map(board, seen, width, height)
+    lines.append(Text())
+    foot = _foot(board, keys, around)
+    room = max(1, height - len(lines) - len(foot) - 1)
+    first = max(0, min(board.cursor - room // 2, len(keys) - room))
+    items, columns = getattr(seen, board.view), COLUMNS[board.view]
+    cells = [[one.cell(seen, items[key]) for one in columns] for key in keys[first : first + room]]
+    titles = _titles(board)
+    fitting = widths(titles, cells, width)
+    lines.append(_line([Cell(one.title, "bold dim") for one in titles], titles, fitting, False))
+    for number, row in enumerate(cells, first):
+        lines.append(_line(row, titles, fitting, number == board.cursor))
+    if not keys:
+        match = f" with {board.filter}" if board.filter else ""
+        lines.append(Text(f"no {board.view}{match}", style="dim"))
+    if len(keys) > room:
+        foot[0].append(f"{first + 1}-{min(first + room, len(keys))} of {len(keys)}", "dim")
+    return _filled(lines, foot, size)
 
 
-def _head(seen: Seen, trouble: str, width: int, url: str) -> list[Text]:
+def _filled(lines: list[Text], foot: list[Text], size: tuple[int, int]) -> list[Text]:
+    from rich.text import Text
+
+    width, height = size
+    foot = foot[-height:]
+    lines = lines[: height - len(foot)]
+    lines = [*lines, *[Text()] * (height - len(foot) - len(lines)), *foot]
+    for number, line in enumerate(lines):
+        if line.cell_len > width:
+            lines[number] = line.copy()
+            lines[number].truncate(width, overflow="ellipsis")
+    return lines
+
+
+def _head(seen: Seen, around: Around, width: int) -> list[Text]:
     from rich.text import Text
 
     status = seen.status
-    up = duration_text(status.now_ms - status.up_since_ms)
-    title = Text(f"Shoal {status.version} at {url}, up {up}", style="bold")
-    if trouble:
-        title = Text(printable(trouble), style="bold red")
+    up = duration_text(max(0, seen.now_ms - status.up_since_ms))
+    title = Text(f"Shoal {status.version} at {around.url}, up {up}", style="bold")
+    if around.since_s is not None:
+        clock = datetime.datetime.fromtimestamp(around.since_s).astimezone()
+        told = f"no answer since {clock:%H:%M:%S}, trying again: {around.trouble}"
+        title = Text(cut(printable(told), width), style="bold red")
     nodes = ", ".join(f"{count} {state}" for state, count in status.nodes.items() if count)
     gpus = Text("GPUs ")
     if status.gpus:
@@ -78,9 +115,42 @@ def _head(seen: Seen, trouble: str, width: int, url: str) -> list[Text]:
     return [title, gpus, Text(f"nodes {nodes or 'none'}; jobs {jobs or 'none'}")]
 
 
-def _columns(board: Board) -> list[Column]:
+def _map(board: Board, seen: Seen, width: int, height: int) -> list[Text]:
+    from rich.text import Text
+
+    room = min(height // MAP_SHARE, height - ROWS_MIN - 8)
+    if not board.map or room < 1:
+        return []
+    nodes = list(seen.nodes.values())
+    chosen = board.key if board.view == "jobs" else ""
+    lines = gpu_map(nodes, chosen, width, room)
+    if lines and condensed(nodes, room, width):
+        lines = lines[: room - 1] if len(lines) >= room > 1 else lines
+    return [*lines, Text(legend(nodes, room, width), style="dim")] if lines else []
+
+
+def _foot(board: Board, keys: Sequence[str], around: Around) -> list[Text]:
+    from rich.text import Text
+
+    place = Text()
+    if board.mode == "filter" or board.filter:
+        place.append(f"/{board.filter}", "bold")
+        place.append("_" if board.mode == "filter" else "", "blink")
+        place.append(f"  {len(keys)} match  ", "dim")
+    named = " ".join(part for part in (board.key, around.name) if part)
+    told = ": ".join(part for part in (named, around.why) if part)
+    why = Text(printable(told), style="yellow")
+    if board.message:
+        why = Text(printable(board.message), style="bold")
+    if board.mode == "ask":
+        why = Text(printable(f"cancel {named}? y/n"), style="bold reverse")
+    keys_line = "enter keep  escape clear" if board.mode == "filter" else KEYS
+    return [place, why, Text(around.curve, style="cyan"), Text(keys_line, style="reverse")]
+
+
+def _titles(board: Board) -> list[Column]:
     """The columns of the view; an arrow marks the one that sorts the rows."""
-    columns = list(COLUMNS[board.view])
+    columns = [one.column for one in COLUMNS[board.view]]
     number = board.sort[board.view]
     if number is not None:
         arrow = "↑" if board.down[board.view] else "↓"
@@ -90,7 +160,7 @@ def _columns(board: Board) -> list[Column]:
 
 def widths(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], terminal: int) -> list[int]:
     """The width of each column; 0 if there is no room for it. The last one is cut; then others are
-    left out, from the right, the firm ones last. The first two stay."""
+    left out: empty ones, then from the right, the firm ones last. The first one always stays."""
     full = [
         max([cells_of(column.title), *(cells_of(shown(row[number])) for row in rows)])
         for number, column in enumerate(columns)
@@ -102,7 +172,8 @@ def widths(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], terminal: 
         wide = [width for width in room if width]
         return sum(wide) + GAP * (len(wide) - 1) - terminal
 
-    for number in sorted(range(1, last), key=lambda n: (columns[n].firm, -n)):
+    filled = [any(row[number].text for row in rows) for number in range(len(columns))]
+    for number in sorted(range(1, last), key=lambda n: (filled[n], columns[n].firm, -n)):
         if over() > 0:
             room[number] = 0
     room[last] = min(full[last], max(0, room[last] - over()))
@@ -117,12 +188,10 @@ def _line(cells: list[Cell], columns: Sequence[Column], room: list[int], chosen:
     for cell, column, width in zip(cells, columns, room, strict=True):
         if not width:
             continue
-        text = printable(cell.text) if cell.text else ""
-        if len(text) > width:
-            text = text[: width - 1] + "…"
-        text = text.rjust(width) if column.right else text.ljust(width)
-        line.append("  " if line else "")
-        line.append(text, style=cell.style or "")
+        text = cut(shown(cell) if cell.text else "", width)
+        pad = " " * (width - cells_of(text))
+        line.append(" " * GAP if line else "")
+        line.append(pad + text if column.right else text + pad, style=cell.style or "")
     if chosen:
         line.stylize("reverse")
     return line

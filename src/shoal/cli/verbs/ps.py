@@ -11,6 +11,7 @@ from shoal.cli.finding_flags import filter_of, finding_flags
 
 if TYPE_CHECKING:
     from shoal.cli.screen.show import Cell
+    from shoal.model.feed import JobLine
     from shoal.model.views import JobRow
 
 LIMIT_MAX = 10_000
@@ -174,7 +175,7 @@ def how_far(row: JobRow) -> str:
     return progress_text(row.progress) if row.progress else ""
 
 
-def shape_text(row: JobRow) -> str:
+def shape_text(row: JobRow | JobLine) -> str:
     """Members x GPUs per member: '4x8', '2x0.5', '1x20G', '3/2..8x1' (elastic, 3 members now)."""
     members = str(row.members)
     if row.members_max > row.members:
@@ -183,7 +184,7 @@ def shape_text(row: JobRow) -> str:
     return f"{members}x{gpus_text(row)}"
 
 
-def gpus_text(row: JobRow) -> str:
+def gpus_text(row: JobRow | JobLine) -> str:
     from shoal.forms.units import memory_text
 
     if not row.gpus or row.gpu_milli == WHOLE:

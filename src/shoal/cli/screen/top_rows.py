@@ -1,0 +1,270 @@
+"""The columns of `shoal top`: what each shows of a job, a node or a service, and how it sorts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from shoal.cli.screen.alarms import ASLEEP
+from shoal.cli.screen.gpu_map import letter, natural
+from shoal.cli.screen.show import Cell, Column, state_cell
+from shoal.cli.verbs.ps import nodes_text, shape_text
+from shoal.forms.units import duration_text
+from shoal.model.feed import JobLine, NodeLine
+from shoal.model.ids import in_order
+from shoal.model.samples import NodeSample
+from shoal.model.views import ServiceView, StatusView
+
+HOT_C = 85
+
+
+class Seen(msgspec.Struct, kw_only=True):
+    """One look at the cluster. `number` grows when it changes."""
+
+    status: StatusView
+    now_ms: int
+    number: int = 0
+    jobs: dict[str, JobLine] = {}
+    nodes: dict[str, NodeLine] = {}
+    services: dict[str, ServiceView] = {}
+    samples: dict[str, NodeSample] = {}
+    places: dict[str, list[str]] = {}  # the nodes of each job
+
+
+def places_of(nodes: dict[str, NodeLine]) -> dict[str, list[str]]:
+    found: dict[str, dict[str, None]] = {}
+    for node in nodes.values():
+        for job in (*(held.job for held in node.held), *node.asleep):
+            if job:
+                found.setdefault(job, {})[node.id] = None
+    return {job: sorted(there, key=natural) for job, there in found.items()}
+
+
+class Shown(NamedTuple):
+    """One column. `order`: numbers sort before words."""
+
+    column: Column
+    cell: Callable[[Seen, Any], Cell]
+    order: Callable[[Seen, Any], float | str]
+
+
+# -- jobs ------------------------------------------------------------------------------------
+
+
+def elapsed_ms(seen: Seen, job: JobLine) -> int:
+    ran = job.running_ms and job.state != "waiting"
+    return max(0, (job.nap_ms or seen.now_ms) - (job.running_ms if ran else job.submitted_ms))
+
+
+def _left_ms(job: JobLine) -> int | None:
+    known = job.step_us and job.steps
+    return max(0, job.steps - job.step) * job.step_us // 1000 if known else None
+
+
+def _step(job: JobLine) -> Cell:
+    if job.elements:
+        return Cell(f"{job.done}/{job.elements}")
+    text = f"{job.step}/{job.steps}" if job.steps else str(job.step or "")
+    return Cell(text, "red" if job.slow else "")
+
+
+def _left(job: JobLine) -> str:
+    left_ms = _left_ms(job)
+    return "" if left_ms is None else duration_text(left_ms)
+
+
+def job_place(job_id: str) -> float:
+    """Elements follow their array: j7, j7.0, j7.1, j8."""
+    number, index = in_order(job_id)
+    return number + (index + 1) / 1e9
+
+
+def _map_cell(job: JobLine) -> Cell:
+    active = job.gpus and job.size and job.state != "asleep"
+    return Cell(*letter(job.id)) if active else Cell("")
+
+
+JOBS = (
+    Shown(Column("JOB", firm=True), lambda _, j: Cell(j.id, "bold"), lambda _, j: job_place(j.id)),
+    Shown(Column("MAP", firm=True), lambda _, j: _map_cell(j), lambda _, j: -j.size * j.gpus),
+    Shown(Column("STATE", firm=True), lambda _, j: state_cell(j.state), lambda _, j: j.state),
+    Shown(
+        Column("SHAPE", right=True, firm=True),
+        lambda _, j: Cell(shape_text(j)),
+        lambda _, j: -(j.size or j.members) * j.gpus,
+    ),
+    Shown(
+        Column("TIME", right=True, firm=True),
+        lambda s, j: Cell(duration_text(elapsed_ms(s, j)), "dim"),
+        lambda s, j: -elapsed_ms(s, j),
+    ),
+    Shown(Column("STEP", right=True, firm=True), lambda _, j: _step(j), lambda _, j: -j.step),
+    Shown(
+        Column("LOSS", right=True, firm=True),
+        lambda _, j: Cell("" if j.loss is None else f"{j.loss:.4g}"),
+        lambda _, j: float("inf") if j.loss is None else j.loss,
+    ),
+    Shown(Column("USER"), lambda _, j: Cell(j.user), lambda _, j: j.user),
+    Shown(
+        Column("NODES"),
+        lambda s, j: Cell(nodes_text(s.places.get(j.id, []))),
+        lambda s, j: nodes_text(s.places.get(j.id, [])),
+    ),
+    Shown(
+        Column("LEFT", right=True),
+        lambda _, j: Cell(_left(j), "dim"),
+        lambda _, j: float("inf") if _left_ms(j) is None else float(_left_ms(j) or 0),
+    ),
+    Shown(Column("TENANT"), lambda _, j: Cell(j.tenant), lambda _, j: j.tenant),
+    Shown(Column("NAME", flexible=True), lambda _, j: Cell(j.name), lambda _, j: j.name),
+)
+
+# -- nodes -----------------------------------------------------------------------------------
+
+
+def held_of(node: NodeLine) -> int:
+    return len({gpu for held in node.held for gpu in held.gpus})
+
+
+def _gpus(seen: Seen, node: NodeLine, name: str) -> list[int]:
+    sample = seen.samples.get(node.id)
+    values = [getattr(gpu, name) for gpu in sample.gpus] if sample else []
+    return [value for value in values if value is not None]
+
+
+def _busy(seen: Seen, node: NodeLine) -> float | None:
+    shares = _gpus(seen, node, "busy_milli")
+    return sum(shares) / len(shares) / 10 if shares else None
+
+
+def _percent(value: float | None) -> Cell:
+    return Cell("" if value is None else f"{value:.0f}%")
+
+
+def _sample(seen: Seen, node: NodeLine, name: str) -> float | None:
+    sample = seen.samples.get(node.id)
+    value = getattr(sample, name) if sample else None
+    return None if value is None else value / 10
+
+
+def _heat(seen: Seen, node: NodeLine) -> Cell:
+    found = _gpus(seen, node, "temperature_c")
+    return Cell(f"{max(found)}C", "red" if max(found) > HOT_C else "") if found else Cell("")
+
+
+def jobs_on(node: NodeLine) -> list[str]:
+    found = dict.fromkeys((*(held.job for held in node.held), *node.asleep))
+    return [job for job in found if job]
+
+
+def _power(seen: Seen, node: NodeLine) -> Cell:
+    found = _gpus(seen, node, "power_w")
+    return Cell(f"{sum(found)}W" if found else "")
+
+
+NODES = (
+    Shown(Column("NODE", firm=True), lambda _, n: Cell(n.id, "bold"), lambda _, n: n.id),
+    Shown(Column("STATE", firm=True), lambda _, n: state_cell(n.state), lambda _, n: n.state),
+    Shown(
+        Column("GPUS", right=True, firm=True),
+        lambda _, n: Cell(f"{held_of(n)}/{n.gpus}"),
+        lambda _, n: -held_of(n),
+    ),
+    Shown(
+        Column("BUSY", right=True, firm=True),
+        lambda s, n: _percent(_busy(s, n)),
+        lambda s, n: -(_busy(s, n) or 0.0),
+    ),
+    Shown(
+        Column("POWER", right=True, firm=True),
+        _power,
+        lambda s, n: -sum(_gpus(s, n, "power_w")),
+    ),
+    Shown(
+        Column("TEMP", right=True, firm=True),
+        _heat,
+        lambda s, n: -max(_gpus(s, n, "temperature_c"), default=0),
+    ),
+    Shown(
+        Column("CPU", right=True, firm=True),
+        lambda s, n: _percent(_sample(s, n, "cpu_milli")),
+        lambda s, n: -(_sample(s, n, "cpu_milli") or 0.0),
+    ),
+    Shown(
+        Column("MEMORY", right=True, firm=True),
+        lambda s, n: _percent(_sample(s, n, "memory_milli")),
+        lambda s, n: -(_sample(s, n, "memory_milli") or 0.0),
+    ),
+    Shown(Column("PLACE"), lambda _, n: Cell(n.place, "dim"), lambda _, n: n.place),
+    Shown(
+        Column("JOBS", flexible=True),
+        lambda _, n: Cell(",".join(jobs_on(n)), pretty=", ".join(jobs_on(n))),
+        lambda _, n: -len(jobs_on(n)),
+    ),
+)
+
+# -- services --------------------------------------------------------------------------------
+
+
+def _ready(one: ServiceView) -> Cell:
+    missing = one.ready < one.wanted and one.state not in ASLEEP
+    return Cell(f"{one.ready}/{one.wanted}", "red" if missing else "")
+
+
+SERVICES = (
+    Shown(Column("SERVICE", firm=True), lambda _, v: Cell(v.name, "bold"), lambda _, v: v.name),
+    Shown(Column("STATE", firm=True), lambda _, v: state_cell(v.state), lambda _, v: v.state),
+    Shown(
+        Column("READY", right=True, firm=True),
+        lambda _, v: _ready(v),
+        lambda _, v: v.ready - v.wanted,
+    ),
+    Shown(
+        Column("RPS", right=True, firm=True),
+        lambda _, v: Cell(f"{v.requests_per_s:.1f}"),
+        lambda _, v: -v.requests_per_s,
+    ),
+    Shown(
+        Column("FAILED", right=True, firm=True),
+        lambda _, v: Cell(f"{v.failed_per_s:.1f}", "red" if v.failed_per_s else "dim"),
+        lambda _, v: -v.failed_per_s,
+    ),
+    Shown(
+        Column("MEAN-MS", right=True, firm=True),
+        lambda _, v: Cell(f"{v.response_ms}"),
+        lambda _, v: -v.response_ms,
+    ),
+    Shown(
+        Column("IN-FLIGHT", right=True),
+        lambda _, v: Cell(f"{v.in_flight}"),
+        lambda _, v: -v.in_flight,
+    ),
+    Shown(
+        Column("QUEUED", right=True, firm=True),
+        lambda _, v: Cell(f"{v.queued}", "yellow" if v.queued else ""),
+        lambda _, v: -v.queued,
+    ),
+    Shown(
+        Column("VERSION", right=True), lambda _, v: Cell(f"{v.version}"), lambda _, v: -v.version
+    ),
+    Shown(Column("URL", flexible=True), lambda _, v: Cell(v.url, "dim"), lambda _, v: v.url),
+)
+
+COLUMNS: dict[str, tuple[Shown, ...]] = {"jobs": JOBS, "nodes": NODES, "services": SERVICES}
+
+
+def words_of(seen: Seen, view: str, key: str) -> str:
+    """What a filter looks at, in lower case."""
+    if view == "jobs":
+        job = seen.jobs[key]
+        there = seen.places.get(key, [])
+        parts = [job.id, job.name, job.user, job.tenant, job.state, job.service, *there]
+    elif view == "nodes":
+        node = seen.nodes[key]
+        parts = [node.id, node.state, node.place, node.labels, node.model, *jobs_on(node)]
+    else:
+        service = seen.services[key]
+        parts = [service.name, service.state, service.url]
+    return " ".join(parts).lower()
