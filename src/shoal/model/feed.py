@@ -77,7 +77,7 @@ class ReplicaLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     nodes: tuple[str, ...] = ()  # of the members of a gang
     version: int = 0
     in_flight: int = 0
-    rps: float = 0.0
+    rps: float = 0
     response_ms: int = 0
 
 
@@ -93,8 +93,8 @@ class ServiceLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     ready: int = 0
     in_flight: int = 0
     queued: int = 0
-    rps: float = 0.0
-    failed_per_s: float = 0.0
+    rps: float = 0
+    failed_per_s: float = 0
     response_ms: int = 0
     why: str = ""
     replicas: tuple[ReplicaLine, ...] = ()
