@@ -18,7 +18,6 @@ from typing import Any, cast
 import msgspec
 
 from shoal.api.feed import Feed
-from shoal.api.feed_rows import Snapshot
 from shoal.api.identity import without_hash
 from shoal.api.keys import event_without_keys
 from shoal.api.principal import Principal
@@ -39,6 +38,7 @@ from shoal.database.base import Database
 from shoal.database.sqlite import SqliteDatabase
 from shoal.kernel import die_with_parent
 from shoal.model.events import Recorded
+from shoal.model.feed import Snapshot
 from shoal.model.finding import EVERY_JOB, LAST_ENDED, JobFilter
 from shoal.model.job import Job
 from shoal.model.policy import Others

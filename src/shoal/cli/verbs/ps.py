@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.cli.command import Option, flag, number, verb
 from shoal.cli.finding_flags import filter_of, finding_flags
+from shoal.forms.failure import USAGE, Failure
 
 if TYPE_CHECKING:
-    from shoal.cli.screen.show import Cell
+    from collections.abc import Sequence
+
+    from shoal.client import Client
     from shoal.model.feed import JobLine
+    from shoal.model.finding import JobFilter
     from shoal.model.views import JobRow
 
 LIMIT_MAX = 10_000
+WATCH_S, WATCH_MIN_S, WATCH_MAX_S = "2", 0.2, 3600.0
 WHOLE = 1000  # thousandths of a GPU
 
 
@@ -31,6 +36,25 @@ WHOLE = 1000  # thousandths of a GPU
     Option("--before", metavar="JOB", default="", help="The next page: what ended before it."),
     flag("--labels", help="Show the labels of the jobs."),
     Option("--array", metavar="JOB", default="", help="List the elements of this array."),
+    Option(
+        "--columns",
+        "-o",
+        metavar="COLUMNS",
+        default="",
+        help="Show these columns, in this order; -o help lists them.",
+    ),
+    Option(
+        "--sort", metavar="COLUMN", default="", help="Sort by a column; -COLUMN: largest first."
+    ),
+    Option(
+        "--watch",
+        "-w",
+        metavar="[SECONDS]",
+        is_flag=False,
+        flag_value=WATCH_S,
+        default="",
+        help="Draw the table again every few seconds, in place. [2]",
+    ),
     *finding_flags(),
 )
 def ps(
@@ -39,6 +63,9 @@ def ps(
     before: str,
     array: str,
     labels: bool,
+    columns: str,
+    sort: str,
+    watch: str,
     json: bool,
     home: Path,
     **given: Any,
@@ -53,6 +80,8 @@ def ps(
     lists those of its elements that run or wait; with -a, those that ended, too.
 
     Flags that choose jobs can be combined; a job must match all of them.
+    --watch draws the table again until you press q; it waits for a controller
+    that restarts, and ends after a minute without one.
 
     Examples:
       shoal ps                  running and waiting jobs
@@ -60,70 +89,150 @@ def ps(
       shoal ps --state failed --since 1d
       shoal ps -a --label run=a --name 'train-*' --labels
       shoal ps --array j7       the elements of j7 that run or wait
+      shoal ps -o id,user,gpus,why --sort -gpus
+      shoal ps --watch 5 --user ada
       shoal ps --json | jq -r '.[] | select(.state == "waiting") | .id'
     """
-    import msgspec
-
     from shoal.cli import cluster
-    from shoal.cli.screen import show
+    from shoal.cli.screen import job_columns, show
 
-    wanted = filter_of(given)
-    before = cluster.job_id(before) if before else ""
+    if columns == "help":
+        for name, one in job_columns.COLUMNS.items():
+            print(f"{name:<10}  {one.what}")
+        return
+    if columns and json:
+        raise Failure("-o: is for the table; with --json, choose fields with jq", USAGE)
+    names = job_columns.chosen(columns) if columns else []
+    if sort:
+        job_columns.sorting(sort)
+    every_s = _seconds(watch)
+    asked = Asked(filter_of(given), all_, limit, cluster.job_id(before) if before else "", sort)
     with cluster.connect(home) as client:
         if array:
-            array = cluster.job_id(array)
-            cluster.on_job(client, array, lambda c: c.job(array))
-            wanted = msgspec.structs.replace(wanted, array=array)
-        rows = client.jobs(finished=all_, limit=limit, before=before, wanted=wanted)
+            asked = asked._replace(wanted=_of_array(client, cluster.job_id(array), asked.wanted))
+        if every_s:
+            _watch(home, asked, names, labels, json, every_s)
+            return
+        rows = _look(client, asked)
     if json:
         show.as_json(rows)
         return
     if not rows:
-        if wanted.given or before:
-            more = "" if all_ or before or wanted.only_ended else "; finished jobs: add -a"
-            show.note(f"no jobs match{more}")
-            return
-        show.note(
-            "no jobs yet; try: shoal run -- echo hello"
-            if all_
-            else "no live jobs; to list finished jobs: shoal ps -a"
-        )
+        _say_none(asked)
         return
-    print_jobs(rows, int(time.time() * 1000), labels=labels)
+    print_jobs(rows, int(time.time() * 1000), labels=labels, names=names)
     if len(rows) == limit:
         last = rows[-1]
         page = f", or the next ones with --before {last.id}" if last.finished_ms else ""
         show.note(f"only {limit} jobs are shown; see more with -n {limit * 10}{page}")
 
 
-def print_jobs(rows: list[JobRow], now_ms: int, waits: int = 1, *, labels: bool = False) -> None:
-    """`waits`: on a terminal, print the reasons of this many waiting jobs below the table."""
-    from shoal.cli.screen.show import Column, at_terminal, fitted, line, table
-    from shoal.model.job import DEFAULT_TENANT
+class Asked(NamedTuple):
+    """Which jobs are wanted, and in which order."""
 
-    tenants = any(row.tenant != DEFAULT_TENANT for row in rows)
+    wanted: JobFilter
+    finished: bool
+    limit: int
+    before: str
+    sort: str
 
-    columns = [
-        Column("ID", firm=True),
-        Column("NAME"),
-        Column("STATE", firm=True),
-        Column("TRY", right=True, firm=True),
-        Column("SHAPE", right=True, firm=True),
-        Column("NODES"),
-        Column("TIME", right=True, firm=True),
-        Column("COMMAND", flexible=True),
-    ]
-    progress = any(row.progress or row.array for row in rows)
-    if progress:
-        columns.insert(-1, Column("PROGRESS", flexible=True))
-    if tenants:
-        columns.insert(2, Column("TENANT"))
-    cells = [_cells(row, now_ms, tenants, progress) for row in rows]
-    if labels:
-        columns.insert(-1, Column("LABELS"))
-        for row, line_ in zip(rows, cells, strict=True):
-            line_.insert(-1, ",".join(f"{key}={value}" for key, value in row.labels.items()))
-    table(columns, cells)
+
+def _of_array(client: Client, array: str, wanted: JobFilter) -> JobFilter:
+    import msgspec
+
+    from shoal.cli import cluster
+
+    cluster.on_job(client, array, lambda c: c.job(array))
+    return msgspec.structs.replace(wanted, array=array)
+
+
+def _look(client: Client, asked: Asked) -> list[JobRow]:
+    """To sort, all jobs that match are needed."""
+    from shoal.cli.screen.job_columns import in_order_of
+
+    rows = client.jobs(
+        finished=asked.finished,
+        limit=LIMIT_MAX if asked.sort else asked.limit,
+        before=asked.before,
+        wanted=asked.wanted,
+    )
+    if asked.sort:
+        rows = in_order_of(rows, asked.sort, int(time.time() * 1000))
+    return rows[: asked.limit]
+
+
+def _say_none(asked: Asked) -> None:
+    from shoal.cli.screen import show
+
+    if asked.wanted.given or asked.before:
+        shown = asked.finished or asked.before or asked.wanted.only_ended
+        show.note("no jobs match" if shown else "no jobs match; finished jobs: add -a")
+        return
+    show.note(
+        "no jobs yet; try: shoal run -- echo hello"
+        if asked.finished
+        else "no live jobs; to list finished jobs: shoal ps -a"
+    )
+
+
+def _seconds(text: str) -> float:
+    """How often to look again; 0: only once."""
+    from shoal.forms.units import quoted
+
+    if not text:
+        return 0.0
+    try:
+        seconds = float(text.removesuffix("s"))
+    except ValueError:
+        raise Failure(f"--watch: {quoted(text)} is not a number of seconds", USAGE) from None
+    if not WATCH_MIN_S <= seconds <= WATCH_MAX_S:
+        raise Failure(f"--watch: must be {WATCH_MIN_S:g} to {WATCH_MAX_S:g} seconds", USAGE)
+    return seconds
+
+
+def _watch(
+    home: Path, asked: Asked, names: list[str], labels: bool, json: bool, every_s: float
+) -> None:
+    """Each look connects if it must: the next controller may be at another address."""
+    from shoal.cli import cluster
+    from shoal.cli.screen import job_columns, show, watching
+    from shoal.model.resources import plural
+
+    def rows() -> list[JobRow]:
+        with cluster.connect(home) as client:
+            return _look(client.lent(patience_s=0), asked)
+
+    if json:
+        with cluster.Retry(home) as retry:
+            while True:
+                show.as_json(retry(lambda client: _look(client, asked)), lines=True)
+                time.sleep(every_s)
+
+    def look() -> watching.Picture:
+        found, now_ms = rows(), int(time.time() * 1000)
+        chosen = names or job_columns.usual(found, labels=labels)
+        told = f"{plural(len(found), 'job')}, every {every_s:g}s"
+        return watching.Picture(*job_columns.table_of(found, chosen, now_ms), told)
+
+    watching.watch(look, every_s)
+
+
+def print_jobs(
+    rows: list[JobRow],
+    now_ms: int,
+    waits: int = 1,
+    *,
+    labels: bool = False,
+    names: Sequence[str] = (),
+) -> None:
+    """`waits`: on a terminal, print the reasons of this many waiting jobs below the table.
+    `names`: the columns, if somebody chose them."""
+    from shoal.cli.screen.job_columns import table_of, usual
+    from shoal.cli.screen.show import at_terminal, fitted, line, table
+
+    table(*table_of(rows, names or usual(rows, labels=labels), now_ms))
+    if names:
+        return
     waiting = [row for row in rows if row.state == "waiting"] if at_terminal() else []
     for row in waiting[:waits]:
         line(fitted(f"{row.id} waits: {row.why}"), "yellow dim")
@@ -132,27 +241,6 @@ def print_jobs(rows: list[JobRow], now_ms: int, waits: int = 1, *, labels: bool 
             line(fitted(f"{row.id} {row.why}"), "yellow dim")
     for row in [row for row in rows if row.nap is not None][:waits] if at_terminal() else []:
         line(fitted(f"{row.id} {nap_text(row, now_ms)}"), "blue")
-
-
-def _cells(row: JobRow, now_ms: int, tenants: bool, progress: bool) -> list[str | Cell]:
-    from shoal.cli.screen.show import Cell, state_cell
-    from shoal.forms.units import duration_text
-
-    cells: list[str | Cell] = [
-        Cell(row.id, "bold"),
-        row.name,
-        state_cell(row.state),
-        Cell(str(row.attempt or ""), "yellow" if row.attempt > 1 else "dim"),
-        shape_text(row),
-        nodes_text(row.nodes),
-        Cell(duration_text(elapsed_ms(row, now_ms)), "dim"),
-        row.command,
-    ]
-    if progress:
-        cells.insert(-1, how_far(row))
-    if tenants:
-        cells.insert(2, row.tenant)
-    return cells
 
 
 def nap_text(row: JobRow, now_ms: int) -> str:
