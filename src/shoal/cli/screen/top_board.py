@@ -30,6 +30,7 @@ class Board:
         self.map = True
         self.message = ""
         self.over = False
+        self.drawn_map: tuple[object, list[Any]] = (None, [])
         self._known: tuple[object, list[str]] = (None, [])
 
     def press(self, key: str) -> str:

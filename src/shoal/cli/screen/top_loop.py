@@ -21,6 +21,7 @@ from shoal.model.views import ServiceView
 
 REFRESH_S = 1.0  # clocks go on, and the chosen row is read again
 PAINT_S = 0.2  # between two pictures that nobody asked for by a key
+PAINT_FACTOR = 10  # ... and this many times what a picture takes: at most a tenth of a CPU
 
 
 class Details:
@@ -114,12 +115,14 @@ class Top:
         self._seen: Seen | None = None
 
     def run(self) -> None:
-        board, drawn_s = self._board, 0.0
+        board = self._board
         while not board.over:
+            began_s = time.monotonic()
             self._draw()
             drawn_s = time.monotonic()
-            key = self._screen.wait(REFRESH_S)
-            while not key and (left := drawn_s + PAINT_S - time.monotonic()) > 0:
+            pause_s = max(PAINT_S, PAINT_FACTOR * (drawn_s - began_s))
+            key = self._screen.wait(max(REFRESH_S, pause_s))
+            while not key and (left := drawn_s + pause_s - time.monotonic()) > 0:
                 key = self._screen.wait(left)
             while key:  # all that were typed, then one picture
                 if key == "ctrl-l":

@@ -121,12 +121,17 @@ def _map(board: Board, seen: Seen, width: int, height: int) -> list[Text]:
     room = min(height // MAP_SHARE, height - ROWS_MIN - 8)
     if not board.map or room < 1:
         return []
-    nodes = list(seen.nodes.values())
     chosen = board.key if board.view == "jobs" else ""
+    mark = (seen.number, chosen, width, room)
+    if board.drawn_map[0] == mark:  # of a large cluster it costs more than all the rest
+        return board.drawn_map[1]
+    nodes = list(seen.nodes.values())
     lines = gpu_map(nodes, chosen, width, room)
     if lines and condensed(nodes, room, width):
         lines = lines[: room - 1] if len(lines) >= room > 1 else lines
-    return [*lines, Text(legend(nodes, room, width), style="dim")] if lines else []
+    lines = [*lines, Text(legend(nodes, room, width), style="dim")] if lines else []
+    board.drawn_map = (mark, lines)
+    return lines
 
 
 def _foot(board: Board, keys: Sequence[str], around: Around) -> list[Text]:
