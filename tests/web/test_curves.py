@@ -122,7 +122,7 @@ def test_a_jobs_page_draws_all_it_logs_and_its_own_gpus_and_a_link_shows_the_sam
     loss.press("ArrowLeft")
     assert eventually(lambda: loss.get_attribute("aria-valuetext") != told, WAIT_S)
     for name in CHARTS:
-        chart(visit, name).locator(".cross[visibility=visible]").wait_for(state="attached")
+        chart(visit, name).locator(".cross:not([hidden])").wait_for(state="attached")
     for _ in range(3):
         loss.press("Shift+ArrowLeft")
     loss.press("Enter")

@@ -27,6 +27,9 @@ export function lineChart({ title, unit = "", height = 150, times = true, zero =
   if (own) own.element.hidden = true;
   const options = own ? h("button", { class: "quiet options", "aria-label": `${title}: options of the chart`, "aria-expanded": "false", onclick: () => { own.element.hidden = !own.element.hidden; options.setAttribute("aria-expanded", String(!own.element.hidden)); } }, "⋯") : null;
   const element = h("figure", { class: "chart" }, h("figcaption", { class: "row" }, h("h3", {}, title), h("span", { class: "push" }, readout), options), own?.element, box, figures);
+  // Not a part of the picture, which would be painted again with every move.
+  const cross = h("i", { class: "cross", hidden: true, style: { top: `${PAD.top}px`, height: `${height - PAD.top - PAD.bottom}px` } });
+  const ready = new WeakMap();
   let series = [], width = 0, view = null, spot = null, drag = null, marked = null;
 
   const steps = () => times && shared.axis === "step" && series.some((one) => one.points[0]?.length > 2);
@@ -36,18 +39,23 @@ export function lineChart({ title, unit = "", height = 150, times = true, zero =
   /** What is to be drawn: each line's points as [x, y, raw y, at, step], and the ranges of both axes. */
   function plan() {
     const named = kind(), weight = shared.smoothing;
-    const lines = series.map((one) => {
-      const raw = one.points.filter((point) => Number.isFinite(point[1]));
-      const sorted = named === "step" ? rising(raw.map(([at, y, step]) => [step, y, y, at, step])) : raw.map(([x, y, step]) => [x, y, y, x, step]);
-      if (weight) smooth(sorted.map((point) => point[1]), weight).forEach((y, at) => { sorted[at][1] = y; });
-      return { ...one, points: sorted };
-    }).filter((one) => one.points.length);
+    const lines = series.map((one) => ({ ...one, points: prepared(one.points, named, weight) })).filter((one) => one.points.length);
     if (!lines.length) return null;
     const all = [Math.min(...lines.map((one) => one.points[0][0])), Math.max(...lines.map((one) => one.points.at(-1)[0]))];
     const xs = reach(named, lines, all);
     const inside = lines.map((one) => ({ ...one, points: one.points.slice(Math.max(0, from(one.points, xs[0]) - 1), from(one.points, xs[1]) + 1) }));
-    const seen = inside.flatMap((one) => one.points.filter((point) => point[0] >= xs[0] && point[0] <= xs[1]));
-    return { kind: named, lines, inside, xs, all, ...heights(seen.length ? seen : inside.flatMap((one) => one.points)) };
+    return { kind: named, lines, inside, xs, all, ...heights(inside, xs) };
+  }
+
+  /** Kept, because a zoom asks for the same again. */
+  function prepared(points, named, weight) {
+    const have = ready.get(points);
+    if (have?.named === named && have.weight === weight) return have.sorted;
+    const raw = points.filter((point) => Number.isFinite(point[1]));
+    const sorted = named === "step" ? rising(raw.map(([at, y, step]) => [step, y, y, at, step])) : raw.map(([x, y, step]) => [x, y, y, x, step]);
+    if (weight) smooth(sorted.map((point) => point[1]), weight).forEach((y, at) => { sorted[at][1] = y; });
+    ready.set(points, { named, weight, sorted });
+    return sorted;
   }
 
   function reach(named, lines, all) {
@@ -58,13 +66,18 @@ export function lineChart({ title, unit = "", height = 150, times = true, zero =
     return [Math.min(...lines.map((one) => one.points.find((point) => point[3] >= begin)?.[0] ?? Infinity)), all[1]];
   }
 
-  function heights(points) {
+  function heights(lines, xs) {
     let low = Infinity, high = -Infinity, least = Infinity;
-    for (const [, y, raw] of points) {
-      low = Math.min(low, y, raw); high = Math.max(high, y, raw);
-      if (y > 0) least = Math.min(least, y);
-      if (raw > 0) least = Math.min(least, raw);
-    }
+    const count = (all) => {
+      for (const { points } of lines) for (const [x, y, raw] of points) {
+        if (!all && (x < xs[0] || x > xs[1])) continue;
+        low = Math.min(low, y, raw); high = Math.max(high, y, raw);
+        if (y > 0) least = Math.min(least, y);
+        if (raw > 0) least = Math.min(least, raw);
+      }
+    };
+    count(false);
+    if (low === Infinity) count(true); // a zoom between two points
     const powers = shared.scale === "log" ? high > 0 : shared.scale === "" && steep && low > 0 && high / low > 20;
     if (powers) low = least; else if (zero) low = Math.min(0, low);
     if (high - low <= Math.abs(high) * 1e-9) { // the rest is the rounding of numbers
@@ -87,9 +100,8 @@ export function lineChart({ title, unit = "", height = 150, times = true, zero =
       view.inside.map((one) => [shared.smoothing ? path(one, 2, X, Y, 1, 0.28) : null, path(one, 1, X, Y, 1.6, 1)]));
     view.marks = view.lines.flatMap((one) => (one.marks ?? []).map((mark) => ({ ...mark, colour: one.colour, x: placed(one, mark.at) }))).filter((mark) => mark.x >= xs[0] && mark.x <= xs[1]);
     const signs = view.marks.map((mark) => s("g", { class: "mark" }, s("line", { x1: X(mark.x), x2: X(mark.x), y1: PAD.top + 6, y2: height - PAD.bottom, stroke: mark.colour }), s("text", { x: X(mark.x), y: PAD.top + 4, "text-anchor": "middle" }, mark.sign ?? "↻"), s("title", {}, mark.text)));
-    view.cross = s("line", { y1: PAD.top, y2: height - PAD.bottom, class: "cross", visibility: "hidden" });
     view.brush = s("rect", { y: PAD.top, height: height - PAD.top - PAD.bottom, class: "brush", visibility: "hidden" });
-    box.replaceChildren(s("svg", { width, height, "aria-hidden": "true" }, level, below(X), view.brush, inner, signs, view.cross));
+    box.replaceChildren(s("svg", { width, height, "aria-hidden": "true" }, level, below(X), view.brush, inner, signs), cross);
     brushed();
     point(spot);
     if (shared.tables) replace(figures, rowsOf());
@@ -102,9 +114,10 @@ export function lineChart({ title, unit = "", height = 150, times = true, zero =
   }
 
   function path(one, of, X, Y, thick, opacity) {
-    const points = thin(one.points.filter((point) => !view.powers || point[of] > 0).map((point) => [point[0], point[of]]), X);
-    if (points.length === 1) return s("circle", { cx: X(points[0][0]), cy: Y(points[0][1]), r: 2.5, fill: one.colour, opacity });
-    return s("polyline", { points: points.map(([x, y]) => `${X(x).toFixed(1)},${Y(y).toFixed(1)}`).join(" "), fill: "none", stroke: one.colour, "stroke-width": thick, "stroke-linejoin": "round", "stroke-dasharray": one.dash, opacity });
+    const points = thin(one.points, of, X, view.powers);
+    if (points.length === 1) return s("circle", { cx: X(points[0][0]), cy: Y(points[0][of]), r: 2.5, fill: one.colour, opacity });
+    const dash = points.length < width ? one.dash : null; // in a dense line dashes cannot be seen, and take long to paint
+    return s("polyline", { points: points.map((point) => `${X(point[0]).toFixed(1)},${Y(point[of]).toFixed(1)}`).join(" "), fill: "none", stroke: one.colour, "stroke-width": thick, "stroke-linejoin": "bevel", "stroke-dasharray": dash, opacity });
   }
 
   /** Where a moment is on the axis; on steps, the first step after it. */
@@ -119,8 +132,8 @@ export function lineChart({ title, unit = "", height = 150, times = true, zero =
     if (!view) return;
     const x = at && where(at);
     const shown = x !== null && x >= view.xs[0] && x <= view.xs[1];
-    if (shown) { view.cross.setAttribute("x1", view.X(x)); view.cross.setAttribute("x2", view.X(x)); }
-    view.cross.setAttribute("visibility", shown ? "visible" : "hidden");
+    if (shown) cross.style.setProperty("transform", `translateX(${view.X(x).toFixed(1)}px)`);
+    cross.hidden = !shown;
     const many = view.lines.length > 1, place = shown ? x : null;
     const parts = view.lines.map((one) => h("span", { class: "key" }, many || one.name ? [h("i", { class: "dot", style: { background: one.colour } }), one.name, " "] : null, amount(figure(one, place)), unit ? ` ${unit}` : ""));
     const near = shown ? view.marks.find((mark) => Math.abs(view.X(mark.x) - view.X(x)) < NEAR_PX) : null;

@@ -54,23 +54,22 @@ function spaced(low, high, step, zone) {
   return count > 0 ? Array.from({ length: count }, (_, at) => Number(((first + at) * step + zone).toPrecision(15))) : [low];
 }
 
-/** The lowest and the highest point of each pixel, in order, because more cannot be seen. `points`: [x, y]. */
-export function thin(points, X) {
-  if (points.length < 400) return points;
+/** The lowest and the highest point of each pixel, in order, because more cannot be seen. `of`: which value of a
+ * point; `positive`: without those that a logarithmic scale cannot show. */
+export function thin(points, of, X, positive) {
   const found = [];
-  let pixel = NaN, low = null, high = null, last = null;
+  let pixel = NaN, low = null, high = null;
   const put = () => {
     if (!low) return;
     found.push(low[0] <= high[0] ? low : high);
     if (low !== high) found.push(low[0] <= high[0] ? high : low);
-    if (last !== low && last !== high) found.push(last);
   };
   for (const point of points) {
+    if (positive && !(point[of] > 0)) continue;
     const mine = Math.floor(X(point[0]));
     if (mine !== pixel) { put(); pixel = mine; low = high = point; }
-    if (point[1] < low[1]) low = point;
-    if (point[1] > high[1]) high = point;
-    last = point;
+    if (point[of] < low[of]) low = point;
+    if (point[of] > high[of]) high = point;
   }
   put();
   return found;

@@ -18,7 +18,8 @@ export const titleOf = (name) => ({ lr: "learning rate" })[name] ?? name.replace
 export function marksOf(attempts) {
   const again = attempts.slice(1).map((one, at) => ({ at: one.running_ms ?? one.placed_ms, text: `attempt ${one.attempt}, after: ${attempts[at].cause || "a stop"}` }));
   const naps = attempts.flatMap((one) => (one.slept_at ?? []).map(([from, to]) => ({ at: from, sign: "☾", text: `asleep for ${span(to - from)}` })));
-  return [...again, ...naps];
+  const now = attempts.filter((one) => one.dozed_ms).map((one) => ({ at: one.dozed_ms, sign: "☾", text: "asleep since then" }));
+  return [...again, ...naps, ...now];
 }
 
 /** Everything that a job's series has, as { key, title, unit, zero, steep, points } in one order. */

@@ -4,13 +4,21 @@ import { maybe } from "./api.js";
 
 const POINTS_MAX = 1500; // then all is fetched again, in which old points are further apart
 
+/** One request at a time, so that no point is added twice. What does not exist is not asked for again. */
+class Pieces {
+  held = null;
+  busy = null;
+  gone = false;
+  more(options) { return this.gone ? Promise.resolve(null) : this.busy ??= this.ask(options).then((found) => { this.gone = !found; return found; }).finally(() => { this.busy = null; }); }
+}
+
 const grow = (have, more) => { for (const [name, values] of Object.entries(more)) if (Array.isArray(values)) have[name] = [...have[name], ...values]; };
 
 /** `more()` returns what `/v1/jobs/ID/series` has, or null if there is no such job. `members`: also of each member. */
-export class JobCurve {
-  constructor(id, members = true) { this.path = `/v1/jobs/${encodeURIComponent(id)}/series?members=${members}`; this.held = null; }
+export class JobCurve extends Pieces {
+  constructor(id, members = true) { super(); this.path = `/v1/jobs/${encodeURIComponent(id)}/series?members=${members}`; }
 
-  async more(options) {
+  async ask(options) {
     const last = this.held?.points.at(-1)?.at_ms ?? 0, whole = !last || this.held.points.length > POINTS_MAX;
     const fresh = await maybe(whole ? this.path : `${this.path}&since_ms=${last}`, options);
     if (!fresh || whole) { this.held = fresh; return fresh; }
@@ -29,10 +37,10 @@ export class JobCurve {
 }
 
 /** The same of a node; `since`: nothing before it. */
-export class NodeCurve {
-  constructor(id, since) { this.path = `/v1/nodes/${encodeURIComponent(id)}/series`; this.since = since; this.held = null; }
+export class NodeCurve extends Pieces {
+  constructor(id, since) { super(); this.path = `/v1/nodes/${encodeURIComponent(id)}/series`; this.since = since; }
 
-  async more(options) {
+  async ask(options) {
     const last = this.held?.at_ms.at(-1) ?? 0, whole = !last || this.held.at_ms.length > POINTS_MAX;
     const fresh = await maybe(`${this.path}?since_ms=${whole ? this.since : last}`, options);
     if (!fresh || whole || fresh.gpus.length !== this.held.gpus.length) { this.held = fresh; return fresh; }

@@ -73,8 +73,8 @@ export function mount(root, id) {
   async function others() {
     if (runs || !job.name || job.array || job.spec.service) return;
     runs = [];
-    const found = await get(`/v1/jobs?name=${encodeURIComponent(job.name)}&finished=true&limit=${RUNS_MAX}`, { signal });
-    runs = found.filter((one) => one.id !== id && !one.array).sort((a, b) => b.submitted_ms - a.submitted_ms);
+    const found = await maybe(`/v1/jobs?name=${encodeURIComponent(job.name)}&finished=true&limit=${RUNS_MAX}`, { signal });
+    runs = (found ?? []).filter((one) => one.id !== id && !one.array).sort((a, b) => b.submitted_ms - a.submitted_ms);
     drawHead();
   }
   const previous = () => runs?.find((one) => one.submitted_ms <= job.submitted_ms) ?? runs?.[0];
