@@ -43,6 +43,7 @@ def test_an_admin_edits_compares_simulates_and_applies(world: World, browser: Br
     rules = page.locator("section[aria-label=Rules]")
     rules.locator("td").get_by_text("a blocked job can be overtaken for this long").wait_for()
     page.locator(f".gauge[data-tenant={OURS}]").get_by_text("of 100 GPU-hours").wait_for()
+    rules.get_by_text("All other fields").click()
     page.get_by_role("button", name="Edit", exact=True).click()
     page.get_by_label("patience", exact=True).fill("soon")
     page.get_by_role("button", name="Compare").click()
@@ -66,6 +67,9 @@ def test_an_admin_edits_compares_simulates_and_applies(world: World, browser: Br
     newest = page.locator("section[aria-label='Earlier policies'] tbody tr").first
     newest.get_by_text("1h → 25m").wait_for()
     assert "ada" in newest.inner_text()
+    rules.locator("td").get_by_text(
+        "how many such ports there are"
+    ).wait_for()  # what was open stays open
     assert world.server.loop.policy.patience_ms == 25 * 60_000
     assert world.server.loop.policy.tenant(OURS).quota_gpus == 3
     assert [told for told in visit.complaints if "422" not in told] == []  # the first wish

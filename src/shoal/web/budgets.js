@@ -8,7 +8,7 @@ const ASK_MS = 60_000;
 export const budgets = async () => (await maybe("/v1/budgets")) ?? [];
 export const toTenant = (name) => h("a", { href: `#/tenant/${encodeURIComponent(name)}` }, name);
 
-const LEVELS = { held: ["failed", "used up: its jobs wait"], warned: ["suspect", "nearly used up"] };
+const level = (budget) => (budget.level === "held" ? ["failed", "used up: its jobs wait"] : budget.share >= 1 ? ["failed", "used up"] : budget.share >= budget.warns_at ? ["suspect", "nearly used up"] : []);
 
 function lasts(budget, one) {
   if (one.used >= one.limit) return "";
@@ -19,7 +19,7 @@ function lasts(budget, one) {
 }
 
 export function gauge(budget) {
-  const [state, word] = LEVELS[budget.level] ?? [];
+  const [state, word] = level(budget);
   const marks = (one) => h("div", { class: "meter", role: "meter", "aria-label": `Budget of ${budget.tenant} in ${one.unit}`, "aria-valuemin": "0", "aria-valuemax": String(one.limit), "aria-valuenow": String(Math.min(one.used, one.limit)), "aria-valuetext": `${short(one.used)} of ${short(one.limit)} ${one.unit}` },
     h("i", { class: one.used >= one.limit ? "full" : one.used >= budget.warns_at * one.limit ? "near" : "", style: { width: `${Math.min(100, (100 * one.used) / one.limit)}%` } }), h("b", { style: { left: `${100 * budget.warns_at}%` }, title: `a warning at ${percent(budget.warns_at)}` }));
   const when = budget.resets_ms ? `begins again ${moment(budget.resets_ms, now())}, in ${span(budget.resets_ms - now())}` : "for good: it does not begin again";

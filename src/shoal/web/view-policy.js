@@ -22,6 +22,9 @@ export function mount(root) {
   const place = h("div", {}), tenants = h("section", { class: "card", "aria-label": "Tenants" }), rules = h("section", { class: "card stack", "aria-label": "Rules" }), past = h("section", { class: "card stack", "aria-label": "Earlier policies", hidden: true }), look = h("div", {});
   root.append(h("div", { class: "stack" }, h("div", { class: "row" }, h("h1", {}, "Policy"), about, actions), notice, place, money, tenants, rules, past));
 
+  // One that is open stays open when the rest is drawn again.
+  const fold = (key, title, ...inside) => h("details", { "data-key": key, open: root.querySelector(`details[data-key=${key}]`)?.open }, h("summary", {}, title), inside);
+
   async function ask() {
     try {
       const [found, own, records] = await Promise.all([get("/v1/policy/form", { signal }), budgets(), seesAll() ? maybe("/v1/policy/history", { signal }) : []]);
@@ -65,17 +68,17 @@ export function mount(root) {
     showTenants();
     const line = (field) => h("tr", { "data-key": field.name }, h("td", {}, h("b", {}, field.name)), h("td", { class: "mono" }, field.value, field.value === field.usual ? null : h("div", { class: "dim small" }, `usually ${field.usual}`)), h("td", { class: "dim" }, field.about));
     const list = (all) => table(["Field", "Value", "What it means"], all.map(line));
-    replace(rules, h("h2", {}, "Rules"), list(form.fields.filter((field) => field.common)), h("details", { "data-key": "more" }, h("summary", {}, "All other fields"), list(form.fields.filter((field) => !field.common))), h("details", { "data-key": "text" }, h("summary", {}, "As a file"), h("pre", { class: "mono policy-text", tabindex: "0", "aria-label": "The policy as a file" }, form.text)));
+    replace(rules, h("h2", {}, "Rules"), list(form.fields.filter((field) => field.common)), fold("more", "All other fields", list(form.fields.filter((field) => !field.common))), fold("text", "As a file", h("pre", { class: "mono policy-text", tabindex: "0", "aria-label": "The policy as a file" }, form.text)));
     showPast(records);
   }
 
   function showTenants() {
-    const all = form.policy.tenants, budget = (one) => [one.budget_gpu_hours ? `${whole(one.budget_gpu_hours)} GPU-hours` : "", one.budget_money ? `${whole(one.budget_money)} money` : ""].filter(Boolean).join(", ");
+    const all = form.policy.tenants, budget = (one) => [one.budget_gpu_hours ? plural(one.budget_gpu_hours, "GPU-hour") : "", one.budget_money ? `${whole(one.budget_money)} money` : ""].filter(Boolean).join(", ");
     const rows = all.slice(0, TENANTS_MAX).map((one) => h("tr", { "data-key": one.name, "data-tenant": one.name }, h("td", {}, toTenant(one.name)), h("td", { "data-name": "part of" }, one.parent || "–"), h("td", { class: "num", "data-name": "weight" }, String(one.weight)), h("td", { class: "num", "data-name": "quota" }, one.quota_gpus ? plural(one.quota_gpus, "GPU") : "–"),
       h("td", { "data-name": "budget" }, budget(one) ? `${budget(one)} ${one.budget_period === "month" ? "a month" : "in all"}` : "–"), h("td", { class: "num", "data-name": "jobs" }, one.jobs_max ? whole(one.jobs_max) : "–"), h("td", { class: "num", "data-name": "waiting" }, one.waiting_max ? whole(one.waiting_max) : "–"), h("td", { class: "num", "data-name": "priority" }, String(one.priority_max))));
     replace(tenants, h("h2", {}, "Tenants"), rows.length ? h("div", { class: "scroll" }, table(["Tenant", "Part of", "num:Weight", "num:Quota", "Budget", "num:Jobs at most", "num:Waiting at most", "num:Priority at most"], rows)) : h("p", { class: "dim" }, "The policy names no tenants: all have the same weight, no quota and no budget."),
       all.length > TENANTS_MAX ? h("p", { class: "dim small" }, `and ${whole(all.length - TENANTS_MAX)} more: shoal policy show`) : null,
-      rows.length ? h("details", { class: "small dim", "data-key": "means" }, h("summary", {}, "What these mean"), h("dl", {}, form.tenant_fields.map((field) => [h("dt", {}, field.name), h("dd", {}, field.about)]))) : null);
+      rows.length ? fold("means", "What these mean", h("dl", {}, form.tenant_fields.map((field) => [h("dt", {}, field.name), h("dd", {}, field.about)]))) : null);
   }
 
   function showPast(records) {
