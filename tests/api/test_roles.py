@@ -74,6 +74,8 @@ TABLE: dict[tuple[str, str], tuple[Ask, ...]] = {
         Ask("/v1/jobs?finished=true&limit=1000"),
         Ask("/v1/jobs?state=finished&name=*done*"),
         Ask("/v1/jobs?tenant=zebratenant&finished=true", same=False),
+        Ask("/v1/jobs?sort=-submitted&limit=1000&count=true"),
+        Ask("/v1/jobs?sort=user&q=e"),
     ),
     ("POST", "/v1/jobs/{job_id:str}/labels"): (
         Ask("/v1/jobs/{job}/labels", {"labels": {"run": "a"}}),

@@ -37,7 +37,7 @@ from shoal.model.events import (
     NodeReady,
     Recorded,
 )
-from shoal.model.finding import EVERY_JOB, JobFilter
+from shoal.model.finding import EVERY_JOB, LAST_ENDED, SORTS, JobFilter, Order
 from shoal.model.job import Job, JobSpec, Outcome, Phase
 from shoal.ports import StoreDamaged, StoreError
 from tests.control.test_sqlite_store import as_bytes, history
@@ -287,8 +287,10 @@ def batches(draw: st.DrawFn) -> list[tuple[list[Event], list[Job]]]:
                     name=draw(st.sampled_from(NAMES)) or None,
                     tenant=draw(st.sampled_from(["t1", "t2"])),
                     labels=draw(st.sampled_from([{}, {"run": "a"}, {"run": "b", "x": "1"}])),
+                    service=draw(st.sampled_from(["", "", "web"])),
                 )
                 ended = record(job, draw(st.sampled_from(["", "it failed"])), spec=spec)
+                ended = msgspec.structs.replace(ended, submitted_ms=draw(st.integers(0, at_ms)))
                 finished.append(msgspec.structs.replace(ended, finished_ms=at_ms))
         made.append((events, finished))
     return made
@@ -302,7 +304,11 @@ FILTERS = st.builds(
     labels=st.sampled_from([(), (), ("run=a",), ("run",), ("!run",), ("run=a|b",), ("run!=a",)]),
     since_ms=st.integers(0, 12),
     array=st.sampled_from(["", "", "j5", "j50", "j1"]),
+    text=st.sampled_from(["", "", "TRAIN", "j2", "run=a tr", "rain true", "%", "a_b"]),
+    service=st.sampled_from(["", "", "", "web"]),
+    until_ms=st.sampled_from([0, 0, 7]),
 )
+ORDERS = st.builds(Order, st.sampled_from(SORTS), st.booleans(), st.just(50))
 
 
 class Model:
@@ -345,6 +351,10 @@ class Model:
             and wanted.matches(job)
         ][:limit]
 
+    def listed(self, wanted: JobFilter, order: Order) -> list[Job]:
+        jobs = self.finished(1000, -1, wanted, "")
+        return sorted(jobs, key=lambda j: order.mark(j, self.ends[j.id][0]), reverse=order.down)
+
     def history(self, job: str, limit: int) -> list[Recorded]:
         mine = [r for r in self.recorded() if isinstance(r.event, JobEvent) and r.event.job == job]
         saves = [one for one in mine if isinstance(one.event, JobCheckpointed)]
@@ -367,14 +377,16 @@ class Model:
         ),
         max_size=4,
     ),
-    searches=st.lists(st.tuples(st.integers(1, 5), st.integers(-1, 30), FILTERS), max_size=4),
+    searches=st.lists(
+        st.tuples(st.integers(1, 5), st.integers(-1, 30), FILTERS, ORDERS), max_size=4
+    ),
     times=st.lists(st.integers(0, 30), max_size=3),
 )
 def test_reads_answer_as_a_simple_list_would(
     place: Place,
     batches: list[tuple[list[Event], list[Job]]],
     looks: list[tuple[int, int, str, str, bool]],
-    searches: list[tuple[int, int, JobFilter]],
+    searches: list[tuple[int, int, JobFilter, Order]],
     times: list[int],
 ) -> None:
     store, model = place.emptied(), Model()
@@ -386,13 +398,20 @@ def test_reads_answer_as_a_simple_list_would(
         shown = store.events(after, limit, job, node, notable)
         assert shown == model.shown(after, limit, job, node, notable)
         assert store.history(job or "j1", limit) == model.history(job or "j1", limit)
-    for limit, after, wanted in [*searches, (2, -1, EVERY_JOB)]:
+    for limit, after, wanted, order in [*searches, (2, -1, EVERY_JOB, LAST_ENDED)]:
         before, pages = "", []
         while page := store.finished(limit, after, wanted, before):
             assert page == model.finished(limit, after, wanted, before)
             pages += page
             before = page[-1].id
         assert pages == model.finished(1000, after, wanted, "")
+        found = store.listed(limit, wanted, order, None)
+        jobs = found.jobs
+        while found.next is not None:
+            found = store.listed(limit, wanted, order, found.next)
+            jobs += found.jobs
+        assert [job for _, job in jobs] == model.listed(wanted, order)
+        assert store.count(wanted) >= len(jobs)
     for at_ms in times:
         earlier = [one.seq for one in model.recorded() if one.event.at_ms < at_ms]
         assert store.seq_at(at_ms) == max(earlier, default=0)

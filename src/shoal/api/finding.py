@@ -31,7 +31,7 @@ def provide_wanted(
     since_ms: Moment = 0,
     on_node: Word = "",
     array: Word = "",
-    text: Annotated[str, QueryParameter(name="q", max_length=TEXT_CHARACTERS_MAX)] = "",
+    q: Annotated[str, Parameter(max_length=TEXT_CHARACTERS_MAX)] = "",
     service: Word = "",
     until_ms: Moment = 0,
 ) -> JobFilter:
@@ -46,7 +46,7 @@ def provide_wanted(
         since_ms=since_ms,
         node=on_node,
         array=array,
-        text=text,
+        text=q,
         service=service,
         until_ms=until_ms,
     )

@@ -19,7 +19,7 @@ export async function askForMany(name, ids, say) {
   const named = ids.length > 6 ? `${ids.slice(0, 5).join(", ")} and ${whole(ids.length - 5)} more` : ids.join(", ");
   await confirm({
     title: `${act.verb} ${plural(ids.length, "job")}`, verb: `${act.verb} ${ids.length === 1 ? "it" : `all ${ids.length}`}`, danger: act.danger, text: `${named}. ${act.text}`,
-    act: async () => { const told = await all(name, ids); say(told); return { note: told }; },
+    act: async () => { const told = await all(name, ids); say(told, true); return { note: told }; },
   });
 }
 

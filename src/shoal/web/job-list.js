@@ -2,14 +2,14 @@
 
 import { get } from "./api.js";
 
-const PAGE = 100, LATER = 500;
+const PAGE = 100, LATER = 1000;
 const FRESH_MAX = 300; // rows that are asked for again when jobs change; longer lists show what the stream tells
 const EMPTY_PAGES = 20; // that are asked for in a row while a search finds nothing
 
 export class JobList {
   constructor(changed) { this.changed = changed; this.rows = []; this.known = new Set(); this.query = ""; this.next = ""; this.count = ""; this.leftOut = false; this.problem = ""; this.busy = false; this.asked = false; this.missed = 0; this.turn = 0; }
 
-  stop() { this.turn += 1; this.call?.abort(); }
+  stop() { this.stopped = true; this.turn += 1; this.call?.abort(); }
 
   /** Begins anew; what is shown stays until the answer is there. */
   async begin(query) {
@@ -52,9 +52,9 @@ export class JobList {
   }
 
   async total() {
-    const turn = this.turn;
+    const query = this.query;
     let count = "";
-    try { await get(`/v1/jobs?${this.query}&limit=1&count=true`, { signal: this.call.signal, heard: (headers) => { count = headers.get("shoal-count") ?? ""; } }); } catch { /* it is only a number */ }
-    if (turn === this.turn && count) { this.count = count; this.changed(); }
+    try { await get(`/v1/jobs?${query}&limit=1&count=true`, { heard: (headers) => { count = headers.get("shoal-count") ?? ""; } }); } catch { /* it is only a number */ }
+    if (query === this.query && count && !this.stopped) { this.count = count; this.changed(); }
   }
 }

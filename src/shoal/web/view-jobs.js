@@ -100,7 +100,7 @@ export function mount(root) {
       some === 1 && mayChange() && allowed("new") ? h("a", { class: "button", "data-key": "like", href: `#/new?like=${ids[0]}` }, "Run again with changes") : null,
       h("button", { class: "quiet", "data-key": "none", onclick: () => grid.pick([]) }, "Clear"));
   }
-  function say(text) { told.hidden = false; told.textContent = text; list.refresh(); }
+  function say(text, done) { told.hidden = false; told.textContent = text; if (done) { grid.pick([]); list.refresh(); } }
   function draw() { drawFilters(); drawList(); }
 
   let typing = 0;
@@ -109,6 +109,7 @@ export function mount(root) {
   const outside = (event) => { for (const one of filters.querySelectorAll("details[open]")) if (event.key === "Escape" || (event.type === "pointerdown" && !one.contains(event.target))) { one.open = false; if (event.key) one.querySelector("summary").focus(); } };
   addEventListener("pointerdown", outside);
   filters.addEventListener("keydown", outside);
+  bar.addEventListener("keydown", (event) => { if (event.key === "Escape") { grid.pick([]); grid.element.focus(); } });
   narrowScreen.addEventListener("change", draw);
 
   const again = throttled(AGAIN_MS, () => { if (!document.hidden) list.refresh(); });
