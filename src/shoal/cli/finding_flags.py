@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from shoal.model.finding import JobFilter
 
 HEADING = "Which jobs"
-NAMES = ("user", "tenant", "name", "state", "label", "since", "node")
 
 
 def finding_flags(*without: str) -> list[Option]:
@@ -35,7 +34,15 @@ def finding_flags(*without: str) -> list[Option]:
             help="With this label: run=a, run=a|b, run!=a, run or !run.",
         ),
         Option("--since", metavar="T", help="Submitted, started or ended in the last 2h, 1d ..."),
+        Option("--until", metavar="T", help="Submitted longer ago than 2h, 1d ..."),
         Option("--node", metavar="NODE", default="", help="Its newest attempt is or was there."),
+        Option("--service", metavar="NAME", default="", help="A replica of this service."),
+        Option(
+            "--text",
+            metavar="WORDS",
+            default="",
+            help="All of these words in its id, name, user, command or labels.",
+        ),
     ]
     for one in found:
         one.heading = HEADING
@@ -55,6 +62,9 @@ def filter_of(given: dict[str, Any]) -> JobFilter:
         labels=tuple(given.get("label", ())),
         since_ms=since_ms,
         node=given.get("node", ""),
+        text=given.get("text", ""),
+        service=given.get("service", ""),
+        until_ms=moment_ms(given.get("until"), "until"),
     )
     problem = wanted.problem()
     if problem is not None:
@@ -62,11 +72,11 @@ def filter_of(given: dict[str, Any]) -> JobFilter:
     return wanted
 
 
-def moment_ms(since: str | None) -> int:
+def moment_ms(since: str | None, flag: str = "since") -> int:
     """The time that long ago; 0: none was given."""
     from shoal.forms import units
 
     try:
         return int(time.time() * 1000) - units.duration_ms(since) if since else 0
     except units.BadAmount as error:
-        raise Failure(f"--since: {error}", USAGE) from None
+        raise Failure(f"--{flag}: {error}", USAGE) from None

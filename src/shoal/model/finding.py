@@ -64,6 +64,8 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
                 return "state", f"is one of {', '.join(STATES)}"
         if len(self.labels) > CONDITIONS_MAX:
             return "label", f"at most {CONDITIONS_MAX} conditions can be given"
+        if len(self.text) > TEXT_CHARACTERS_MAX:
+            return "text", f"has at most {TEXT_CHARACTERS_MAX} characters"
         for condition in self.labels:
             if not re.fullmatch(CONDITION_PATTERN, condition):
                 return "label", "write key=value, key=a|b, key!=value, key or !key"
@@ -146,7 +148,7 @@ class Order(msgspec.Struct, frozen=True):
 
     def after(self, one: Mark, other: Mark) -> bool:
         """Does `one` come after the other? Both are of this order."""
-        return one < other if self.down else one > other  # type: ignore[operator]
+        return one < other if self.down else one > other
 
     def first(self, rows: Iterable[Marked], limit: int) -> list[Marked]:
         pick = heapq.nlargest if self.down else heapq.nsmallest
