@@ -45,6 +45,9 @@ export class Grid {
     if (!fresh && first >= this.drawn[0] && last <= this.drawn[1]) return;
     this.drawn = [Math.max(0, first - AROUND), Math.min(count - 1, last + AROUND)];
     this.element.style.setProperty("--columns", `28px ${this.columns.map((one) => one.width).join(" ")}`);
+    const least = narrow.matches ? 0 : this.columns.reduce((sum, one) => sum + 12 + Number(one.width.match(/\d+/)[0]), 28);
+    this.element.style.setProperty("--least", `${least}px`);
+    this.element.classList.toggle("wide", least > this.element.clientWidth);
     this.element.setAttribute("aria-rowcount", String((this.total || count) + 1));
     this.body.style.height = `${count * size}px`;
     this.heads();
