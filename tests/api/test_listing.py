@@ -121,6 +121,23 @@ def test_no_job_is_missed_or_told_twice_while_jobs_end(world: World, jobs: list[
         assert {*made, *jobs} <= set(ids), f"by {sort} one is missing"
 
 
+def test_a_job_that_ends_between_two_looks_comes_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = [world.submit("member", f"sudden-{n}", cpu_milli=10) for n in range(3)]
+    world.until(made[1], Phase.RUNNING)
+    listed_, ends = world.server.store.listed, [made[1]]
+
+    def late(*given: Any) -> Any:
+        while ends:
+            end(world, ends.pop())
+        return listed_(*given)
+
+    monkeypatch.setattr(world.server.store, "listed", late)
+    assert pages(world, sort="-submitted", q="sudden") == made[::-1]
+    assert world.ask("member", "GET", f"/v1/jobs/{made[1]}")["state"] == "succeeded"
+
+
 def test_a_search_that_finds_little_stops_and_goes_on(
     world: World, jobs: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,6 +147,8 @@ def test_a_search_that_finds_little_stops_and_goes_on(
         assert "shoal-next" in reply.headers
         ids = pages(world, sort=sort, q="many", label="turn=0", limit=3)
         assert sorted(ids) == sorted(jobs[::2])
+    both = pages(world, sort="-submitted", q="many", limit=10)
+    assert both == jobs[::-1], "live ones do not run ahead of what was looked at"
     reply = listed(world, sort="name", q="many", limit=3)
     assert reply.headers["shoal-left-out"] == "true", "and says what it could not sort"
 

@@ -17,6 +17,7 @@ import { watchWaiting } from "./waiting.js";
 const TYPING_MS = 250, AGAIN_MS = 1500, KNOWN_MAX = 200;
 const COMPARED_MAX = 10;
 const STATES = ["live", "waiting", "running", "asleep", "finished", "succeeded", "failed", "timed-out", "cancelled"];
+const ENDED = /^(finished|succeeded|failed|timed-out|cancelled)/; // then nobody asks what waits
 const TIMES = [["1h", "last hour"], ["1d", "last day"], ["7d", "last 7 days"], ["30d", "last 30 days"]];
 const NEWEST = "-submitted";
 const everywhere = () => isAdmin() || me.tenant === "*";
@@ -101,7 +102,7 @@ export function mount(root) {
       h("button", { class: "quiet", "data-key": "none", onclick: () => grid.pick([]) }, "Clear"));
   }
   function say(text, done) { told.hidden = false; told.textContent = text; if (done) { grid.pick([]); list.refresh(); } }
-  function draw() { drawFilters(); drawList(); }
+  function draw() { waiting.classList.toggle("off", ENDED.test(chosen("state"))); drawFilters(); drawList(); }
 
   let typing = 0;
   box.addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(() => { choose("q", box.value.trim()); told.hidden = true; ask(); }, TYPING_MS); });

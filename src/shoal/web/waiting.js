@@ -9,12 +9,13 @@ import { table } from "./table.js";
 
 const ASK_MS = 1500;
 const FIRST = 3, MOST = 100, OF_GROUP = 20;
+const first = () => (matchMedia("(max-width: 760px)").matches ? 1 : FIRST);
 
 /** Keeps a card up to date. Returns how to stop it. */
 export function watchWaiting(card) {
   const stopped = new AbortController(), { signal } = stopped;
   let queue = null, group = null, problem = "", asking = false, dirty = true;
-  const limit = () => (chosen("line") === "all" ? MOST : FIRST);
+  const limit = () => (chosen("line") === "all" ? MOST : first());
 
   async function ask() {
     if (asking || !dirty) return;
@@ -46,7 +47,7 @@ function parts(queue, group, problem, pick) {
   const caps = (queue.caps ?? []).length ? h("p", { class: "dim small", "data-name": "caps" }, `Limits: ${queue.caps.join("; ")}`) : null;
   const all = chosen("line") === "all", more = queue.waiting - queue.rows.length;
   const foot = !queue.rows.length ? empty("None is in line yet: they wait for other jobs or are on hold.")
-    : all || more > 0 ? h("div", { class: "row" }, more > 0 ? h("a", { href: "#/jobs?state=waiting" }, `and ${whole(more)} more`) : null, h("button", { class: "quiet", onclick: () => pick("line", all ? "" : "all") }, all ? `Only the first ${FIRST}` : `The first ${MOST} in line`)) : null;
+    : all || more > 0 ? h("div", { class: "row" }, more > 0 ? h("a", { href: "#/jobs?state=waiting" }, `and ${whole(more)} more`) : null, h("button", { class: "quiet", onclick: () => pick("line", all ? "" : "all") }, all ? "Only the first" : `The first ${MOST} in line`)) : null;
   return [head, caps, groups(queue.groups ?? [], group, pick), queue.rows.length ? line(queue) : null, foot];
 }
 
