@@ -415,3 +415,21 @@ def test_reads_answer_as_a_simple_list_would(
     for at_ms in times:
         earlier = [one.seq for one in model.recorded() if one.event.at_ms < at_ms]
         assert store.seq_at(at_ms) == max(earlier, default=0)
+
+
+def test_old_snapshots_are_thinned_and_go_with_their_events(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_store, "EVENTS_PER_OLD_SNAPSHOT", 30)
+    monkeypatch.setattr(event_store, "EVENTS_KEPT", 100)
+    store = place.open()
+    for seq in range(10, 201, 10):
+        store.snapshot(seq, b"x" * 100)
+
+    def kept() -> list[int]:
+        return [seq for (seq,) in store.database.read("SELECT seq FROM snapshots ORDER BY seq")]
+
+    assert kept() == [100, 120, 150, 180, 190, 200], "one of 30, and the newest two"
+    monkeypatch.setattr(event_store, "OLD_SNAPSHOT_BYTES_MAX", 350)
+    store.snapshot(210, b"x" * 100)
+    assert kept() == [180, 200, 210], "the oldest go when they are too large"

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from shoal.api.timeline import TimelineView
+from shoal.control.past.bars import Bar, Book
 from shoal.exits import read_exits
 from shoal.model.events import JobFinished
 from tests.live.cluster import Live, eventually, live_cluster
@@ -129,15 +131,28 @@ def check_diary(diary: Path, asked: dict[str, tuple[str, int, int]]) -> None:
 
 def check_log(live: Live, asked: dict[str, tuple[str, int, int]], controllers: int) -> None:
     finished: Counter[str] = Counter()
-    after = 0
+    book, bars, after = Book(), dict[int, Bar](), 0
     while True:
         view = live.client.events(after=after, limit=5000)
         for recorded in view.events:
             if isinstance(recorded.event, JobFinished):
                 finished[recorded.event.job] += 1
+            book.take(recorded.event)
+            if view.events[-1] is recorded:
+                bars.update((bar.number, bar) for bar in book.drain().bars)
         if not view.events:
             break
         after = view.next_after
     assert finished == Counter(dict.fromkeys(asked, 1))
+    shown = live.client._call("GET", TimelineView, "timeline", from_ms=1)
+    assert shown.left_out == 0
+    named = Counter(
+        (shown.nodes[b.node].id, b.gpus, b.job, b.attempt, b.member, b.begin_ms, b.end_ms, b.why)
+        for b in shown.bars
+    )
+    assert named == Counter(
+        (b.node, b.gpus, b.job, b.attempt, b.member, b.begin_ms, b.end_ms, b.why)
+        for b in bars.values()
+    ), "no bar is missing, and none is there twice"
     epoch = live.client.status().epoch
     assert epoch > controllers * 0.8, "the controller really was killed again and again"

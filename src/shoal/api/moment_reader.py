@@ -11,6 +11,7 @@ import gc
 import os
 import resource
 import sys
+import traceback
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
@@ -48,6 +49,7 @@ from shoal.tick import Stage
 
 READ_S_MAX = 10.0  # of one request; the next one goes on from there
 MEMORY_BYTES_MAX = 8 << 30
+TOO_LARGE = f"that moment needs more than {MEMORY_BYTES_MAX >> 30} GiB of memory"
 QUEUE_MAX = 200  # waiting jobs in an answer
 EVENTS_SHOWN = 30
 ENDED_LOOKED_AT = 5_000  # finished jobs, for the last of them
@@ -192,10 +194,20 @@ def serve(home: Home, parent: int) -> None:
         return
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
     gc.set_threshold(50_000, 20, 100)  # a state is large and has no cycles
-    reader = MomentReader(database_of(home, home.read_config()))
+    reader: MomentReader | None = None
     decode: Any = msgspec.json.Decoder(MomentAsk).decode
     while line := sys.stdin.buffer.readline():
-        status, body = reader.answer(decode(line))
+        try:
+            reader = reader or MomentReader(database_of(home, home.read_config()))
+            status, body = reader.answer(decode(line))
+        except StoreError as error:
+            status, body = 503, _problem(f"the past cannot be read: {error}")
+        except MemoryError:
+            status, body, reader = 507, _problem(TOO_LARGE), None
+        except Exception as error:  # the next question begins again, with a snapshot
+            traceback.print_exc()
+            text = f"that moment cannot be rebuilt ({error!r}); the controller's log says more"
+            status, body, reader = 500, _problem(text), None
         sys.stdout.buffer.write(b"%d %d\n" % (status, len(body)) + body)
         sys.stdout.buffer.flush()
 
