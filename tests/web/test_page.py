@@ -24,6 +24,7 @@ WAIT_S = WAIT_MS / 1000
 VIEWS = {
     "cluster": ".lately li",
     "jobs": "[role=grid] [data-job]",
+    "time": ".gantt canvas",
     "services": ".empty, .service",
     "ledger": ".figures, .empty",
     "simulate": ".asks label",

@@ -71,12 +71,12 @@ function heldIds(cluster) {
   return held.keys();
 }
 
-/** "12 nodes, 3 jobs match", with a link if it is one thing. */
-export function foundText(cluster, found) {
+/** "12 nodes, 3 jobs match", with a link if it is one thing. `anywhere`: whether a job holds a GPU does not matter. */
+export function foundText(cluster, found, anywhere = false) {
   if (!found) return [];
   const { nodes, jobs } = found, counts = [nodes.size && plural(nodes.size, "node"), jobs.size && plural(jobs.size, "job")].filter(Boolean);
   if (!counts.length) return ["nothing matches"];
-  const held = new Set(heldIds(cluster)), off = [...jobs].filter((id) => !held.has(id)).length;
+  const held = new Set(heldIds(cluster)), off = anywhere ? 0 : [...jobs].filter((id) => !held.has(id)).length;
   const [id] = nodes.size + jobs.size === 1 ? [...nodes, ...jobs] : [];
   return [`${counts.join(", ")} ${nodes.size + jobs.size === 1 ? "matches" : "match"}`, off ? `, ${off === jobs.size ? (off === 1 ? "it holds" : "they hold") : `${whole(off)} of them hold`} no GPU` : "",
     id && !foreign(id) ? [": ", h("a", { href: nodes.size ? `#/node/${id}` : `#/job/${id}`, "data-key": "go" }, nodes.size ? id : jobName(cluster.jobs.get(id)))] : null];

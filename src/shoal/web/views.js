@@ -10,6 +10,7 @@ export const VIEWS = {
   jobs: { tab: "Jobs", load: () => import("./view-jobs.js") },
   job: { title: "Job", under: "jobs", load: () => import("./view-job.js") },
   compare: { title: "Compare", under: "jobs", load: () => import("./view-compare.js") },
+  time: { tab: "Time", load: () => import("./view-time.js") },
   services: { tab: "Services", load: () => import("./view-services.js") },
   ledger: { tab: "Ledger", load: () => import("./view-ledger.js") },
   tenant: { title: "Tenant", under: "ledger", load: () => import("./view-tenant.js") },

@@ -3,7 +3,7 @@
 import { plural, span } from "./dom.js";
 
 const nodes = (slices) => [...new Set((slices ?? []).map((slice) => (Array.isArray(slice) ? slice[0] : slice.node)))].join(", ");
-const CAUSES = { cancel: "cancelled", "time-limit": "out of time", failure: "failed", "node-loss": "lost a node", drain: "its node is drained", preempt: "makes room for another job", resize: "changes its size", move: "moves elsewhere", hang: "hangs" };
+export const CAUSES = { succeeded: "succeeded", lost: "lost", asleep: "fell asleep", cancel: "cancelled", "time-limit": "out of time", failure: "failed", "node-loss": "lost a node", drain: "its node is drained", preempt: "makes room for another job", resize: "changes its size", move: "moves elsewhere", hang: "hangs" };
 
 const WORDS = {
   JobSubmitted: () => "submitted",
