@@ -70,6 +70,17 @@ TABLE: dict[tuple[str, str], tuple[Ask, ...]] = {
         Ask("/v1/events?job={done}"),
     ),
     ("POST", "/v1/jobs"): (Ask("/v1/jobs", {"spec": JOB, "key": "one"}),),
+    ("GET", "/v1/fields"): (Ask("/v1/fields"),),
+    ("GET", "/v1/form"): (
+        Ask("/v1/form?like={job}"),
+        Ask("/v1/form?like={done}"),
+        Ask("/v1/form?like={waiting}&instead=true"),
+    ),
+    # That `like` is the sender's own is in test_forms.py.
+    ("POST", "/v1/form"): (Ask("/v1/form", {"fields": {"command": "true"}}),),
+    ("POST", "/v1/form/submit"): (
+        Ask("/v1/form/submit", {"fields": {"command": "true"}, "key": "form"}),
+    ),
     ("GET", "/v1/jobs"): (
         Ask("/v1/jobs?finished=true&limit=1000"),
         Ask("/v1/jobs?state=finished&name=*done*"),

@@ -56,13 +56,13 @@ FOUND_WITNESS = (707807, 715960, 723561, 736814, 739682)
 
 @pytest.mark.parametrize("seed", FOUND + FOUND_ARRAYS + FOUND_WAITS + FOUND_WITNESS)
 def test_a_seed_that_once_found_a_defect_keeps_all_promises(seed: int) -> None:
-    """Their histories are from before jobs could sleep."""
-    run_seed(seed, Size(sleep_part=0))
+    """Their histories are from before jobs could sleep, and be replaced."""
+    run_seed(seed, Size(sleep_part=0, replacing_part=0))
 
 
 @pytest.mark.parametrize("seed", FOUND_SLEEP)
 def test_a_seed_that_found_a_defect_of_sleep_keeps_all_promises(seed: int) -> None:
-    run_seed(seed, Size(sleep_part=1))
+    run_seed(seed, Size(sleep_part=1, replacing_part=0))
 
 
 class Seen(NamedTuple):
@@ -110,7 +110,16 @@ def test_every_seed_keeps_all_promises_and_is_the_same_history_each_time(first: 
 def test_a_long_history_in_which_the_spare_node_changed_between_two_looks() -> None:
     """One that was kept from the spare node fits as soon as another node is the spare."""
     run_seed(
-        0, Size(sleep_part=0, nodes=6, jobs=150, faults=120, storm_ms=300_000, calm_ms=3_600_000)
+        0,
+        Size(
+            sleep_part=0,
+            replacing_part=0,
+            nodes=6,
+            jobs=150,
+            faults=120,
+            storm_ms=300_000,
+            calm_ms=3_600_000,
+        ),
     )
 
 

@@ -12,7 +12,7 @@ import pytest
 import shoal.core.step
 from shoal.core.health import quarantine
 from shoal.core.nodebook import Action, NodeBook
-from shoal.core.phases import admit, budget, heal, identity, observe, reconcile, watch
+from shoal.core.phases import admit, budget, heal, identity, observe, reconcile, replacing, watch
 from shoal.core.phases import reclaim as idle
 from shoal.core.phases.ending import stop
 from shoal.core.phases.round import Round
@@ -61,6 +61,10 @@ def place_part_of_a_gang(patch: pytest.MonkeyPatch) -> None:
         return given[:-1] if len(given) > 1 else given
 
     patch.setattr(cycle, "slices", part)
+
+
+def keep_what_was_replaced(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(replacing, "cancel", lambda *_: None)
 
 
 def forget_to_requeue(patch: pytest.MonkeyPatch) -> None:
@@ -402,6 +406,7 @@ CAUGHT_BY_THE_INVARIANTS: list[tuple[Mutate, str]] = [
 ]
 
 CAUGHT_BY_WHAT_HAPPENED: list[tuple[Mutate, str]] = [
+    (keep_what_was_replaced, "came in the place of"),
     (place_part_of_a_gang, "was placed with . members"),
     (forget_to_requeue, "stuck"),
     (count_no_attempts, "was placed as attempt 1 after 1"),

@@ -12,9 +12,10 @@ from shoal.api.progress_views import Samples, bound_of, progress_view
 from shoal.api.reach import Reach
 from shoal.api.read_threads import aside
 from shoal.api.seen import seen_events
-from shoal.api.views import job_state
+from shoal.api.views import job_state, seen_remedies
 from shoal.control.history.history import History
 from shoal.control.loop import ControlLoop
+from shoal.core.answers.advice import advise
 from shoal.core.answers.explain import attempts_of, learned_of, no_tail
 from shoal.core.answers.outlook import outlook
 from shoal.core.answers.why import Waits, explain, reason_of
@@ -76,6 +77,7 @@ def why_view(
         attempts=attempts_of((one.event for one in told), no_tail),
         labels=job.spec.labels,
         notes=list(job.notes),
+        remedies=seen_remedies(reach, advise(loop.state, job, now_ms)),
     )
 
 

@@ -30,7 +30,8 @@ JOBS_MAX = 10_000
 WAIT_S_MAX = 30.0
 NUMBER_MAX = 2**53 - 1  # the largest number that all JSON readers handle
 
-Key = Annotated[str, Parameter(max_length=128)]
+KEY_MAX = 128
+Key = Annotated[str, Parameter(max_length=KEY_MAX)]
 WaitS = Annotated[float, Parameter(ge=0, le=WAIT_S_MAX)]
 Index = Annotated[int, Parameter(ge=0, le=NUMBER_MAX)]
 
@@ -43,17 +44,11 @@ class Jobs(Controller):
     async def submit(
         self, request: Request[Any, Any, Any], reach: Reach, data: Submission
     ) -> JobView:
-        if len(data.key) > 128:
-            raise Refusal(422, "is longer than 128 characters", "key")
-        spec = reach.spec(data.spec)
-        refuse_unknown_package(reach, spec.package)
-        refuse_unknown_secrets(reach.loop, spec)
-        wanted = Submit(spec, scoped_key(spec, data.key), reach.tenant)
-        answer = accepted(await reach.loop.request(wanted))
-        note(request.scope, on=answer.id)
-        await reach.loop.settled()
-        note_package(reach, spec.package, spec.tenant)
-        return job_view(reach, reach.job(answer.id))
+        if len(data.key) > KEY_MAX:
+            raise Refusal(422, f"is longer than {KEY_MAX} characters", "key")
+        job_id = await entered(reach, data.spec, data.key)
+        note(request.scope, on=job_id)
+        return job_view(reach, reach.job(job_id))
 
     @get()
     async def listing(
@@ -167,6 +162,18 @@ class Jobs(Controller):
         told = await aside(lambda: loop.store.history(job_id, HISTORY_MAX))
         await loop.settled()
         return why_view(reach, reach.job(job_id), told, history.newest)
+
+
+async def entered(reach: Reach, asked: JobSpec, key: str, instead: str = "") -> str:
+    """Submit the job; its id. `instead`: a waiting job in whose place it comes."""
+    spec = reach.spec(asked)
+    refuse_unknown_package(reach, spec.package)
+    refuse_unknown_secrets(reach.loop, spec)
+    wanted = Submit(spec, scoped_key(spec, key), reach.tenant, instead, reach.name)
+    answer = accepted(await reach.loop.request(wanted))
+    await reach.loop.settled()
+    note_package(reach, spec.package, spec.tenant)
+    return str(answer.id)
 
 
 def on_its_own(spec: JobSpec) -> JobSpec:

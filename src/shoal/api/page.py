@@ -11,6 +11,7 @@ from litestar.di import Provide
 from shoal.api.access import Access
 from shoal.api.certificate import Certificate
 from shoal.api.feed import Feed
+from shoal.api.forms import Forms
 from shoal.api.moment import MomentApi, Moments
 from shoal.api.oidc import OpenId, SignIns
 from shoal.api.plan import Planner, Plans
@@ -32,6 +33,7 @@ HANDLERS: tuple[type[Controller], ...] = (
     Waiting,
     Timeline,
     MomentApi,
+    Forms,
     Simulations,
     Plans,
     Certificate,

@@ -14,7 +14,7 @@ from litestar.params import Parameter
 
 from shoal.api.principal import Needs
 from shoal.api.reach import Reach
-from shoal.api.views import job_row
+from shoal.api.views import job_row, seen_remedies
 from shoal.control.loop import ControlLoop
 from shoal.core.answers.advice import advise
 from shoal.core.answers.caps import caps_of
@@ -22,7 +22,7 @@ from shoal.core.answers.outlook import outlook
 from shoal.core.answers.waits import groups_of
 from shoal.core.scheduling.order import place_in_line
 from shoal.model.job import Job
-from shoal.model.views import JobRow
+from shoal.model.views import JobRow, Remedy
 
 ROWS_MAX = 500
 FORESEEN_MAX = 50  # predictions further back say little and cost as much
@@ -43,7 +43,7 @@ class Outlook(NamedTuple):
     early_ms: int | None
     late_ms: int | None
     start: str  # the same in words; empty: `why` says it all
-    help: list[str]
+    remedies: list[Remedy]
 
 
 class Foresight:
@@ -97,8 +97,8 @@ class Foresight:
 def _outlook(loop: ControlLoop, job: Job, seen_s: float) -> Outlook:
     now_ms = loop.clock.now_ms()
     told = outlook(loop.state, job, loop.policy, now_ms)
-    help_ = advise(loop.state, job, now_ms)
-    return Outlook(seen_s, told.early_ms, told.late_ms, told.start, help_)
+    remedies = advise(loop.state, job, now_ms)
+    return Outlook(seen_s, told.early_ms, told.late_ms, told.start, remedies)
 
 
 class QueueRow(JobRow, kw_only=True):
@@ -107,6 +107,7 @@ class QueueRow(JobRow, kw_only=True):
     late_ms: int | None
     start: str  # the same in words; empty: `why` says it all
     help: list[str]  # what would let it start sooner
+    remedies: list[Remedy]  # the same, as what can be done
     foreseen: bool  # False: not predicted yet, so the fields above are empty
 
 
@@ -211,12 +212,14 @@ def first_in_line(loop: ControlLoop, limit: int, tenant: str = "") -> list[Job]:
 
 
 def _row(reach: Reach, job: Job, position: int, seen: Outlook | None) -> QueueRow:
+    remedies = seen_remedies(reach, seen.remedies) if seen else []
     return QueueRow(
         **msgspec.structs.asdict(job_row(reach, job)),
         position=position,
         early_ms=seen.early_ms if seen else None,
         late_ms=seen.late_ms if seen else None,
         start=seen.start if seen else "",
-        help=[reach.text(line) for line in seen.help] if seen else [],
+        help=[one.text for one in remedies],
+        remedies=remedies,
         foreseen=seen is not None,
     )

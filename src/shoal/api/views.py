@@ -5,6 +5,8 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
+import msgspec
+
 from shoal import __version__
 from shoal.api.keys import service_without_keys, without_keys
 from shoal.api.nap_views import nap_view, node_naps
@@ -30,6 +32,7 @@ from shoal.model.views import (
     JobView,
     MemberView,
     NodeView,
+    Remedy,
     ReplicaView,
     ServiceView,
     StatusView,
@@ -76,6 +79,10 @@ def job_view(reach: Reach, job: Job) -> JobView:
         naps=job.naps,
         slept_ms=job.slept_ms,
     )
+
+
+def seen_remedies(reach: Reach, remedies: list[Remedy]) -> list[Remedy]:
+    return [msgspec.structs.replace(one, text=reach.text(one.text)) for one in remedies]
 
 
 def job_state(job: Job) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from shoal.forms import after, notice_readers, readers, sweeps, volume
-from shoal.forms.readers import GPU_MEMORY_MB_MAX, Count, Reader, choice, memory, time
+from shoal.forms.readers import GPU_MEMORY_MB_MAX, Choice, Count, Reader, memory, time
 
 DAY_MS = 86_400_000
 
@@ -90,7 +90,7 @@ JOB = _table({
               "Memory per process, e.g. 512M or 4G."),
     ],
     "Where to run it": [
-        Field("within", "AREA", "anywhere", choice("anywhere", "node", "rack", "block"), "within",
+        Field("within", "AREA", "anywhere", Choice("anywhere", "node", "rack", "block"), "within",
               "Keep the members in one node, rack or block if possible."),
         Field("strict", "", "", readers.switch, "within_required",
               "Wait until there is room in one such area."),
@@ -148,7 +148,7 @@ JOB = _table({
               "Do not start it before: 'in 2h', 03:00, '2026-11-17 03:00'."),
     ],
     "If it fails or has to stop": [
-        Field("restart", "WHEN", "on-node-loss", choice("never", "on-node-loss", "on-failure"),
+        Field("restart", "WHEN", "on-node-loss", Choice("never", "on-node-loss", "on-failure"),
               "restart", "Run it again: never, on-node-loss or on-failure."),
         Field("retries", "N", "0", Count(0, 1000, "times it may fail and run again"), "retries",
               "How often it may fail and run again. Sets restart to on-failure."),
@@ -174,6 +174,12 @@ JOB = _table({
               "Send the folder to the nodes."),
     ],
 })
+
+# What a form shows first; the other fields are behind a fold.
+COMMON = (
+    "command", "name", "members", "gpus", "cpus", "memory", "time_limit", "env", "workdir", "image",
+    "tenant", "priority",
+)
 
 # A replica runs until it is stopped, and is never resized: other fields of a job do not apply.
 REPLICA = (
@@ -211,14 +217,14 @@ SERVICE = _table({
               "probe.failures", "Replace a replica after this many probes without an answer."),
         Field("drain", "TIME", "60s", time("60s or 10m", DAY_MS, 1), "drain_ms",
               "The time that a stopping replica has to finish its requests."),
-        Field("rollout", "HOW", "surge", choice("surge", "replace"), "rollout",
+        Field("rollout", "HOW", "surge", Choice("surge", "replace"), "rollout",
               "Start new replicas before the old ones leave, or, with replace, after them if there"
               " is no room for both."),
         Field("at_a_time", "N", "0", Count(0, 10_000, "replicas that change at a time"),
               "at_a_time", "Replicas that a roll-out replaces at a time. 0: a quarter of them."),
     ],
     "Requests": [
-        Field("route", "HOW", "least-loaded", choice("least-loaded", "p2c", "prefix", "sticky"),
+        Field("route", "HOW", "least-loaded", Choice("least-loaded", "p2c", "prefix", "sticky"),
               "route.routing", "How to choose a replica: least-loaded, p2c, prefix or sticky."),
         Field("sticky_header", "H", "", readers.header, "route.sticky_header",
               "Send requests with the same header value to the same replica."),

@@ -18,9 +18,10 @@ from shoal.model.resources import plural
 SWEEP = "sweep."
 
 
-def to_spec(given: Mapping[str, Any]) -> JobSpec:
-    """A JobSpec that the controller accepts, as far as that is known without the cluster."""
-    ready = read_all(JOB, given)
+def to_spec(given: Mapping[str, Any], more: Mapping[str, Any] | None = None) -> JobSpec:
+    """A JobSpec that the controller accepts, as far as that is known without the cluster. `more`
+    are parts of it that no field sets, such as the package."""
+    ready = {**read_all(JOB, given), **(more or {})}
     if "command" not in ready:
         raise BadField("command", "is missing; say what to run, e.g. command: python train.py")
     _settle_restart(ready)
@@ -32,14 +33,15 @@ def to_spec(given: Mapping[str, Any]) -> JobSpec:
     try:
         spec = msgspec.convert(ready, JobSpec)
     except msgspec.ValidationError as error:
-        raise invalid(error, _name) from None
+        raise invalid(error, field_of) from None
     problem = spec_problem(spec)
     if problem is not None:
         raise BadField(problem.field, problem.message)
     return spec
 
 
-def _name(path: str) -> str:
+def field_of(path: str) -> str:
+    """The field that people know, by the name of what it sets in the spec."""
     parts = [part.split("[")[0] for part in path.split(".")]
     target = ".".join(parts[: 1 + (parts[0] == "sweep")])
     return next((name for name, field in JOB.items() if target in field.targets.split()), "")

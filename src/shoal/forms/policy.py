@@ -186,7 +186,7 @@ def _idle(written: dict[str, Any]) -> dict[str, bool]:
     `idle: sleep` it says what happens to a job that cannot sleep."""
     if "idle" not in written:
         return {}
-    word = readers.choice(*IDLE)("idle", written.pop("idle"))
+    word = readers.Choice(*IDLE)("idle", written.pop("idle"))
     other = next((name for name in IDLE_FIELDS if name in written), "")
     if other and (word != "sleep" or other == "idle_sleeps"):
         raise BadField(other, f"is given twice, because idle says it, too; leave out {other}")
@@ -204,7 +204,7 @@ def _value(field: str, target: str, value: Any) -> Any:
     if field == "supply":
         return supply.supplies(value)
     if field in CHOICES:
-        return readers.choice(*CHOICES[field])(field, value)
+        return readers.Choice(*CHOICES[field])(field, value)
     if field == "name":
         return readers.name(field, value)
     if isinstance(value, str) and (not value.isprintable() or len(value) > 256):

@@ -293,14 +293,17 @@ def folder(field: str, value: Any) -> str:
     return str(value)
 
 
-def choice(*words: str) -> Reader:
-    def read(field: str, value: Any) -> str:
-        if value not in words:
-            shown = units.quoted(str(value))
-            raise BadField(field, f"must be one of {', '.join(words)}, not {shown}")
-        return str(value)
+class Choice:
+    """Reads one of a few words."""
 
-    return read
+    def __init__(self, *words: str) -> None:
+        self.words = words
+
+    def __call__(self, field: str, value: Any) -> str:
+        if value not in self.words:
+            shown = units.quoted(str(value))
+            raise BadField(field, f"must be one of {', '.join(self.words)}, not {shown}")
+        return str(value)
 
 
 def switch(field: str, value: Any) -> bool:

@@ -143,11 +143,14 @@ class PackagePiece(msgspec.Struct, frozen=True):
 
 class Submit(msgspec.Struct, frozen=True):
     """`key` makes it safe to send this again: one key, one job. `scope`: the only tenant that the
-    sender may act for, which must still be there; "*": any."""
+    sender may act for, which must still be there; "*": any. `instead`: a job that has never started
+    and is cancelled for this one, in the same step or not at all."""
 
     spec: JobSpec
     key: str = ""
     scope: str = EVERY_TENANT
+    instead: str = ""
+    who: str = "a user"
 
 
 class Cancel(msgspec.Struct, frozen=True):

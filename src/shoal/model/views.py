@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from shoal.model.array import ArrayCounts
@@ -177,6 +179,15 @@ class HeadView(msgspec.Struct, kw_only=True):
     seen_ms_ago: int
 
 
+class Remedy(msgspec.Struct, kw_only=True, frozen=True):
+    """What would let a waiting job start sooner: in words, and as what can be done at once."""
+
+    text: str
+    fields: dict[str, Any] = {}  # of the job's form, with other values: submit it so
+    node: str = ""  # let jobs start there again
+    tenant: str = ""  # raise its limits in the policy
+
+
 class WhyView(msgspec.Struct, kw_only=True):
     """`why` is true now; `events` show how it came about: the newest ones, oldest first, and of
     several checkpoints in a row only the last. `attempts` are all of the job's."""
@@ -192,6 +203,7 @@ class WhyView(msgspec.Struct, kw_only=True):
     attempts: list[AttemptRecord] = []
     labels: dict[str, str] = {}
     notes: list[Note] = []
+    remedies: list[Remedy] = []  # what would let it start sooner
 
 
 class EventsView(msgspec.Struct, kw_only=True):

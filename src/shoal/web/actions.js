@@ -1,6 +1,6 @@
 // The actions on a job, a node or a service, as far as the role allows. Each asks for confirmation.
 
-import { get, isAdmin, mayChange, post, put } from "./api.js";
+import { get, isAdmin, mayChange, newKey, post, put } from "./api.js";
 import { confirm } from "./dialog.js";
 import { h, jobName } from "./dom.js";
 
@@ -15,15 +15,18 @@ export function jobActions(job) {
     text: "Its members are stopped and it does not run again. Its checkpoints are kept.",
     act: () => post(`${path}/cancel`),
   }), "danger");
-  const requeue = button(over ? "Run again" : "Requeue", () => confirm({
+  const again = (key) => confirm({
     title: over ? `Run ${jobName(job)} again` : `Requeue ${jobName(job)}`, verb: over ? "Submit it again" : "Stop and requeue",
     text: over ? "The same request is submitted as a new job." : "It is stopped, waits in the queue and continues from its last checkpoint. This does not use up a retry.",
     act: async () => {
-      const answer = await post(`${path}/requeue`);
+      const answer = await post(`${path}/requeue?key=${key}`);
       if (over) location.hash = `#/job/${answer.id}`;
       return answer;
     },
-  }));
+  });
+  const requeue = button(over ? "Run again" : "Requeue", () => again(newKey()));
+  const fresh = job.state === "waiting" && !job.attempt && !job.array;
+  const change = h("a", { class: "button", "data-key": "change", href: `#/new?like=${encodeURIComponent(job.id)}${fresh ? "&instead=1" : ""}`, title: "Run it again with changes" }, fresh ? "Change" : "Run with changes");
   const sleep = button("Sleep", () => confirm({
     title: `Put ${jobName(job)} to sleep`, verb: "Put it to sleep",
     text: "It gives up its GPUs and keeps its place in memory. It goes on at the same instruction when somebody uses it or wakes it.",
@@ -35,9 +38,9 @@ export function jobActions(job) {
     act: () => post(`${path}/wake`),
   }));
   const nap = job.state === "running" && !job.array ? [sleep] : job.state === "asleep" && !job.nap?.wants ? [wake] : [];
-  if (over && job.array?.elements > job.array?.succeeded) return [requeue, retry(job, path)];
+  if (over && job.array?.elements > job.array?.succeeded) return [requeue, change, retry(job, path)];
   if (job.service) return over ? [] : [...nap, cancel];
-  return over ? [requeue] : job.state === "waiting" ? [cancel] : [...nap, requeue, cancel];
+  return over ? [requeue, change] : job.state === "waiting" ? [change, cancel] : [...nap, requeue, change, cancel];
 }
 
 const retry = (job, path) => button("Retry", () => confirm({

@@ -6,7 +6,7 @@ let signedOut = () => {};
 let seen = 0; // the newest event that an answer showed: a head that does not know it yet waits
 
 export class Refused extends Error {
-  constructor(status, message, field) { super(field ? `${field}: ${message}` : message); this.status = status; }
+  constructor(status, message, field = "") { super(field ? `${field}: ${message}` : message); Object.assign(this, { status, field, plain: message }); }
 }
 
 export const onSignedOut = (act) => { signedOut = act; };
@@ -47,8 +47,11 @@ async function once(method, path, body, { signal, quiet, heard }) {
 }
 
 export const get = (path, options) => call("GET", path, undefined, options);
-export const post = (path, body) => call("POST", path, body);
+export const post = (path, body, options) => call("POST", path, body, options);
 export const put = (path, body) => call("PUT", path, body);
+
+/** Names a submission, so that sending it again is safe. */
+export const newKey = () => [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 
 /** Returns null instead of an error for what may not exist yet. */
 export async function maybe(path, options) {

@@ -13,6 +13,7 @@ import { KeptFiles } from "./kept.js";
 import { jobOf, listen, now } from "./live.js";
 import { LogView } from "./logs.js";
 import { progress } from "./progress.js";
+import { remedyButtons } from "./remedies.js";
 import { JobCurve } from "./series.js";
 import { drawWorkflow } from "./workflow.js";
 
@@ -85,11 +86,12 @@ export function mount(root, id) {
 
   function drawHead() {
     const wait = history.state === "waiting" && history.early_ms !== null ? `Predicted to start in ${span(history.early_ms - now())} to ${span(history.late_ms - now())}.` : "";
-    const own = job.array || job.spec.service ? null : [h("a", { class: "button", "data-key": "like", href: `#/new?like=${id}` }, "Run again with changes"), compare()];
+    const own = job.array || job.spec.service ? null : compare();
     replace(head,
       h("p", { class: "small" }, h("a", { href: "#/jobs", "data-key": "back" }, "← all jobs")),
       h("div", { class: "row" }, h("i", { class: "dot", style: { background: jobColour(id) } }), h("h1", {}, jobName(job)), chip(job.state), h("span", { class: "push row" }, own, jobActions(jobForActions()))),
       h("p", { class: "why" }, history.why || job.why || "", wait ? h("span", { class: "dim" }, ` ${wait}`) : null),
+      remedyButtons({ ...job, service: job.spec.service, remedies: history.remedies }),
       h("div", {}, progress(jobOf(id) ?? {})),
       h("dl", { class: "facts" },
         fact("Requests", shape(job)), fact("Tenant", h("a", { href: `#/tenant/${encodeURIComponent(job.tenant)}` }, job.tenant)), job.spec.user ? fact("User", h("a", { href: `#/user/${encodeURIComponent(job.spec.user)}` }, job.spec.user)) : null, job.array ? null : fact("Attempt", String(job.attempt)),

@@ -1,6 +1,6 @@
 // The views: their names in the address, and the files that draw them, loaded when first opened.
 
-import { isAdmin, me } from "./api.js";
+import { isAdmin, mayChange, me } from "./api.js";
 
 const everywhere = () => isAdmin() || me.tenant === "*";
 
@@ -11,6 +11,7 @@ export const VIEWS = {
   job: { title: "Job", under: "jobs", load: () => import("./view-job.js") },
   compare: { title: "Compare", under: "jobs", load: () => import("./view-compare.js") },
   time: { tab: "Time", load: () => import("./view-time.js") },
+  new: { title: "New job", under: "jobs", load: () => import("./view-new.js"), allowed: mayChange },
   services: { tab: "Services", load: () => import("./view-services.js") },
   ledger: { tab: "Ledger", load: () => import("./view-ledger.js") },
   tenant: { title: "Tenant", under: "ledger", load: () => import("./view-tenant.js") },

@@ -5,6 +5,7 @@ import { choose, chosen } from "./address.js";
 import { get } from "./api.js";
 import { empty, h, plural, replace, shape, span, throttled, whole } from "./dom.js";
 import { listen } from "./live.js";
+import { remedyButtons } from "./remedies.js";
 import { table } from "./table.js";
 
 const ASK_MS = 1500;
@@ -65,7 +66,7 @@ function line(queue) {
   const rows = queue.rows.map((row) => h("tr", { "data-key": row.id, "data-job": row.id },
     h("td", { class: "num", "data-name": "place" }, String(row.position)),
     h("td", {}, h("a", { href: `#/job/${row.id}` }, row.id), row.name ? ` ${row.name}` : "", h("div", { class: "dim small" }, `${shape(row)} · ${row.tenant}${row.priority ? ` · priority ${row.priority}` : ""}`)),
-    h("td", {}, h("div", {}, row.why), row.help.length ? h("ul", { class: "help" }, row.help.map((text) => h("li", {}, text))) : null),
+    h("td", {}, h("div", {}, row.why), remedyButtons(row)),
     h("td", { "data-name": "starts" }, starts(row, queue.now_ms, latest)),
     h("td", { class: "num", "data-name": "waits" }, span(queue.now_ms - row.submitted_ms)),
     h("td", {}, h("div", { class: "row" }, jobActions(row)))));

@@ -23,6 +23,7 @@ from shoal.core.phases.labels import set_labels
 from shoal.core.phases.notices import change_notices
 from shoal.core.phases.observe import lose
 from shoal.core.phases.policy import set_policy
+from shoal.core.phases.replacing import submit_instead
 from shoal.core.phases.reserved import reserved, reserved_secrets
 from shoal.core.phases.round import Round
 from shoal.core.phases.schedules import change_schedule
@@ -176,9 +177,11 @@ def _submit(round_: Round, request: Submit) -> Answer:
     if request.key and known:
         return Accepted(known, "this submission was already accepted")
     spec = request.spec
-    problem = job_problem(round_, spec, request.scope) or too_many(
-        state.tally, state.accounts, spec.tenant, 1, waiting=1
-    )
+    problem = job_problem(round_, spec, request.scope)
+    if problem is None and request.instead:
+        return submit_instead(round_, request)
+    if problem is None:
+        problem = too_many(state.tally, state.accounts, spec.tenant, 1, waiting=1)
     return problem or enter(round_, spec, request.key)
 
 

@@ -1,5 +1,5 @@
 """The truth about jobs that wait for others or for a time: none starts too early, none is cancelled
-without a reason, and a workflow comes as a whole."""
+without a reason, a workflow comes as a whole, and a job takes another's place in one piece."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from shoal.model.events import Event, JobFinished, JobPlaced, JobReleased, JobSubmitted
 from shoal.model.job import JobSpec, Outcome
-from shoal.model.report import CancelWorkflow, Request, SubmitWorkflow
+from shoal.model.report import CancelWorkflow, Request, Submit, SubmitWorkflow
 from shoal.sim.storm.lives import Untruth
 from shoal.sim.storm.scheduletruth import ScheduleTruth
 
@@ -19,6 +19,7 @@ class AfterTruth:
         self._flows: dict[str, int] = {}  # workflow -> how many jobs came with it
         self._sizes: dict[str, int] = {}  # key -> how many jobs were asked for
         self._cancelled: dict[str, None] = {}
+        self._places: dict[str, str] = {}  # key -> the job whose place is wanted
         self._schedules = ScheduleTruth()
 
     def asked(self, request: Request) -> None:
@@ -26,11 +27,18 @@ class AfterTruth:
             self._sizes[request.key] = len(request.jobs)
         elif isinstance(request, CancelWorkflow):
             self._cancelled[request.workflow] = None
+        elif isinstance(request, Submit) and request.instead:
+            self._places[request.key] = request.instead
 
     def may_be_cancelled(self, job: str) -> bool:
-        """Without a request for this job: with its workflow, or because it would wait in vain."""
+        """Without a request for this job: with its workflow, for another in its place, or because
+        it would wait in vain."""
         spec = self._specs[job]
-        return spec.workflow in self._cancelled or "in vain" in self._fates(spec)
+        return (
+            job in self._places.values()
+            or spec.workflow in self._cancelled
+            or "in vain" in self._fates(spec)
+        )
 
     def _fates(self, spec: JobSpec) -> list[str]:
         """Of each of its conditions: holds, open, or in vain."""
@@ -80,6 +88,21 @@ class AfterTruth:
         for event in events:
             if isinstance(event, JobFinished):
                 self._must_follow(event)
+        self._one_for_another(events)
+
+    def _one_for_another(self, events: Sequence[Event]) -> None:
+        """Neither comes without the other, and what has run is not replaced."""
+        over = {event.job: event for event in events if isinstance(event, JobFinished)}
+        for event in events:
+            old = self._places.get(event.key, "") if isinstance(event, JobSubmitted) else ""
+            if not old:
+                continue
+            ended = over.pop(old, None)
+            if ended is None or ended.attempt or ended.outcome is not Outcome.CANCELLED:
+                raise Untruth(f"{event} came in the place of {old}, which is {ended or 'there'}")
+        for left in over.values():
+            if left.why.startswith("replaced by"):
+                raise Untruth(f"{left.job} was replaced, but nothing came in its place")
 
     def _must_follow(self, event: JobFinished) -> None:
         """Whoever can no longer start has ended in the same transaction."""

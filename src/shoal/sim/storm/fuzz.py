@@ -29,6 +29,7 @@ from shoal.sim.storm.flows import Flows
 from shoal.sim.storm.labels import Labels
 from shoal.sim.storm.lives import Untruth
 from shoal.sim.storm.people import People
+from shoal.sim.storm.replacing import Replacing
 from shoal.sim.storm.services import Services
 from shoal.sim.storm.sleepers import SeededNights, Sleepers, equipped, with_sleep
 from shoal.sim.storm.suppliers import Suppliers, with_supply
@@ -57,6 +58,7 @@ class Size(msgspec.Struct, frozen=True, kw_only=True):
     # By far the longest that any mix of these jobs takes on one node, one after the other.
     calm_ms: int = 1_800_000
     services_part: float = 0.25  # of the histories have services
+    replacing_part: float = 0.4  # ... have users who put a job in the place of another
     sleep_part: float = 0.3  # of the histories have nodes that can put jobs to sleep
 
 
@@ -166,6 +168,7 @@ class Run:
         self.people = People(self.world, self._rng("people"), self.counts)
         self.arrays = Arrays(self.world, self._rng("arrays"), self.counts)
         self.flows = Flows(self.world, self.users, self._rng("flows"), self.counts)
+        self.replacing = Replacing(self.world, self.users, self._rng("replacing"), self.counts)
         self.truth.services.has_work = self.services.has_work
         self.truth.services.hangs = self.services.hangs
 
@@ -220,6 +223,8 @@ class Run:
         self.wiring.plan(size.storm_ms)
         self.flows.plan(size.storm_ms)
         self.arrays.plan(size.storm_ms)
+        if self._rng("is one replaced").random() < size.replacing_part:
+            self.replacing.plan(size.storm_ms)
         self.world.start_controller()
         self.world.timeline.run(size.storm_ms)
 
@@ -261,6 +266,8 @@ class Run:
             return f"arrays unanswered or unfinished: {open_}"
         if self.flows.open_questions:
             return f"unanswered: {list(self.flows.open_questions)}"
+        if self.replacing.open_questions:
+            return f"unanswered: {list(self.replacing.open_questions)}"
         if self.people.open_questions:
             return f"{self.people.open_questions} questions of an admin are unanswered"
         if self.truth.unfinished:
