@@ -125,12 +125,12 @@ def test_a_job_runs_again_with_a_change_and_what_is_hidden_is_carried_over(world
 
 def test_another_tenants_job_is_as_unknown_as_none(world: World) -> None:
     fields = {"command": "true"}
-    for body in ({"like": world.theirs["done"]}, {"like": world.theirs["job"], "instead": True}):
+    for like, instead in ((world.theirs["done"], False), (world.theirs["job"], True)):
         for path in ("/v1/form", "/v1/form/submit"):
-            theirs = fill(world, "member", path, fields=fields, **body)
-            never = fill(world, "member", path, fields=fields, **{**body, "like": "j99999"})
+            theirs = fill(world, "member", path, fields=fields, like=like, instead=instead)
+            never = fill(world, "member", path, fields=fields, like="j99999", instead=instead)
             assert theirs.status == never.status == 404
-            assert theirs.body.replace(body["like"].encode(), b"j99999") == never.body
+            assert theirs.body.replace(like.encode(), b"j99999") == never.body
     assert fill(world, "viewer", fields=fields).status == 403
 
 
@@ -152,7 +152,7 @@ def test_a_change_takes_the_place_of_a_job_that_waits_once(world: World) -> None
     world.until(old, None)
     was = world.ask("member", "GET", f"/v1/jobs/{old}")
     assert (was["state"], was["why"]) == ("cancelled", f"replaced by {new}, as anna asked")
-    late = fill(world, "member", **{**body, "key": "other"})
+    late = fill(world, "member", fields=body["fields"], like=old, instead=True, key="other")
     assert refused(late)[::2] == (404, f"there is no live job {old}")
     assert submitted(world, "member", **body)["id"] == new, "an answer that was lost is told again"
 
@@ -160,13 +160,13 @@ def test_a_change_takes_the_place_of_a_job_that_waits_once(world: World) -> None
 def test_what_others_count_on_is_not_replaced(world: World) -> None:
     old = waiting(world)
     world.submit("member", "ourafter", after=[old])
-    body = {"fields": {"command": "true"}, "instead": True}
+    body: dict[str, Any] = {"fields": {"command": "true"}, "instead": True}
     assert "wait for it" in refused(fill(world, "member", like=old, **body))[2]
     running = world.submit("member", "ourruns")
     world.until(running, Phase.RUNNING)
     assert "has already started" in refused(fill(world, "member", like=running, **body))[2]
     alone = waiting(world)
-    after = {"fields": {"command": "true", "after": [alone]}, "instead": True}
+    after: dict[str, Any] = {"fields": {"command": "true", "after": [alone]}, "instead": True}
     assert refused(fill(world, "member", like=alone, **after))[1] == "after"
     assert world.ask("member", "GET", f"/v1/jobs/{alone}")["state"] == "waiting"
 

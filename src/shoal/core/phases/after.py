@@ -44,17 +44,20 @@ def enter(round_: Round, spec: JobSpec, key: str = "") -> Accepted:
     """The job is in the log from here on. If what it waits for can no longer come true, it ends at
     once: whether the other job fails just before or just after makes no difference."""
     found = conditions(spec.after)
-    over = [(one, round_.ends[one.job]) for one in found if one.job in round_.ends]
     awaits = dict.fromkeys(one.job for one in found if one.job not in round_.ends)
     job_id = f"j{round_.state.next_job}"
     kind = JobSubmitted if spec.sweep is None else ArraySubmitted
     round_.emit(kind(at_ms=round_.now_ms, job=job_id, spec=spec, key=key, awaits=tuple(awaits)))
-    for one, ended in over:
-        if not _holds(one, ended):
-            why = _in_vain(one, ended)
-            cancel(round_, _live(round_, job_id), why)
-            return Accepted(job_id, f"it was cancelled at once: {why}")
+    if (why := in_vain(round_, spec)) is not None:
+        cancel(round_, _live(round_, job_id), why)
+        return Accepted(job_id, f"it was cancelled at once: {why}")
     return Accepted(job_id)
+
+
+def in_vain(round_: Round, spec: JobSpec) -> str | None:
+    """Why the job would end as soon as it enters."""
+    over = [(one, round_.ends[one.job]) for one in conditions(spec.after) if one.job in round_.ends]
+    return next((_in_vain(one, ended) for one, ended in over if not _holds(one, ended)), None)
 
 
 def settle_dependents(round_: Round) -> None:

@@ -13,11 +13,12 @@ CLUSTER_JOBS_MAX = 200_000
 
 
 def too_many(
-    tally: Tally, accounts: Accounts, tenant: str, more: int, *, waiting: int = 0
+    tally: Tally, accounts: Accounts, tenant: str, more: int, *, waiting: int = 0, gone: int = 0
 ) -> Refused | None:
-    """Would this many more jobs be too many for the tenant, an ancestor of it, or the cluster?"""
+    """Would this many more jobs be too many for the tenant, an ancestor of it, or the cluster?
+    `gone`: so many of its waiting jobs leave for them."""
     live, waiting_now = tally.live, tally.waiting
-    if live.get(EVERYONE, 0) + more > CLUSTER_JOBS_MAX:
+    if live.get(EVERYONE, 0) - gone + more > CLUSTER_JOBS_MAX:
         text = f"the cluster takes at most {CLUSTER_JOBS_MAX:,} live jobs"
         return Refused("job", f"{text}; try again when some have ended", full=Full.CLUSTER)
     for one in accounts.lineage(tenant):
@@ -26,7 +27,7 @@ def too_many(
             (waiting_now, waiting, one.waiting_max, "waiting jobs (waiting_max"),
         ):
             have = counts.get(one.name, 0)
-            if change > 0 and most and have + change > most:
+            if change > 0 and most and have - gone + change > most:
                 text = f"{one.name} has {have} of at most {most} {what} in the policy)"
                 return Refused(
                     "tenant", f"{text}; try again when some have ended", full=Full.TENANT

@@ -3,7 +3,8 @@ step, so that neither a crash nor a repeated request leaves both of them, or non
 
 from __future__ import annotations
 
-from shoal.core.phases.after import enter
+from shoal.core.phases.after import enter, in_vain
+from shoal.core.phases.caps import too_many
 from shoal.core.phases.ending import cancel
 from shoal.core.phases.round import Round
 from shoal.core.state.state import State
@@ -29,10 +30,13 @@ def submit_instead(round_: Round, request: Submit) -> Answer:
         return Refused("job", f"{old.id} has already started; submit the change as another job")
     if any(one.job == old.id for one in conditions(spec.after)):
         return Refused("after", f"{old.id} is the job that this one replaces")
-    answer = enter(round_, spec, request.key)
-    if not answer.note:  # else it was cancelled at once
-        cancel(round_, old, f"replaced by {answer.id}, as {request.who} asked")
-    return answer
+    if (vain := in_vain(round_, spec)) is not None:
+        return Refused("after", vain)
+    full = too_many(state.tally, state.accounts, spec.tenant, 1, waiting=1, gone=1)
+    if full is not None:
+        return full  # a cap was lowered since the old one came
+    cancel(round_, old, f"replaced by j{state.next_job}, as {request.who} asked")
+    return enter(round_, spec, request.key)
 
 
 def _has_others(state: State, job: Job) -> bool:
