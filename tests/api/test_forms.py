@@ -151,7 +151,10 @@ def test_a_change_takes_the_place_of_a_job_that_waits_once(world: World) -> None
     (new,) = made
     world.until(old, None)
     was = world.ask("member", "GET", f"/v1/jobs/{old}")
-    assert (was["state"], was["why"]) == ("cancelled", f"replaced by {new}, as anna asked")
+    assert (was["state"], was["why"]) == (
+        "cancelled",
+        f"replaced by {new}, which asks for something else",
+    )
     late = fill(world, "member", fields=body["fields"], like=old, instead=True, key="other")
     assert refused(late)[::2] == (404, f"there is no live job {old}")
     assert submitted(world, "member", **body)["id"] == new, "an answer that was lost is told again"

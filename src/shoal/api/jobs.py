@@ -169,7 +169,7 @@ async def entered(reach: Reach, asked: JobSpec, key: str, instead: str = "") -> 
     spec = reach.spec(asked)
     refuse_unknown_package(reach, spec.package)
     refuse_unknown_secrets(reach.loop, spec)
-    wanted = Submit(spec, scoped_key(spec, key), reach.tenant, instead, reach.name)
+    wanted = Submit(spec, scoped_key(spec, key), reach.tenant, instead)
     answer = accepted(await reach.loop.request(wanted))
     await reach.loop.settled()
     note_package(reach, spec.package, spec.tenant)

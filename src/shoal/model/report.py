@@ -103,8 +103,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Still(msgspec.Struct, frozen=True, tag=True):
-    """In place of a report: the node's inventory is as in the report with this number. It is too
-    small to cost a step, so a cluster where nothing happens costs its controller little."""
+    """In place of a report: the inventory is as in the report with this number. Costs no step."""
 
     node: str
     incarnation: int
@@ -142,15 +141,13 @@ class PackagePiece(msgspec.Struct, frozen=True):
 
 
 class Submit(msgspec.Struct, frozen=True):
-    """`key` makes it safe to send this again: one key, one job. `scope`: the only tenant that the
-    sender may act for, which must still be there; "*": any. `instead`: a job that has never started
-    and is cancelled for this one, in the same step or not at all."""
+    """`key`: one key, one job, however often it is sent. `scope`: the only tenant that the sender
+    may act for, which must still be there; "*": any. `instead`: it waits, and is cancelled."""
 
     spec: JobSpec
     key: str = ""
     scope: str = EVERY_TENANT
     instead: str = ""
-    who: str = "a user"
 
 
 class Cancel(msgspec.Struct, frozen=True):

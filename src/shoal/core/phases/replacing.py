@@ -35,7 +35,7 @@ def submit_instead(round_: Round, request: Submit) -> Answer:
     full = too_many(state.tally, state.accounts, spec.tenant, 1, waiting=1, gone=1)
     if full is not None:
         return full  # a cap was lowered since the old one came
-    cancel(round_, old, f"replaced by j{state.next_job}, as {request.who} asked")
+    cancel(round_, old, f"replaced by j{state.next_job}, which asks for something else")
     return enter(round_, spec, request.key)
 
 
