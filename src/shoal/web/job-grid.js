@@ -50,9 +50,10 @@ export class Grid {
     this.element.classList.toggle("wide", least > this.element.clientWidth);
     this.element.setAttribute("aria-rowcount", String((this.total || count) + 1));
     this.body.style.height = `${count * size}px`;
-    this.heads();
+    if (fresh) this.heads();
     const rows = [];
-    for (let at = this.drawn[0]; at <= this.drawn[1]; at += 1) rows.push(this.row(at, size));
+    const there = new Map(fresh ? [] : [...this.body.children].map((one) => [one.dataset.job, one])); // scrolling changes none of them
+    for (let at = this.drawn[0]; at <= this.drawn[1]; at += 1) rows.push(there.get(this.rows[at].id) ?? this.row(at, size));
     const held = this.body.contains(document.activeElement);
     replace(this.body, ...rows);
     if (held && !this.body.contains(document.activeElement)) this.element.focus({ preventScroll: true });
