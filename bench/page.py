@@ -1,9 +1,11 @@
 """What the live page costs with 2,000 nodes x 8 GPUs: the look, what is sent, the browser's part.
 
-    python bench/page.py [NODES] [SHOT.png]
+    python -m bench.page [NODES] [SHOT.png]
 
 The cluster is full and simulated in memory; the API, the stream and Chromium are real. Twice a
-second some jobs end and others take their place.
+second some jobs end and others take their place; for a while nothing happens. The table of 10,000
+jobs is scrolled from end to end, and the time axis goes to an hour ago in a log of its own
+(bench/past.py has more of that).
 """
 
 from __future__ import annotations
@@ -17,11 +19,13 @@ import threading
 import time
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import uvicorn
 from harness.browser import Visit, chromium, missing
 from litestar import Litestar
 
+from bench import past
 from bench.cluster import POLICY, Cluster, Mix
 from bench.figures import machine, percentile, spread, table
 from shoal.api.access import Access
@@ -43,6 +47,16 @@ PATCH = """() => {
             paints.push(performance.now() - shoalMap.cluster.taken); shoalMap.cluster.taken = 0;
         } };
 }"""
+ROWS = 10_000
+SCRUB_EVENTS, SCRUB_NODES = 100_000, 200
+TO_THE_END = """frames => new Promise(done => {
+    const times = [], far = document.documentElement.scrollHeight / frames;
+    let last = performance.now(), count = 0;
+    const step = () => { const now = performance.now(); times.push(now - last); last = now;
+        window.scrollBy(0, far);
+        if (++count < frames) requestAnimationFrame(step); else done(times); };
+    requestAnimationFrame(step);
+})"""
 SCROLL = """frames => new Promise(done => {
     const times = []; let last = performance.now(), count = 0;
     const step = () => { const now = performance.now(); times.push(now - last); last = now;
@@ -125,6 +139,7 @@ class Server(threading.Thread):
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
         self.server: uvicorn.Server | None = None
+        self.quiet = False  # nothing happens in the cluster
 
     def run(self) -> None:
         asyncio.run(self._serve())
@@ -145,8 +160,61 @@ class Server(threading.Thread):
         serving = asyncio.create_task(self.server.serve(sockets=[self.listener]))
         while not serving.done():
             await asyncio.sleep(TURN_S)
-            self.board.turn()
-            self.board.moved.set()
+            if not self.quiet:
+                self.board.turn()
+                self.board.moved.set()
+
+
+def received(visit: Visit, watch_s: float) -> int:
+    """Bytes that come in a minute, as they travel."""
+    session = visit.context.new_cdp_session(visit.page)
+    sizes: list[int] = []
+    session.on("Network.dataReceived", lambda told: sizes.append(told["encodedDataLength"]))
+    session.send("Network.enable")
+    visit.page.wait_for_timeout(watch_s * 1000)
+    session.detach()
+    return round(sum(sizes) * 60 / watch_s)
+
+
+def row(number: int) -> dict[str, Any]:
+    """A job as the list has it."""
+    return {
+        "id": f"j{number}", "name": f"train-{number % 97}", "state": "succeeded", "tenant": "lab",
+        "members": 1, "members_max": 0, "size": 0, "gpus": 8, "gpu_milli": 1000,
+        "gpu_memory_mb": 0, "priority": 0, "attempt": 1, "nodes": [f"n{number % 2000}"],
+        "submitted_ms": 1_790_000_000_000 + number, "running_ms": 1_790_000_001_000 + number,
+        "finished_ms": 1_790_000_900_000 + number, "code": 0, "why": "every member exited 0",
+        "command": f"python train.py --seed {number}", "user": "ada", "labels": {"run": "a"},
+        "nap": None, "idle_since_ms": None, "progress": None, "array": None, "service": "",
+    }  # fmt: skip
+
+
+def serve_rows(visit: Visit) -> None:
+    """The list of 10,000 finished jobs: this cluster in memory keeps none."""
+
+    def answer(route: Any) -> None:
+        asked = parse_qs(urlsplit(route.request.url).query)
+        begin, many = int(asked.get("cursor", ["0"])[0]), int(asked["limit"][0])
+        rows = [row(ROWS - number) for number in range(begin, min(ROWS, begin + many))]
+        headers = {"shoal-count": str(ROWS)}
+        if begin + many < ROWS:
+            headers["shoal-next"] = str(begin + many)
+        route.fulfill(json=rows, headers=headers)
+
+    visit.page.route("**/v1/jobs?*", answer)
+
+
+def scroll_rows(visit: Visit) -> list[float]:
+    page = visit.page
+    serve_rows(visit)
+    visit.go("jobs")
+    page.locator(f"[data-job=j{ROWS}]").first.wait_for()
+    while page.locator("[data-job=j1]").count() == 0:  # page by page, until all are loaded
+        page.evaluate("window.scrollTo(0, document.documentElement.scrollHeight)")
+        page.wait_for_timeout(50)
+    page.evaluate("window.scrollTo(0, 0)")
+    page.locator(f"[data-job=j{ROWS}]").first.wait_for()
+    return list(page.evaluate(TO_THE_END, SCROLL_FRAMES))
 
 
 def in_browser(board: Board, shot: str) -> dict[str, Any]:
@@ -166,29 +234,30 @@ def in_browser(board: Board, shot: str) -> dict[str, Any]:
             page.wait_for_timeout(1000)
             page.screenshot(path=shot)
         page.evaluate(PATCH)
-        page.wait_for_timeout(WATCH_S * 1000)
+        busy = received(visit, WATCH_S)
         paints = list(page.evaluate("paints"))
         draws = list(page.evaluate("draws"))
         frames = list(page.evaluate(SCROLL, SCROLL_FRAMES))
+        rows = scroll_rows(visit)
+        visit.go("cluster")
+        server.quiet = True
+        page.wait_for_timeout(3000)
+        quiet = received(visit, WATCH_S)
         visit.context.close()
     if server.server is not None:
         server.server.should_exit = True
     server.join(10)
+
+    def told(times: list[float]) -> dict[str, float]:
+        return {"median": round(percentile(times, 50), 1), "p99": round(percentile(times, 99), 1)}
+
     return {
         "signed_in_and_shown_s": round(shown_s, 2),
-        "update_to_painted_ms": {
-            "median": round(percentile(paints, 50), 1),
-            "p99": round(percentile(paints, 99), 1),
-            "count": len(paints),
-        },
-        "draw_ms": {
-            "median": round(percentile(draws, 50), 1),
-            "p99": round(percentile(draws, 99), 1),
-        },
-        "frame_while_scrolling_ms": {
-            "median": round(percentile(frames, 50), 1),
-            "p99": round(percentile(frames, 99), 1),
-        },
+        "update_to_painted_ms": {**told(paints), "count": len(paints)},
+        "draw_ms": told(draws),
+        "frame_while_scrolling_ms": told(frames),
+        f"frame_while_scrolling_{ROWS}_rows_ms": told(rows),
+        "bytes_per_minute": {"busy": busy, "quiet": quiet},
     }
 
 
@@ -207,6 +276,7 @@ def main() -> None:
         "jobs": len(cluster.state.jobs),
         **looks(board),
         **in_browser(board, sys.argv[2] if len(sys.argv) > 2 else ""),
+        "scrub": past.main(SCRUB_EVENTS, SCRUB_NODES),
     }
     rows = [(name, json.dumps(value)) for name, value in result.items()]
     print(table(("what", "figure"), rows))

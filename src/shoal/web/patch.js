@@ -78,8 +78,9 @@ function pinned(node) {
 function morph(have, want) {
   if (have === want) return;
   if (have.nodeType !== Node.ELEMENT_NODE) { if (have.nodeValue !== want.nodeValue) have.nodeValue = want.nodeValue; return; }
-  for (const { name } of [...have.attributes]) if (name !== "style" && !want.hasAttribute(name)) have.removeAttribute(name);
-  for (const { name, value } of want.attributes) if (name !== "style" && have.getAttribute(name) !== value) have.setAttribute(name, value);
+  const own = (name) => name === "style" || (name === "open" && have.nodeName === "DETAILS"); // what the reader opened stays open
+  for (const { name } of [...have.attributes]) if (!own(name) && !want.hasAttribute(name)) have.removeAttribute(name);
+  for (const { name, value } of want.attributes) if (!own(name) && have.getAttribute(name) !== value) have.setAttribute(name, value);
   // Not as an attribute: the page's security policy forbids inline styles.
   if (have.style.cssText !== want.style.cssText) have.style.cssText = want.style.cssText;
   handle(have, want.acts ?? {});
