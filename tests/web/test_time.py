@@ -41,12 +41,14 @@ def test_a_lost_job_is_seen_where_it_ran_and_its_moment_can_be_opened(
     node = live.client.job(job).nodes[0]
     visit.go("time?last=1h")
     assert eventually(lambda: [bar["end"] for bar in bars(visit, job)] == [None], WAIT_S), "live"
-    moment = page.evaluate("shoalTime.gantt.now")
     live.kill_agent(node)
     assert eventually(lambda: any(bar["end"] for bar in bars(visit, job)), WAIT_S)
     first = next(bar for bar in bars(visit, job) if bar["end"])
     assert (first["node"], first["gpus"], first["name"]) == (node, [0, 1, 2, 3], "past")
     assert first["cause"] in ("lost", "node-loss")
+
+    # Both were there: between the submission of the second and the loss of the first.
+    moment = (live.client.job(blocked).submitted_ms + first["end"]) // 2
 
     # A click says why it ended, and leads to the job.
     page.evaluate(
