@@ -111,14 +111,14 @@ class Client(Caller, FlowCalls, IdentityCalls, SecretCalls, FileCalls, NoticeCal
     def nodes(self) -> list[NodeView]:
         return self._call("GET", list[NodeView], "nodes")
 
-    def drain_in(self, node: str, in_ms: int) -> Done:
+    def drain_in(self, node: str, in_ms: int, why: str = "") -> Done:
         """Have the node free after this time."""
-        return self._call("POST", Done, "nodes", node, "drain", in_ms=in_ms)
+        return self._call("POST", Done, "nodes", node, "drain", in_ms=in_ms, **_said(why))
 
-    def set_intent(self, node: str, intent: NodeIntent) -> Done:
-        """OPEN, CORDONED or DRAINING."""
+    def set_intent(self, node: str, intent: NodeIntent, why: str = "") -> Done:
+        """OPEN, CORDONED or DRAINING. `why` is kept in the node's history."""
         verb = {"open": "uncordon", "cordoned": "cordon", "draining": "drain"}[intent.value]
-        return self._call("POST", Done, "nodes", node, verb)
+        return self._call("POST", Done, "nodes", node, verb, **_said(why))
 
     def set_labels(self, node: str, change: LabelChange) -> Done:
         """Sets and removes labels and taints of a node."""
@@ -341,3 +341,8 @@ class Client(Caller, FlowCalls, IdentityCalls, SecretCalls, FileCalls, NoticeCal
 
     def set_prices(self, prices: PriceList) -> PriceList:
         return self._call("PUT", PriceList, "prices", body=msgspec.json.encode(prices))
+
+
+def _said(why: str) -> dict[str, Any]:
+    """Only if there is something: the head may be of an earlier release."""
+    return {"why": why} if why else {}

@@ -12,7 +12,7 @@ from shoal.core.scheduling import cycle
 from shoal.core.scheduling.fit import fit
 from shoal.model.job import Job, Phase, StopCause
 from shoal.model.node import End, NodeHealth, NodeIntent
-from shoal.model.report import Accepted, Refused, Requeue, SetEnd
+from shoal.model.report import Accepted, Refused, Requeue, SetEnd, SetIntent
 from shoal.model.supply import NodeNote, OrderPhase, OrderStatus, Supply, SupplyReport
 from tests.core.build import POLICY, Cluster, kinds
 from tests.core.serving import LOOK_MS, Serving
@@ -604,3 +604,16 @@ def test_a_node_that_ends_too_early_does_not_keep_another_from_being_ordered() -
     ending(cluster, name, 20 * MINUTE)
     cluster.end("j1")
     assert orders_after(cluster, time_limit_ms=30 * MINUTE) == 2
+
+
+def test_what_an_operator_says_about_a_node_is_in_its_history() -> None:
+    cluster = Cluster()
+    cluster.join("a", gpus=1)
+    cluster.ask(SetIntent("a", NodeIntent.CORDONED, "ada"))
+    assert cluster.log[-1].why == "set cordoned by ada"
+    cluster.ask(SetIntent("a", NodeIntent.DRAINING, "ada", "a fan\n is  loud"))
+    assert cluster.log[-1].why == "set draining by ada: a fan is loud"
+    cluster.ask(SetIntent("a", NodeIntent.OPEN, "ada"))
+    cluster.ask(SetEnd("a", cluster.now_ms + 3_600_000, "bob", "w" * 300))
+    ends_why = cluster.node("a").ends_why
+    assert ends_why.startswith("drain planned by bob: www") and len(ends_why) == 200

@@ -99,6 +99,7 @@ from shoal.ports import StoreError
 BODY_BYTES_MAX = 4 * 1024 * 1024
 
 ENDS_IN_MS_MAX = 366 * DAY_MS
+INTENT_WHY_MAX = 160
 
 INTENTS = {
     "cordon": NodeIntent.CORDONED,
@@ -136,13 +137,14 @@ class Cluster(Controller):
         node: str,
         verb: Literal["cordon", "drain", "uncordon"],
         in_ms: Annotated[int | None, Parameter(ge=0, le=ENDS_IN_MS_MAX)] = None,
+        why: Annotated[str, Parameter(max_length=INTENT_WHY_MAX)] = "",
     ) -> Done:
-        """`in_ms`: drain the node so that it is free after this time."""
-        request: SetIntent | SetEnd = SetIntent(node, INTENTS[verb], reach.name)
+        """`in_ms`: drain the node so that it is free after this time. `why`: for the history."""
+        request: SetIntent | SetEnd = SetIntent(node, INTENTS[verb], reach.name, why)
         if in_ms is not None and verb != "drain":
             raise Refusal(422, "is for drain only", "in_ms")
         if in_ms:
-            request = SetEnd(node, reach.loop.clock.now_ms() + in_ms, reach.name)
+            request = SetEnd(node, reach.loop.clock.now_ms() + in_ms, reach.name, why)
         answer = accepted(await reach.loop.request(request))
         return Done(id=answer.id, note=answer.note)
 

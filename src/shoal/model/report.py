@@ -187,9 +187,12 @@ class Retry(msgspec.Struct, frozen=True):
 
 
 class SetIntent(msgspec.Struct, frozen=True):
+    """`why`: what the operator said about it, if anything."""
+
     node: str
     intent: NodeIntent
     who: str = "a user"
+    why: str = ""
 
 
 class SetEnd(msgspec.Struct, frozen=True):
@@ -198,6 +201,7 @@ class SetEnd(msgspec.Struct, frozen=True):
     node: str
     at_ms: int | None
     who: str = "a user"
+    why: str = ""
 
 
 class SetLabels(msgspec.Struct, frozen=True):

@@ -51,15 +51,20 @@ export function nodeActions(node) {
   if (!isAdmin()) return [];
   const path = `/v1/nodes/${encodeURIComponent(node.id)}`;
   const closed = ["draining", "drained", "cordoned", "quarantined"].includes(node.state) || node.standing;
+  const why = [{ name: "why", label: "Why (for its history)", type: "text", value: "", optional: true }];
+  const said = (values) => (values.why ? `?why=${encodeURIComponent(values.why)}` : "");
+  const cordon = button("Cordon", () => confirm({
+    title: `Cordon ${node.id}`, verb: "Cordon the node", text: "Nothing new starts on it. What runs there goes on.", fields: why, act: (values) => post(`${path}/cordon${said(values)}`),
+  }));
   const open = button("Uncordon", () => confirm({
     title: `Uncordon ${node.id}`, verb: "Uncordon the node", text: "New jobs may start on it again.", act: () => post(`${path}/uncordon`),
   }));
   const drain = button("Drain", () => confirm({
     title: `Drain ${node.id}`, verb: "Drain the node", danger: true,
     text: "Its jobs are stopped and continue elsewhere from their last checkpoints. No new jobs start on it.",
-    act: () => post(`${path}/drain`),
+    fields: why, act: (values) => post(`${path}/drain${said(values)}`),
   }), "danger");
-  return [closed ? open : null, ["draining", "drained"].includes(node.state) ? null : drain];
+  return [closed ? open : null, ["draining", "drained", "cordoned"].includes(node.state) ? null : cordon, ["draining", "drained"].includes(node.state) ? null : drain];
 }
 
 export function serviceActions(service) {

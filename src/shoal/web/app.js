@@ -4,6 +4,7 @@ import { me, onSignedOut, openid, resume, signIn, signOut } from "./api.js";
 import { offer } from "./commands.js";
 import { clock, h, jobName, throttled } from "./dom.js";
 import { searchJobs } from "./job-query.js";
+import { bell } from "./follow.js";
 import { begin, cluster, end, listen } from "./live.js";
 import { show as showPalette, watchKeys } from "./palette.js";
 import { allowed, FIRST, MOVED, tabs, VIEWS } from "./views.js";
@@ -73,7 +74,7 @@ function build() {
     h("header", { class: "top" },
       h("a", { class: "brand", href: "#/cluster" }, h("img", { src: "/web/icon.svg", alt: "" }), "Shoal"),
       h("nav", { class: "tabs", "aria-label": "Views" }, links),
-      h("span", { class: "space" }), state, identity(),
+      h("span", { class: "space" }), state, identity(), bell(),
       h("button", { class: "quiet", onclick: showPalette, "aria-label": "Palette: go anywhere, do anything", title: "Ctrl-K" }, "⌕"),
       h("button", { class: "quiet", onclick: theme, "aria-label": "Switch between light and dark", title: "Light or dark" }, "◐"),
       h("button", { class: "quiet", onclick: leave }, "Sign out")),

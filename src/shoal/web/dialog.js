@@ -8,7 +8,7 @@ export function confirm({ title, text, verb, danger = false, fields = [], act })
     const problem = h("p", { class: "problem", role: "alert", hidden: true });
     const go = h("button", { class: `primary ${danger ? "danger" : ""}`, type: "submit" }, verb);
     const inputs = fields.map((field) => h("label", { class: "field" }, field.label,
-      h("input", { name: field.name, type: field.type ?? "number", min: field.min, max: field.max, value: field.value, required: true })));
+      h("input", { name: field.name, type: field.type ?? "number", min: field.min, max: field.max, value: field.value, maxlength: 160, required: !field.optional })));
     const form = h("form", { method: "dialog", novalidate: false },
       h("h2", {}, title), h("p", { class: "dim" }, text), inputs, problem,
       h("div", { class: "row" }, h("button", { type: "button", onclick: () => box.close() }, "Keep as is"), go));

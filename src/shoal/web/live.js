@@ -10,7 +10,10 @@ const SILENT_MS = 10_000; // the controller beats every two seconds
 export const emptyCluster = () => ({ nodes: new Map(), jobs: new Map(), services: new Map(), ended: new Map(), busy: new Map(), status: null });
 export const cluster = { ...emptyCluster(), linked: false, skew: null, heard: 0 };
 const listeners = new Set();
-let source = null, timer = 0, ticker = 0, wanted = false, last = 0;
+let source = null, timer = 0, ticker = 0, wanted = false, last = 0, hidden = false, ask = async () => false;
+
+/** `may` says whether this page keeps its stream while it is hidden. */
+export const keepHidden = (may) => { ask = may; };
 
 /** The controller's time, which all timestamps use. */
 export const now = () => Date.now() + (cluster.skew ?? 0);
@@ -35,14 +38,16 @@ export function end() {
 
 // Clocks keep running between events. A hung controller keeps its connections open, so silence counts.
 function tick() {
-  if (document.hidden) return;
+  if (document.hidden && !hidden) return;
   if (source && performance.now() - last > SILENT_MS) { link(false); open(); return; }
-  if (cluster.linked) notify({ tick: true });
+  if (cluster.linked && !document.hidden) notify({ tick: true });
 }
 
-// Browsers allow few connections to one host, so a hidden page closes its own.
-function seen() {
-  if (document.hidden) close();
+// Browsers allow few connections to one host, so a hidden page closes its own, unless it follows
+// something: then one of all hidden pages keeps it.
+async function seen() {
+  hidden = document.hidden && await ask();
+  if (document.hidden && !hidden) close();
   else if (wanted && !source) open();
 }
 function close() { clearTimeout(timer); source?.close(); source = null; }
@@ -66,7 +71,7 @@ async function again() {
   try {
     if (!(await resume())) { lapsed(); return; }
   } catch { /* no answer: the stream keeps trying */ }
-  if (wanted && !document.hidden) open();
+  if (wanted && (!document.hidden || hidden)) open();
 }
 
 function hear() {

@@ -7,6 +7,7 @@ import { jobColour } from "./colours.js";
 import { offer } from "./commands.js";
 import { chip, empty, h, jobName, moment, plural, replace, shape, span, throttled, whole } from "./dom.js";
 import { Elements } from "./elements.js";
+import { followButton } from "./follow.js";
 import { JobCurves } from "./job-curves.js";
 import { drawCost, drawEvents, fact, members, napFact, then, timeline } from "./job-parts.js";
 import { KeptFiles } from "./kept.js";
@@ -21,6 +22,7 @@ const ASK_MS = 2000;
 const RUNS_MAX = 20; // of the same name, to be compared with
 
 export function mount(root, id) {
+  const star = followButton("job", id);
   const path = `/v1/jobs/${encodeURIComponent(id)}`, ending = new AbortController(), { signal } = ending;
   const head = h("div", { class: "stack" });
   const line = h("section", { class: "card", "aria-label": "Timeline" });
@@ -89,7 +91,7 @@ export function mount(root, id) {
     const own = job.array || job.spec.service ? null : compare();
     replace(head,
       h("p", { class: "small" }, h("a", { href: "#/jobs", "data-key": "back" }, "← all jobs")),
-      h("div", { class: "row" }, h("i", { class: "dot", style: { background: jobColour(id) } }), h("h1", {}, jobName(job)), chip(job.state), h("span", { class: "push row" }, own, jobActions(jobForActions()))),
+      h("div", { class: "row" }, h("i", { class: "dot", style: { background: jobColour(id) } }), h("h1", {}, jobName(job)), chip(job.state), star, h("span", { class: "push row" }, own, jobActions(jobForActions()))),
       h("p", { class: "why" }, history.why || job.why || "", wait ? h("span", { class: "dim" }, ` ${wait}`) : null),
       remedyButtons({ ...job, service: job.spec.service, remedies: history.remedies }),
       h("div", {}, progress(jobOf(id) ?? {})),
@@ -119,5 +121,5 @@ export function mount(root, id) {
   let turn = 0;
   const timer = setInterval(() => { turn += 1; if (!over && !document.hidden && (job?.state !== "waiting" || turn % 4 === 0)) ask(); }, ASK_MS);
   ask();
-  return () => { ending.abort(); stop(); unoffer(); soon.stop(); clearInterval(timer); logs.stop(); curves.stop(); };
+  return () => { ending.abort(); stop(); unoffer(); soon.stop(); clearInterval(timer); logs.stop(); curves.stop(); star.stop(); };
 }

@@ -5,6 +5,7 @@ import { maybe } from "./api.js";
 import { lineChart } from "./charts.js";
 import { hue } from "./colours.js";
 import { chip, css, empty, h, jobName, plural, replace, short, throttled } from "./dom.js";
+import { followButton } from "./follow.js";
 import { cluster, jobOf, listen, now } from "./live.js";
 import { table } from "./table.js";
 
@@ -49,6 +50,7 @@ class Card {
     this.top = h("div", { class: "stack" });
     this.below = h("div", {});
     this.element = h("section", { class: "card stack service", "data-service": name, "aria-label": `Service ${name}` }, this.top, h("div", { class: "grid2" }, this.rps.element, this.latency.element, this.work.element, this.size.element), this.below);
+    this.star = followButton("service", name);
     this.heard = [];
     this.kept = false;
   }
@@ -59,7 +61,7 @@ class Card {
     if (this.heard.length > HEARD_MAX) this.heard.shift();
     const fact = (name, value) => h("div", {}, h("dt", {}, name), h("dd", {}, value));
     replace(this.top,
-      h("div", { class: "row" }, h("h2", {}, this.name), chip(service.state), h("span", { class: "dim small" }, `version ${service.version ?? 1}`), h("span", { class: "push row" }, serviceActions(service))),
+      h("div", { class: "row" }, h("h2", {}, this.name), chip(service.state), h("span", { class: "dim small" }, `version ${service.version ?? 1}`), this.star, h("span", { class: "push row" }, serviceActions(service))),
       service.why ? h("p", { class: "why dim" }, service.why) : null,
       h("dl", { class: "facts" }, fact("Requests", `${short(Number((service.rps ?? 0).toFixed(1)))} /s`), fact("Failed", `${short(Number((service.failed_per_s ?? 0).toFixed(1)))} /s`), fact("Latency", `${short(service.response_ms ?? 0)} ms`), fact("In flight", short(service.in_flight ?? 0)), fact("Queued", short(service.queued ?? 0)),
         fact("Replicas", `${service.ready ?? 0} of ${service.wanted ?? 0}`), fact("Between", `${service.least ?? 0} and ${service.most ?? 0}`)));
@@ -88,5 +90,5 @@ class Card {
     this.size.set([{ name: "ready", colour: accent, points: of("ready", "ready") }, { name: "wanted", colour: css("--ink-3"), points: of("wanted", "wanted"), dash: "2 2" }]);
   }
 
-  stop() { for (const chart of [this.rps, this.latency, this.work, this.size]) chart.stop(); }
+  stop() { this.star.stop(); for (const chart of [this.rps, this.latency, this.work, this.size]) chart.stop(); }
 }

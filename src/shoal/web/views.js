@@ -7,6 +7,7 @@ const everywhere = () => isAdmin() || me.tenant === "*";
 /** `tab`: its word in the frame's list. `under`: the tab that is current while it is open. `allowed`: who may open it. */
 export const VIEWS = {
   cluster: { tab: "Cluster", load: () => import("./view-cluster.js") },
+  node: { title: "Node", under: "cluster", load: () => import("./view-node.js") },
   jobs: { tab: "Jobs", load: () => import("./view-jobs.js") },
   job: { title: "Job", under: "jobs", load: () => import("./view-job.js") },
   compare: { title: "Compare", under: "jobs", load: () => import("./view-compare.js") },

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from shoal.model.views import Done, NodeView
 
 NODES = Argument("nodes", "NODE...", "Node ids, e.g. n1 n2.", nargs=-1, required=True)
+WHY = Option("--why", metavar="TEXT", help="A reason, for the node's history.")
 GPU_CELLS_MAX = 16
 
 
@@ -77,21 +78,28 @@ def _meets(view: NodeView, conditions: tuple[str, ...]) -> bool:
     return all(meets(condition, words) for condition in conditions)
 
 
-@verb(NODES)
-def cordon(nodes: tuple[str, ...], json: bool, home: Path) -> int:
+@verb(NODES, WHY)
+def cordon(nodes: tuple[str, ...], why: str | None, json: bool, home: Path) -> int:
     """Start nothing new on nodes; running jobs continue.
 
     Use it before you work on a node. Open the node again with `shoal uncordon`.
 
     Examples:
       shoal cordon n3
-      shoal cordon n3 n4
+      shoal cordon n3 n4 --why "a fan is loud"
     """
-    return _intend(nodes, "cordoned", json, home)
+    return _intend(nodes, "cordoned", json, home, why or "")
 
 
-@verb(NODES, AT, IN)
-def drain(nodes: tuple[str, ...], at: str | None, in_: str | None, json: bool, home: Path) -> int:
+@verb(NODES, AT, IN, WHY)
+def drain(
+    nodes: tuple[str, ...],
+    at: str | None,
+    in_: str | None,
+    why: str | None,
+    json: bool,
+    home: Path,
+) -> int:
     """Move jobs off nodes, and start nothing new on them.
 
     Jobs that may restart are stopped and queued for other nodes. Jobs with
@@ -103,7 +111,7 @@ def drain(nodes: tuple[str, ...], at: str | None, in_: str | None, json: bool, h
     the others move just before. `shoal uncordon` takes it back.
 
     Examples:
-      shoal drain n3
+      shoal drain n3 --why "new memory"
       shoal drain n3 n4 --at 18:30
       shoal drain n3 --in 8h
     """
@@ -112,9 +120,12 @@ def drain(nodes: tuple[str, ...], at: str | None, in_: str | None, json: bool, h
 
     in_ms = ms_from_now(at, in_)
     if not in_ms:
-        return _intend(nodes, "draining", json, home)
+        return _intend(nodes, "draining", json, home, why or "")
     done = f"will be drained in {duration_text(in_ms)}"
-    return _on_each(nodes, lambda client, node: client.drain_in(node, in_ms), done, json, home)
+    said = why or ""
+    return _on_each(
+        nodes, lambda client, node: client.drain_in(node, in_ms, said), done, json, home
+    )
 
 
 @verb(NODES)
@@ -131,12 +142,14 @@ def uncordon(nodes: tuple[str, ...], json: bool, home: Path) -> int:
     return _intend(nodes, "open", json, home)
 
 
-def _intend(texts: tuple[str, ...], intent: str, json: bool, home: Path) -> int:
+def _intend(texts: tuple[str, ...], intent: str, json: bool, home: Path, why: str = "") -> int:
     from shoal.model.node import NodeIntent
 
     wish = NodeIntent(intent)
     done = f"is {intent}"
-    return _on_each(texts, lambda client, node: client.set_intent(node, wish), done, json, home)
+    return _on_each(
+        texts, lambda client, node: client.set_intent(node, wish, why), done, json, home
+    )
 
 
 def _on_each(

@@ -15,7 +15,7 @@ from shoal.core.phases.arrays import (
 )
 from shoal.core.phases.caps import too_many, too_many_replicas
 from shoal.core.phases.ending import cancel, stop
-from shoal.core.phases.ends import forget_set_end, set_end
+from shoal.core.phases.ends import forget_set_end, reason, set_end
 from shoal.core.phases.fabric import begin_tour
 from shoal.core.phases.identity import change_identity
 from shoal.core.phases.keys import change_keys, void_keys
@@ -389,7 +389,7 @@ def _set_intent(round_: Round, request: SetIntent) -> Answer:
             at_ms=round_.now_ms,
             node=node.id,
             intent=request.intent,
-            why=f"set {request.intent.value} by {request.who}",
+            why=f"set {request.intent.value} by {request.who}{reason(request.why)}",
         )
     )
     void_keys(round_, node)

@@ -66,6 +66,12 @@ def _note(round_: Round, node: Node) -> None:
         _emit(round_, node, end, own=True, why=why)
 
 
+def reason(text: str) -> str:
+    """What an operator gave as a reason, for the end of a sentence."""
+    words = " ".join(text.split())
+    return f": {words}" if words else ""
+
+
 def set_end(round_: Round, request: SetEnd) -> Answer:
     """An operator wants the node to be free at some time, or takes that back."""
     node = round_.state.nodes.get(request.node)
@@ -78,7 +84,8 @@ def set_end(round_: Round, request: SetEnd) -> Answer:
         return Accepted(node.id)
     if node.intent is NodeIntent.DRAINING and node.closed_from is None:
         return Accepted(node.id, "it is already draining")
-    end = End(max(request.at_ms, round_.now_ms), f"drain planned by {request.who}")
+    said = f"drain planned by {request.who}{reason(request.why)}"
+    end = End(max(request.at_ms, round_.now_ms), said[:ENDS_WHY_MAX])
     _emit(round_, node, end, own=False, why=end_text(end, round_.now_ms))
     return Accepted(node.id)
 

@@ -312,7 +312,7 @@ class Users:
             self._world.timeline.after(POLICY_AGAIN_MS, again)
 
     def _set_intent(self, node: str, intent: NodeIntent) -> None:
-        self._world.ask(SetIntent(node, intent), lambda _: None)
+        self._world.ask(SetIntent(node, intent, why="a fan"), lambda _: None)
 
 
 def _held_by(node: NodeSpec, spec: JobSpec) -> int:
