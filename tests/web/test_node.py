@@ -63,8 +63,10 @@ def test_what_is_followed_is_told_once_and_nothing_from_before(
     # The headless browser shows no notices: what would be shown is kept.
     visit.context.add_init_script(
         """window.told = []; window.Notification = class {
-            static permission = "default";
-            static async requestPermission() { Notification.permission = "granted"; asked += 1; }
+            static permission = sessionStorage.getItem("may") ?? "default";
+            static async requestPermission() {
+                Notification.permission = "granted"; asked += 1;
+                sessionStorage.setItem("may", "granted"); }
             constructor(title, { body }) { told.push(body); } close() {} };
         window.asked = 0;"""
     )
@@ -80,14 +82,15 @@ def test_what_is_followed_is_told_once_and_nothing_from_before(
             page.get_by_role("button", name="★ Following").wait_for()
         assert page.evaluate("asked") == 1, "one question"
         live.client.set_intent("n3", NodeIntent.CORDONED)
-        assert eventually(lambda: page.evaluate("told") == ["n3 is cordoned"], WAIT_S)
+        assert eventually(lambda: page.evaluate("told") == ["n3 is cordoned"], WAIT_S), (
+            page.evaluate("[told, JSON.stringify(localStorage)]")
+        )
         assert page.title().startswith("(1) ")
         page.reload()
         page.wait_for_selector(".link-state[data-state=live]")
         live.client.cancel(job)
-        assert eventually(lambda: page.evaluate("told") == [f"{job} told cancelled"], WAIT_S), (
-            "after a reload only what is new"
-        )
+        told = [f"{job} told cancelled"]  # after a reload only what is new
+        assert eventually(lambda: page.evaluate("told") == told, WAIT_S), page.evaluate("told")
         page.get_by_role("button", name="Followed:").click()
         listed = page.locator("dialog.follow-list")
         listed.get_by_text("n3 is cordoned").wait_for()

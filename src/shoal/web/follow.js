@@ -30,9 +30,18 @@ export const follows = (kind, id) => `${kind}:${id}` in kept().items;
 function looked(kind, id) {
   if (kind === "node") { const node = cluster.nodes.get(id); return node ? node.standing || node.state : null; }
   if (kind === "service") { const one = cluster.services.get(id); return one ? (one.ready ? "ready" : "no ready replica") : null; }
-  const job = jobOf(id);
+  return ofJob(jobOf(id));
+}
+
+function ofJob(job) {
   if (!job) return null;
   return OVER.has(job.state) ? job.state : job.state === "running" ? `running ${job.attempt ?? 1}` : (job.attempt ?? 0) && ["waiting", "starting"].includes(job.state) ? `again ${job.attempt}` : "";
+}
+
+/** As it is now: the stream may be a moment behind, and what was before is not told. */
+async function fresh(kind, id) {
+  if (kind !== "job") return looked(kind, id);
+  try { return ofJob(await get(`/v1/jobs/${encodeURIComponent(id)}`, { quiet: true })); } catch { return looked(kind, id); }
 }
 
 async function words(kind, id, was, is) {
@@ -104,15 +113,16 @@ export function followButton(kind, id) {
   const button = h("button", { type: "button", class: "quiet follow", "data-key": `follow-${kind}`, onclick: toggle });
   function draw() { const on = follows(kind, id); button.setAttribute("aria-pressed", String(on)); button.textContent = on ? "★ Following" : "☆ Follow"; button.title = on ? "Stop following" : "Tell me what becomes of it"; }
   async function toggle() {
-    const state = kept(), key = `${kind}:${id}`;
+    const key = `${kind}:${id}`, asks = globalThis.Notification?.permission === "default" && !kept().asked && !follows(kind, id);
+    if (asks) { keep({ ...kept(), asked: true }); Notification.requestPermission(); }
+    const is = await fresh(kind, id), state = kept();
     if (key in state.items) delete state.items[key];
     else {
       const names = Object.keys(state.items);
       for (const old of names.slice(0, Math.max(0, names.length - FOLLOWED_MAX + 1))) delete state.items[old];
-      state.items[key] = looked(kind, id);
+      state.items[key] = is;
     }
     keep(state);
-    if (key in state.items && globalThis.Notification?.permission === "default" && !state.asked) { keep({ ...kept(), asked: true }); await Notification.requestPermission(); }
   }
   watchers.add(draw);
   button.stop = () => watchers.delete(draw);

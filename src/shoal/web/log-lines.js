@@ -64,10 +64,10 @@ function span({ text, style }) {
 }
 
 /** The element of a line, a new one or the one that it had before it was complete. */
-export function draw(line, member, several, row) {
+export function draw(line, member, several, row, anew = false) {
   const key = `${member}:${line.offset}`;
   const text = line.parts.reduce((sum, one) => sum + one.text.length, 0);
-  if (row && row.line.parts.length === 1 && line.parts.length === 1 && row.lastChild.nodeType === Node.TEXT_NODE && line.parts[0].text.startsWith(row.line.parts[0].text) && text < SHOWN_CHARACTERS) {
+  if (!anew && row && row.line.parts.length === 1 && line.parts.length === 1 && row.lastChild.nodeType === Node.TEXT_NODE && line.parts[0].text.startsWith(row.line.parts[0].text) && text < SHOWN_CHARACTERS) {
     row.lastChild.appendData(line.parts[0].text.slice(row.line.parts[0].text.length)); // selected text stays
   } else {
     let left = SHOWN_CHARACTERS;

@@ -54,7 +54,7 @@ export class LogView {
     on("keydown", (event) => { if (UP.has(event.key)) upwards(); });
     on("click", (event) => { const row = event.target.closest(".line"); if (row && getSelection().isCollapsed) { this.mark(row); choose("line", row.dataset.line); } });
     this.light = throttled(200, () => highlight(this.box, this.search.value));
-    this.recolour = () => { if (this.part) this.again(this.begun); };
+    this.recolour = () => { for (const row of this.box.children) if (row.line) draw(row.line, row.member, this.part.members.length > 1, row, true); };
     addEventListener("shoal-theme", this.recolour);
     this.offered = offer(() => [["jump to the first error", () => this.firstError()], ["go to the beginning", () => this.seek("0")], ["go to the end and follow", () => this.follows()], ["download", () => this.download()]].map(([what, run]) => ({ title: `Log: ${what}`, hint: this.id, run })));
   }
@@ -140,7 +140,7 @@ export class LogView {
     const run = ++this.run;
     this.stopper?.abort();
     this.stopper = new AbortController();
-    this.begun = where; this.part = null; this.size = 0; this.busy = false; this.lines = [];
+    this.part = null; this.size = 0; this.busy = false; this.lines = [];
     this.box.replaceChildren();
     this.state.textContent = "";
     this.follow.checked = !where;
