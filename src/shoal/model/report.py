@@ -187,19 +187,15 @@ class Retry(msgspec.Struct, frozen=True):
 
 
 class SetIntent(msgspec.Struct, frozen=True):
-    """`why`: what the operator said about it, if anything."""
-
     node: str
     intent: NodeIntent
     who: str = "a user"
-    why: str = ""
+    why: str = ""  # what the operator said about it
 
 
 class SetEnd(msgspec.Struct, frozen=True):
-    """The node is to be free at this time, for instance for maintenance. None: it is not."""
-
     node: str
-    at_ms: int | None
+    at_ms: int | None  # the node is to be free by then, e.g. for maintenance; None: it is not
     who: str = "a user"
     why: str = ""
 
