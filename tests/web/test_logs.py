@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from harness.browser import WAIT_MS, Visit
 
+from shoal.control.log_times import FINE_MS
 from tests.live.cluster import Live, eventually
 
 if TYPE_CHECKING:
@@ -93,6 +95,9 @@ def test_colours_bars_nasty_bytes_the_order_of_members_and_the_first_error(
 
     # What is selected stays selected while lines arrive; members interleave as they speak.
     line("plain").evaluate("e => getSelection().selectAllChildren(e)")
+    # Times are known to a second: what member 0 says next must not be within that of the last mark.
+    marks = live.home.logs / job / "1.0.times"
+    assert eventually(lambda: time.time() > marks.stat().st_mtime + FINE_MS / 1000, WAIT_S)
     for turn, text in enumerate(("one speaks", "zero later")):
         (tmp_path / f"turn{turn}").touch()
         line(text).wait_for()
