@@ -16,7 +16,7 @@ from shoal.cli.screen.output import TextOutput
 from shoal.cli.screen.status_line import OutputAbove, StatusLine, line_text
 from shoal.cli.screen.top_board import Board, detail, spark
 from shoal.cli.screen.top_rows import COLUMNS, Seen, places_of
-from shoal.cli.screen.top_screen import Around, draw
+from shoal.cli.screen.top_screen import ABOUT_THE_MAP, HELP, Around, draw
 from shoal.model.feed import Held, JobLine, NodeLine
 from shoal.model.job import JobSpec
 from shoal.model.samples import GpuSample, NodeSample
@@ -327,7 +327,23 @@ def test_cancel_asks_first() -> None:
     )
     assert board.press("n") == "" and board.message == "not cancelled"
     board.press("c")
+    later = seen(3)
+    del later.jobs["j1"]
+    later.number += 1
+    assert board.keys(later)[0] == board.key == "j2"
+    assert "cancel j1" in "\n".join(line.plain for line in draw(board, later, AROUND, (80, 24)))
     assert board.press("y") == "cancel" and board.mode == "table"
+    assert board.asked == "j1", "the rows moved on after the question"
+
+
+def test_a_narrow_terminal_breaks_no_words() -> None:
+    board, look = Board(), seen(3)
+    known = set(" ".join(map(" ".join, HELP)).split()) | set(ABOUT_THE_MAP.split())
+    lines = [line.plain for line in draw(board, look, AROUND, (40, 24))]
+    assert lines[-1] == "q quit  ? help  / filter  enter logs"
+    board.press("?")
+    shown = [line.plain for line in draw(board, look, AROUND, (40, 40))][3:-1]
+    assert set(" ".join(shown).split()) == known
 
 
 def test_every_column_can_be_sorted_by() -> None:

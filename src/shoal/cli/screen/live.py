@@ -45,10 +45,10 @@ class Live:
         return int(time.time() * 1000) + self.skew_ms
 
     def read(self, client: Client) -> None:
-        """Once: all of it."""
+        """Once: all of it, and the time now: that of a snapshot is when something last changed."""
         for told in client.stream():
             self._take(told.kind, told.id, told.data)
-            if self.status is not None:
+            if self.status is not None and told.kind == "beat":
                 return
         raise ShoalError("the controller ended while it answered; try again")
 

@@ -28,13 +28,14 @@ class Board:
         self.cursor = 0
         self.chosen = ""  # the row that somebody moved to: the cursor stays on it
         self.map = True
+        self.asked = ""  # the job that somebody may cancel: the rows move on while they think
         self.message = ""
         self.over = False
         self.drawn_map: tuple[object, list[Any]] = (None, [])
         self._known: tuple[object, list[str]] = (None, [])
 
     def press(self, key: str) -> str:
-        """What is left to do: "logs" or "cancel" of the chosen job, or nothing."""
+        """What is left to do: "logs" of the chosen job, "cancel" of the asked one, or nothing."""
         if key == "ctrl-c":
             self.over = True
             return ""
@@ -89,7 +90,7 @@ class Board:
         elif key == "enter" and self.view == "jobs":
             return "logs"
         elif key == "c" and self.view == "jobs":
-            self.mode = "ask" if self.key else "table"
+            self.mode, self.asked = ("ask" if self.key else "table"), self.key
         return ""
 
     def _move(self, to: int) -> None:

@@ -131,7 +131,7 @@ class Top:
                 if act == "logs" and board.key:
                     self._show_logs(board.key)
                 elif act == "cancel":
-                    self._cancel(board.key)
+                    self._cancel(board.asked)
                 if board.over:
                     return
                 self._look()
@@ -162,12 +162,15 @@ class Top:
         size, board, live = self._screen.size, self._board, self._live
         seen = self._look()
         why, curve = self._details.of(board.view, board.key, size[0])
-        job = seen.jobs.get(board.key) if board.view == "jobs" else None
+        told = board.asked if board.mode == "ask" else board.key
+        job = seen.jobs.get(told) if board.view == "jobs" else None
         name = job.name if job is not None else ""
         around = Around(self._client.url, name, why, curve, live.since_s, live.trouble)
         self._screen.draw(draw(board, seen, around, size))
 
     def _cancel(self, job: str) -> None:
+        self._board.message = f"cancelling {job}"
+        self._draw()  # an answer may take long
         try:
             done = self._client.cancel(job)
             self._board.message = done.note or f"{job} is being cancelled"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
+from textwrap import wrap
 from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.cli.screen.gpu_map import condensed, gpu_map, legend
@@ -19,21 +20,23 @@ if TYPE_CHECKING:
 NAME_MIN = 16  # the last column is cut to this before others are left out
 ROWS_MIN = 5  # the map leaves this many lines for rows
 MAP_SHARE = 3  # at most one line of this many is the map's
-KEYS = "q quit  ? help  / filter  enter logs  c cancel  j n s view  < > sort"
-HELP = """\
-  j  n  s          jobs, nodes, services
-  up down          choose a line; also page up, page down, home, end
-  enter            the logs of the chosen job; q or escape leads back
-  c                cancel the chosen job, after a question
-  /                show only lines with these words: names, ids, users,
-                   tenants, nodes, states; escape shows all again
-  < >              sort by another column; r reverses the order
-  m                show or hide the map of the GPUs
-  q                quit
-
-  On the map each GPU is a letter: the one beside its job, in the column MAP.
-  The GPUs of the chosen job stand out. With thousands of GPUs each sign is a
-  node or several: tenths of its GPUs that are in use, # if all are."""
+KEYS = ("q quit", "? help", "/ filter", "enter logs", "c cancel", "j n s view", "< > sort")
+HELP = (
+    ("j  n  s", "jobs, nodes, services"),
+    ("up down", "choose a line; also page up, page down, home, end"),
+    ("enter", "the logs of the chosen job; q or escape leads back"),
+    ("c", "cancel the chosen job, after a question"),
+    ("/", "show only lines with these words: names, ids, users, tenants, nodes, states; escape"
+    " shows all again"),
+    ("< >", "sort by another column; r reverses the order"),
+    ("m", "show or hide the map of the GPUs"),
+    ("q", "quit"),
+)  # fmt: skip
+ABOUT_THE_MAP = (
+    "On the map each GPU is a letter: the one beside its job, in the column MAP. The GPUs of the"
+    " chosen job stand out. With thousands of GPUs each sign is a node or several: tenths of its"
+    " GPUs that are in use, # if all are."
+)
 
 
 class Around(NamedTuple):
@@ -55,11 +58,11 @@ def draw(board: Board, seen: Seen, around: Around, size: tuple[int, int]) -> lis
     keys = board.keys(seen)
     lines = _head(seen, around, width)
     if board.mode == "help":
-        lines += [Text(), *(Text(text) for text in HELP.splitlines())]
+        lines += [Text(text) for text in _help(width)]
         return _filled(lines, [Text("any key leads back", style="reverse")], size)
     lines += _map(board, seen, width, height)
     lines.append(Text())
-    foot = _foot(board, keys, around)
+    foot = _foot(board, keys, around, width)
     room = max(1, height - len(lines) - len(foot) - 1)
     first = max(0, min(board.cursor - room // 2, len(keys) - room))
     items, columns = getattr(seen, board.view), COLUMNS[board.view]
@@ -75,6 +78,22 @@ def draw(board: Board, seen: Seen, around: Around, size: tuple[int, int]) -> lis
     if len(keys) > room:
         foot[0].append(f"{first + 1}-{min(first + room, len(keys))} of {len(keys)}", "dim")
     return _filled(lines, foot, size)
+
+
+def _help(width: int) -> list[str]:
+    """Wrapped, so that a narrow terminal shows all of it."""
+    room, lines = max(20, min(width, 80)), [""]
+    for keys, what in HELP:
+        indent = " " * (12 if room < 60 else 17)
+        lines += wrap(f"  {keys}".ljust(len(indent)) + what, room, subsequent_indent=indent)
+    return [*lines, "", *wrap(ABOUT_THE_MAP, room - 1, initial_indent="  ", subsequent_indent="  ")]
+
+
+def _whole(parts: Sequence[str], width: int) -> str:
+    """As many of them as there is room for."""
+    while len(parts) > 1 and len("  ".join(parts)) > width:
+        parts = parts[:-1]
+    return "  ".join(parts)
 
 
 def _filled(lines: list[Text], foot: list[Text], size: tuple[int, int]) -> list[Text]:
@@ -96,7 +115,7 @@ def _head(seen: Seen, around: Around, width: int) -> list[Text]:
 
     status = seen.status
     up = duration_text(max(0, seen.now_ms - status.up_since_ms))
-    title = Text(f"Shoal {status.version} at {around.url}, up {up}", style="bold")
+    title = Text(_whole((f"Shoal {status.version} at {around.url}", f"up {up}"), width), "bold")
     if around.since_s is not None:
         clock = datetime.datetime.fromtimestamp(around.since_s).astimezone()
         told = f"no answer since {clock:%H:%M:%S}, trying again: {around.trouble}"
@@ -134,7 +153,7 @@ def _map(board: Board, seen: Seen, width: int, height: int) -> list[Text]:
     return lines
 
 
-def _foot(board: Board, keys: Sequence[str], around: Around) -> list[Text]:
+def _foot(board: Board, keys: Sequence[str], around: Around, width: int) -> list[Text]:
     from rich.text import Text
 
     place = Text()
@@ -142,15 +161,17 @@ def _foot(board: Board, keys: Sequence[str], around: Around) -> list[Text]:
         place.append(f"/{board.filter}", "bold")
         place.append("_" if board.mode == "filter" else "", "blink")
         place.append(f"  {len(keys)} match  ", "dim")
-    named = " ".join(part for part in (board.key, around.name) if part)
+    meant = board.asked if board.mode == "ask" else board.key
+    named = " ".join(part for part in (meant, around.name) if part)
     told = ": ".join(part for part in (named, around.why) if part)
     why = Text(printable(told), style="yellow")
     if board.message:
         why = Text(printable(board.message), style="bold")
     if board.mode == "ask":
         why = Text(printable(f"cancel {named}? y/n"), style="bold reverse")
-    keys_line = "enter keep  escape clear" if board.mode == "filter" else KEYS
-    return [place, why, Text(around.curve, style="cyan"), Text(keys_line, style="reverse")]
+    known = ("enter keep", "escape clear") if board.mode == "filter" else KEYS
+    hints = Text(_whole(known, width), style="reverse")
+    return [place, why, Text(around.curve, style="cyan"), hints]
 
 
 def _titles(board: Board) -> list[Column]:
