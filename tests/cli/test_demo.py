@@ -10,15 +10,18 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+import shoal.cli.verbs.demo as demo_verb
 from shoal.cli.demo import plan as demo_plan
 from shoal.cli.demo.result import numbers, promises, result_of
 from shoal.cli.demo.screen import Picture, Plain
-from shoal.cli.demo.sights import Point, Serving, Training, curve
+from shoal.cli.demo.sights import Point, Serving, Sights, Training, curve
 from shoal.cli.demo.state import DemoState
 from shoal.client import Client
 from shoal.control.home import Home
@@ -102,6 +105,41 @@ def test_the_board_follows_the_events() -> None:
         board.take(event)
     assert board.nodes["n2"].cells == [""] * 4
     assert board.all_finished(1)
+
+
+def test_the_demo_itself_kills_one_node_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo_verb, "KILL_AFTER_S", -1.0)
+    sights = Sights(training=Training(job="j1", saved=demo_verb.SAVED_STEP))
+    board = board_after()
+    board.kills.clear()
+    two = (Slice("n1", (0, 1)), Slice("n2", (2, 3)))
+    board.take(JobPlaced(at_ms=20, job="j1", attempt=1, slices=two, master="", why="fits"))
+    board.take(JobRunning(at_ms=20, job="j1", attempt=1))
+    assert demo_verb._due(board, sights, time.monotonic()) == "n1"
+    board.kill("n1", 100)
+    board.take(lost_job(150)[0])
+    board.jobs["j1"].slices = two[1:]
+    assert demo_verb._due(board, sights, time.monotonic()) == "", "the run is still being stopped"
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_the_picture_fits_the_terminal_and_shows_all_of_the_link(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = Console(width=columns, height=24)
+    monkeypatch.setattr("shoal.cli.demo.screen.console", lambda: shown)
+    points = [Point(float(at), at, 9.0 / (at + 1), 1) for at in range(100)]
+    sights = Sights(training=Training(job="j1", steps=150, points=points))
+    picture = Picture(board_after(), sights)
+    link = "http://127.0.0.1:12345/#code=" + "x" * 32
+    picture.page(link)
+    with shown.capture() as got:
+        shown.print(picture._render())
+    lines = got.get().splitlines()
+    assert link in "".join(lines) and len(lines) <= 24
+    assert any(link in line for line in lines) or columns < 75
+    told = next(line for line in lines if "training" in line)
+    assert told.rstrip().endswith("step 99 of 150, loss 0.09")
 
 
 def test_kept_promises_are_told_with_their_times() -> None:

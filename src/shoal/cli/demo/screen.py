@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 EVENTS_SHOWN = 6
 QUEUE_SHOWN = 6
 CURVE_WIDTH, CURVE_HEIGHT = 46, 4
+WORDS_WIDTH = 38  # beside the curve, which is left out where it would be narrower than CURVE_LEAST
+CURVE_LEAST = 12
 CURVE_S = 20.0  # the time that fills the curve's width, at least
 PROGRESS_WIDTH = 24
 PROGRESS_LINES_S = 2.0
@@ -175,8 +177,9 @@ class Picture(Quiet):
         clock = f"{time.monotonic() - self._begun:5.1f} s"
         head = Text.assemble(("Shoal demo ", "bold"), (clock, "dim"), "  ", (self._caption, "cyan"))
         head.no_wrap, head.overflow = True, "ellipsis"
-        page = Text.assemble(("see it in a browser: ", "dim"), self._page) if self._page else Text()
-        page.no_wrap, page.overflow = True, "ignore"  # so that it can be copied
+        # All of it, so that it can be copied: with the words it has 75 characters.
+        page = Text.assemble(("in a browser: ", "dim"), self._page) if self._page else Text()
+        page.overflow = "fold"
         return Group(
             head,
             page,
@@ -198,8 +201,9 @@ class Picture(Quiet):
         seen, now_s = self._sights, time.monotonic()
         first_s = seen.training.points[0].at_s if seen.training.points else now_s
         until_s = max(now_s, first_s + CURVE_S)
-        rows = curve(seen.training.points, CURVE_WIDTH, CURVE_HEIGHT, until_s)
-        picture = Text("\n".join(rows), style="cyan")
+        width = min(CURVE_WIDTH, console().width - WORDS_WIDTH - 2)
+        rows = curve(seen.training.points, max(width, CURVE_LEAST), CURVE_HEIGHT, until_s)
+        picture = Text("\n".join(rows), style="cyan", no_wrap=True)
         picture.highlight_regex(r"\|", "bold yellow")
         resumed = list(seen.training.resumed.values())
         again = f"went on from step {resumed[-1]}" if resumed else ""
@@ -210,7 +214,8 @@ class Picture(Quiet):
             ("press 1-4 to kill a node" if self._keys else "", "dim"),
         )  # fmt: skip
         grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
-        grid.add_row(picture, words)
+        words.no_wrap, words.overflow = True, "ellipsis"
+        grid.add_row(*((picture, words) if width >= CURVE_LEAST else (words,)))
         return grid
 
     def _nodes(self) -> Table:

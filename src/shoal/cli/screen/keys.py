@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import os
 import re
 import select
@@ -63,6 +64,13 @@ class Keys:
     def __exit__(self, *_: object) -> None:
         if self._before:
             termios.tcsetattr(self._handle, termios.TCSADRAIN, self._before)  # type: ignore[arg-type]
+
+    def forget(self) -> None:
+        """Whatever was typed until now."""
+        self._typed.clear()
+        if self._handle >= 0:
+            with contextlib.suppress(termios.error):  # the terminal is closed
+                termios.tcflush(self._handle, termios.TCIFLUSH)
 
     def wait(self, seconds: float, others: Sequence[int] = ()) -> str:
         """The next key; "" after `seconds`, or when one of the `others` can be read."""

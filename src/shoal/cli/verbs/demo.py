@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from shoal.cli.demo.screen import Screen
     from shoal.cli.demo.sights import Sights
     from shoal.cli.demo.state import DemoState
+    from shoal.cli.screen.keys import Keys
     from shoal.client import Client
     from shoal.control.home import Home
     from shoal.model.events import Recorded
@@ -109,15 +110,16 @@ def _play(state: DemoState, sights: Sights, screen: Screen, keep: bool) -> Playe
     home = Home(folder / "home")
     played = Played(0, None)
     over = False
-    try:
-        played = _perform(state, sights, screen, home)
-        over = True
-    finally:
-        if not (keep and over):
-            with _uninterrupted():
-                screen.caption("stopping everything")
-                left_behind = _clear(home)
-                shutil.rmtree(folder, ignore_errors=True)
+    with _typed() as keys:
+        try:
+            played = _perform(state, sights, screen, home, keys)
+            over = True
+        finally:
+            if not (keep and over):
+                with _uninterrupted():
+                    screen.caption("stopping everything")
+                    left_behind = _clear(home)
+                    shutil.rmtree(folder, ignore_errors=True)
     if keep:
         return played._replace(kept=str(home.path))
     return played._replace(
@@ -125,7 +127,20 @@ def _play(state: DemoState, sights: Sights, screen: Screen, keep: bool) -> Playe
     )
 
 
-def _perform(state: DemoState, sights: Sights, screen: Screen, home: Home) -> Played:
+@contextlib.contextmanager
+def _typed() -> Iterator[Keys]:
+    """From the first moment to the last: what is typed is not echoed into the picture, and what
+    nobody read is not left to the shell."""
+    from shoal.cli.screen.keys import Keys
+
+    with Keys() as keys:
+        try:
+            yield keys
+        finally:
+            keys.forget()
+
+
+def _perform(state: DemoState, sights: Sights, screen: Screen, home: Home, keys: Keys) -> Played:
     from shoal.cli.demo import plan as demo_plan
     from shoal.cli.demo.result import loss_of
     from shoal.client import Client
@@ -153,7 +168,8 @@ def _perform(state: DemoState, sights: Sights, screen: Screen, home: Home) -> Pl
             elif spec.name == demo_plan.ASK:
                 sights.serving.job = job
         screen.caption(f"{len(specs)} jobs submitted; the training run will soon lose a node")
-        _watch(client, state, sights, screen, home, len(specs))
+        keys.forget()  # typed before there was a node to kill
+        _watch(client, state, sights, screen, home, keys, len(specs))
         return Played(len(specs), loss_of(client.ledger()))
 
 
@@ -169,34 +185,38 @@ def _can_serve() -> bool:
 
 
 def _watch(
-    client: Client, state: DemoState, sights: Sights, screen: Screen, home: Home, submitted: int
+    client: Client,
+    state: DemoState,
+    sights: Sights,
+    screen: Screen,
+    home: Home,
+    keys: Keys,
+    submitted: int,
 ) -> None:
-    from shoal.cli.screen.keys import Keys
-
     begun, seen = time.monotonic(), 0
     until = begun + LIMIT_S
-    with Keys() as keys:
-        while time.monotonic() < until:
-            view = client.events(after=seen, wait_s=FRAME_S)
-            seen = view.next_after
-            _take(state, sights, screen, view.events)
-            sights.look(client, time.monotonic())
-            victim = _chosen(state, screen, keys.wait(0)) or _due(state, sights, begun)
-            if victim:
-                _kill_node(victim, state, screen, home)
-                until = min(begun + LONGEST_S, max(until, time.monotonic() + AFTER_KILL_S))
-            if state.all_finished(submitted) and state.all_back:
-                return
-            screen.refresh()
+    while time.monotonic() < until:
+        view = client.events(after=seen, wait_s=FRAME_S)
+        seen = view.next_after
+        _take(state, sights, screen, view.events)
+        sights.look(client, time.monotonic())
+        victim = _chosen(state, screen, keys.wait(0)) or _due(state, sights, begun)
+        if victim:
+            _kill_node(victim, state, screen, home)
+            until = min(begun + LONGEST_S, max(until, time.monotonic() + AFTER_KILL_S))
+        if state.all_finished(submitted) and state.all_back:
+            return
+        screen.refresh()
 
 
 def _due(state: DemoState, sights: Sights, begun: float) -> str:
     """The node that the demo kills by itself, unless somebody has already made the training run go
-    on from a checkpoint."""
+    on from a checkpoint. While a node is away it kills no other: the run that lost a member is
+    still being stopped, and a service with a replica on each would lose both."""
     since_s = time.monotonic() - begun
     saved = sights.training.saved
     ready = since_s > KILL_AFTER_S and saved >= (SAVED_STEP if since_s < KILL_BY_S else 1)
-    if not ready or any(sights.training.resumed.values()):
+    if not ready or not state.all_back or any(sights.training.resumed.values()):
         return ""
     victim = state.victim(sights.training.job)
     return victim if state.may_kill(victim) else ""
