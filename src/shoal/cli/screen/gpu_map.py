@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from shoal.cli.screen.tables import whole_parts
 from shoal.model.feed import NodeLine
 from shoal.model.ids import in_order
 
@@ -70,8 +71,8 @@ def legend(nodes: Sequence[NodeLine], room: int, width: int) -> str:
     if any(job and sign not in (OTHERS, SHARED) for sign, _, job in cells):
         told.insert(0, "a-Z jobs")
     if condensed(nodes, room, width):
-        told = ["a sign for each node or more: 0-9 tenths in use", f"{FULL} all", f"{LOST} away"]
-    return "  ".join(told)
+        told = ["0-9 tenths in use", f"{FULL} all", f"{LOST} away", "a sign for each node or more"]
+    return whole_parts(told, width)
 
 
 def condensed(nodes: Sequence[NodeLine], room: int, width: int) -> bool:

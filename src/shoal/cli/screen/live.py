@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from http import HTTPStatus
 
 import msgspec
 
@@ -37,6 +38,7 @@ class Live:
         self.skew_ms = 0
         self.since_s: float | None = None
         self.trouble = ""
+        self.refused: ShoalError | None = None  # the token is void: to ask again does not help
         self._thread = threading.Thread(target=self._run, name="live", daemon=True)
 
     @property
@@ -75,6 +77,10 @@ class Live:
             except Interrupted:
                 return
             except ShoalError as error:
+                if error.status == HTTPStatus.UNAUTHORIZED:
+                    self.refused = error
+                    self._roused()
+                    return
                 trouble = error.message if error.status else str(error)
             except Exception as error:  # such as a message that this version cannot read
                 trouble = f"cannot read the stream: {error}"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from shoal.cli.screen.follow import OUTCOMES, Reader
 from shoal.cli.screen.output import TerminalText
+from shoal.cli.screen.tables import whole_parts
 from shoal.client import Client, ShoalError
 from shoal.connections import Interrupt, Interrupted
 
@@ -24,7 +25,7 @@ LINE_MAX = 4096
 WAIT_S = 5.0
 PAUSE_S = 0.5
 AGAIN_S = 1.0
-KEYS = "q back  up/down page-up/page-down home scroll  end follow"
+KEYS = ("q back", "up/down page-up/page-down home scroll", "end follow")
 
 
 class LogPane:
@@ -177,7 +178,12 @@ class LogPane:
         head = Text(f"{self.job}  {self.state}  {what}, {total} lines", style="bold")
         empty = [] if lines else [Text("no output yet", style="dim")]
         body = [*shown, *empty][:room]
-        picture = [head, *body, *[Text()] * (room - len(body)), Text(KEYS, style="reverse")]
+        picture = [
+            head,
+            *body,
+            *[Text()] * (room - len(body)),
+            Text(whole_parts(KEYS, width), style="reverse"),
+        ]
         for line in picture:
             line.truncate(width, overflow="ellipsis")
         return picture[:height]

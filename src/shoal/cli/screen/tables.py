@@ -264,6 +264,13 @@ def cut(text: str, width: int) -> str:
     return (whole or kept).rstrip(" ,;:") + "…"
 
 
+def whole_parts(parts: Sequence[str], width: int) -> str:
+    """As many of them as there is room for, and the first one."""
+    while len(parts) > 1 and cells_of("  ".join(parts)) > width:
+        parts = parts[:-1]
+    return "  ".join(parts)
+
+
 def wrapped(text: str, columns: int) -> list[str]:
     """Lines of at most `columns` characters, each indented as the first; no word is broken."""
     if cells_of(text) <= columns:

@@ -140,6 +140,8 @@ class Top:
     def _look(self) -> Seen:
         """The cluster now; the cursor is on one of its rows afterwards."""
         live, details = self._live, self._details
+        if live.refused is not None:
+            raise live.refused
         with live.lock:
             number = live.number + (details.number if self._board.view == "services" else 0)
             if self._seen is None or number != self._seen.number:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.cli.screen.gpu_map import condensed, gpu_map, legend
 from shoal.cli.screen.show import Cell, Column, bar, printable
-from shoal.cli.screen.tables import GAP, cells_of, cut, shown
+from shoal.cli.screen.tables import GAP, cells_of, cut, shown, whole_parts
 from shoal.cli.screen.top_board import Board
 from shoal.cli.screen.top_rows import COLUMNS, Seen
 from shoal.forms.units import duration_text
@@ -89,13 +89,6 @@ def _help(width: int) -> list[str]:
     return [*lines, "", *wrap(ABOUT_THE_MAP, room - 1, initial_indent="  ", subsequent_indent="  ")]
 
 
-def _whole(parts: Sequence[str], width: int) -> str:
-    """As many of them as there is room for."""
-    while len(parts) > 1 and len("  ".join(parts)) > width:
-        parts = parts[:-1]
-    return "  ".join(parts)
-
-
 def _filled(lines: list[Text], foot: list[Text], size: tuple[int, int]) -> list[Text]:
     from rich.text import Text
 
@@ -115,7 +108,9 @@ def _head(seen: Seen, around: Around, width: int) -> list[Text]:
 
     status = seen.status
     up = duration_text(max(0, seen.now_ms - status.up_since_ms))
-    title = Text(_whole((f"Shoal {status.version} at {around.url}", f"up {up}"), width), "bold")
+    title = Text(
+        whole_parts((f"Shoal {status.version} at {around.url}", f"up {up}"), width), "bold"
+    )
     if around.since_s is not None:
         clock = datetime.datetime.fromtimestamp(around.since_s).astimezone()
         told = f"no answer since {clock:%H:%M:%S}, trying again: {around.trouble}"
@@ -170,7 +165,7 @@ def _foot(board: Board, keys: Sequence[str], around: Around, width: int) -> list
     if board.mode == "ask":
         why = Text(printable(f"cancel {named}? y/n"), style="bold reverse")
     known = ("enter keep", "escape clear") if board.mode == "filter" else KEYS
-    hints = Text(_whole(known, width), style="reverse")
+    hints = Text(whole_parts(known, width), style="reverse")
     return [place, why, Text(around.curve, style="cyan"), hints]
 
 
