@@ -1,0 +1,144 @@
+"""`shoal top` and `shoal ps` in a terminal, with a real cluster and keys that are typed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shoal.cli.screen import watching
+from tests.cli.conftest import Shoal
+from tests.cli.glass import terminal
+from tests.live.cluster import Live, live_cluster
+
+pytestmark = pytest.mark.outside("a real terminal is drawn by the clock")
+LOOP = 'i=0; while true; do i=$((i+1)); echo "row $i"; sleep 0.05; done'
+
+SOON_GONE = """
+import sys, shoal.cli.screen.watching as watching
+from shoal.cli.app import call
+watching.GONE_S = 0.5
+sys.exit(call(sys.argv[1:]))
+"""
+
+BROKEN = """
+import sys, shoal.cli.screen.top_loop as loop
+from shoal.cli.app import call
+loop.draw = None
+sys.exit(call(sys.argv[1:]))
+"""
+
+
+@pytest.fixture(scope="module")
+def busy() -> Iterator[Live]:
+    """Two jobs that write, and one that waits."""
+    with live_cluster(nodes=2, gpus=4) as live:
+        for name, gpus in (("writes-one", 2), ("writes-two", 3)):
+            live.client.submit(live.spec("sh", "-c", LOOP, gpus=gpus, name=name))
+        live.client.submit(live.spec("true", gpus=4, members=2, name="does-not-fit"))
+        live.wait("j2", "running")
+        yield live
+
+
+def test_columns_and_order_of_choice(shoal: Shoal, busy: Live) -> None:
+    def told(*args: str) -> list[list[str]]:
+        out = shoal("ps", "--name", "writes-*", *args, home=busy.home.path).out
+        return [line.split() for line in out.splitlines()]
+
+    assert told("-o", "name,ID,gpus", "--sort", "-gpus") == [
+        ["NAME", "ID", "GPUS"],
+        ["writes-two", "j2", "3"],
+        ["writes-one", "j1", "2"],
+    ]
+    assert told("-o", "id", "--sort", "-name", "-n", "1") == [["ID"], ["j2"]], "sorted, then cut"
+    rows = json.loads(shoal("ps", "--json", home=busy.home.path).out)
+    assert [row["id"] for row in rows][:2] == ["j1", "j2"]
+
+
+def test_ps_is_drawn_in_place_and_ends_with_q_or_with_the_cluster(
+    busy: Live, tmp_path: Path
+) -> None:
+    home = busy.home.path
+    with terminal(home, "ps", "--watch", "0.2", "--sort", "-id") as ps:
+        ps.until("every 0.2s", "writes-one", "3 jobs")
+        more = busy.client.submit(busy.spec("sleep", "9", name="comes-later")).id
+        ps.until("comes-later", "4 jobs")
+        busy.client.cancel(more)
+        ps.until("3 jobs", gone="comes-later")
+        ps.press("q")
+        assert ps.end() == 0
+        assert ps.sane
+        assert "writes-one" in ps.glass.text, "the last table stays"
+    for needed in ("controller.json", "token"):  # a home that can go away while the other stays
+        shutil.copy(home / needed, tmp_path / needed)
+    (tmp_path / "controller.sock").symlink_to(home / "controller.sock")
+    with terminal(tmp_path, "ps", "-w", "0.2", program=("-c", SOON_GONE)) as ps:
+        ps.until("every 0.2s", "writes-one")
+        (tmp_path / "controller.json").unlink()
+        assert ps.end() == 3
+        assert ps.sane
+        assert "error: " in ps.glass.text
+    assert watching.GONE_S >= 60
+
+
+def test_map_filter_logs_cancel_and_a_smaller_terminal(busy: Live) -> None:
+    with terminal(busy.home.path, "top") as top:
+        text = top.until("j3", "running", "waiting")
+        assert re.search(r"^j1 +b +running", text, re.M) and re.search(
+            r"^j2 +c +running", text, re.M
+        )
+        assert "bb··" in text and "ccc·" in text, "each GPU is the letter of its job"
+        top.press("/writes-t\r")
+        top.until("/writes-t  1 match", "writes-two", gone="does-not-fit")
+        top.press("\r")
+        top.until("following", "row ")
+        top.press("\x1b[5~")
+        top.until("  line ", gone="following")
+        top.press("G")
+        top.until("following")
+        top.press("\x1b")
+        top.until("/writes-t  1 match", gone="following")
+        top.press("\x1b")
+        top.until("j3", "does-not-fit")
+        top.press("\x1b[B\x1b[B")
+        top.until("j3 does-not-fit: ")
+        top.press("cn")
+        top.until("not cancelled")
+        top.resize(60, 12)
+        top.until("j3", "waiting")
+        assert max(map(len, top.glass.rows)) <= 60
+        top.press("cy")
+        top.until("j3 is being cancelled")
+        top.until(gone="waiting")
+        top.press("\x03")
+        assert top.end() in (0, 130)
+        assert top.sane
+        assert top.raw.count("\x1b[2J") <= 5, "it is not cleared for every picture"
+
+
+def test_the_controller_goes_away_and_comes_back(busy: Live) -> None:
+    args = ("top", "--view", "nodes")
+    with terminal(busy.home.path, *args, columns=100, TERM="screen", NO_COLOR="1") as top:
+        top.until("n1", "ready")
+        top.press("j")
+        top.until("j1", "running")
+        busy.kill_controller()
+        top.until("no answer since ", "j1")
+        top.until("Shoal 0", "j1", "running", gone="no answer since")
+        assert not re.search(r"\x1b\[[\d;]*[349]\dm", top.raw), "NO_COLOR"
+        os.kill(top.process.pid, signal.SIGTERM)
+        assert top.end() == 128 + signal.SIGTERM
+        assert top.sane
+
+
+def test_an_error_gives_the_terminal_back(busy: Live) -> None:
+    with terminal(busy.home.path, "top", program=("-c", BROKEN)) as top:
+        assert top.end() == 1
+        assert top.sane
+        assert "this should not happen: TypeError" in top.glass.text
