@@ -20,10 +20,10 @@ from tests.live.cluster import Live, live_cluster
 pytestmark = pytest.mark.outside("a real terminal is drawn by the clock")
 LOOP = 'i=0; while true; do i=$((i+1)); echo "row $i"; sleep 0.05; done'
 
-SOON_GONE = """
+IMPATIENT = """
 import sys, shoal.cli.screen.watching as watching
 from shoal.cli.app import call
-watching.GONE_S = 0.5
+watching.GONE_S = watching.SLOW_S = 0.5
 sys.exit(call(sys.argv[1:]))
 """
 
@@ -65,20 +65,26 @@ def test_ps_is_drawn_in_place_and_ends_with_q_or_with_the_cluster(
     busy: Live, tmp_path: Path
 ) -> None:
     home = busy.home.path
-    with terminal(home, "ps", "--watch", "0.2", "--sort", "-id") as ps:
+    with terminal(home, "ps", "-w", "0.2", "--sort", "-id", program=("-c", IMPATIENT)) as ps:
         ps.until("every 0.2s", "writes-one", "3 jobs")
         more = busy.client.submit(busy.spec("sleep", "9", name="comes-later")).id
         ps.until("comes-later", "4 jobs")
         busy.client.cancel(more)
         ps.until("3 jobs", gone="comes-later")
-        ps.press("q")
-        assert ps.end() == 0
+        controller = json.loads((home / "controller.json").read_bytes())["pid"]
+        os.kill(controller, signal.SIGSTOP)
+        try:
+            ps.until("no answer since ")
+            ps.press("q")
+            assert ps.end() == 0
+        finally:
+            os.kill(controller, signal.SIGCONT)
         assert ps.sane
         assert "writes-one" in ps.glass.text, "the last table stays"
     for needed in ("controller.json", "token"):  # a home that can go away while the other stays
         shutil.copy(home / needed, tmp_path / needed)
     (tmp_path / "controller.sock").symlink_to(home / "controller.sock")
-    with terminal(tmp_path, "ps", "-w", "0.2", program=("-c", SOON_GONE)) as ps:
+    with terminal(tmp_path, "ps", "-w", "0.2", program=("-c", IMPATIENT)) as ps:
         ps.until("every 0.2s", "writes-one")
         (tmp_path / "controller.json").unlink()
         assert ps.end() == 3

@@ -37,7 +37,7 @@ class LogPane:
         self.over = False
         self.lines: deque[bytes] = deque(maxlen=LINES_MAX)
         self.dropped = 0
-        self.state = ""
+        self.state = "reading"
         self._partial: dict[int, bytes] = {}
         self._several = False
         self._interrupt = Interrupt()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
+from queue import SimpleQueue
 from typing import NamedTuple
 
 from shoal.cli.screen import show
@@ -14,6 +16,7 @@ from shoal.client import Unreachable
 
 GONE_S = 60.0  # a controller that was killed is back in seconds; after this it will not come back
 AGAIN_S = 1.0
+SLOW_S = 3.0  # a look that takes longer is told
 
 
 class Picture(NamedTuple):
@@ -58,26 +61,45 @@ class _Watched:
         self._screen, self._look, self._every_s = screen, look, every_s
         self._picture, self._heard_s = picture, time.time()
         self._away = False
+        self._asked_s: float | None = None  # when a look began that has not ended
+        self._answers: SimpleQueue[Picture | Exception] = SimpleQueue()
         self._top = 0
 
     def run(self) -> Picture:
         due = time.monotonic() + self._every_s
         while True:
             self._draw()
-            key = self._screen.wait(max(0.0, due - time.monotonic()))
+            pause_s = AGAIN_S if self._asked_s is not None else max(0.0, due - time.monotonic())
+            key = self._screen.wait(pause_s)
             if key in ("q", "escape", "ctrl-c"):
                 return self._picture
             if key:
                 self._move(key)
-            if time.monotonic() < due:
-                continue
-            try:
-                self._picture, self._heard_s, self._away = self._look(), time.time(), False
-            except Unreachable:
+            if not self._answers.empty():
+                self._take(self._answers.get())
+                due = time.monotonic() + (AGAIN_S if self._away else self._every_s)
+            elif self._asked_s is None and time.monotonic() >= due:
+                self._asked_s = time.monotonic()
+                threading.Thread(target=self._ask, name="look", daemon=True).start()
+            elif self._asked_s is not None and time.monotonic() - self._asked_s > SLOW_S:
                 self._away = True
-                if time.time() - self._heard_s > GONE_S:
-                    raise
-            due = time.monotonic() + (AGAIN_S if self._away else self._every_s)
+
+    def _ask(self) -> None:
+        """In a thread: q must work while a controller that hangs does not answer."""
+        try:
+            self._answers.put(self._look())
+        except Exception as error:
+            self._answers.put(error)
+        self._screen.rouse()
+
+    def _take(self, answer: Picture | Exception) -> None:
+        self._asked_s = None
+        if isinstance(answer, Picture):
+            self._picture, self._heard_s, self._away = answer, time.time(), False
+        elif isinstance(answer, Unreachable) and time.time() - self._heard_s <= GONE_S:
+            self._away = True
+        else:
+            raise answer
 
     def _move(self, key: str) -> None:
         page = max(1, self._screen.size[1] - 3)
