@@ -140,6 +140,10 @@ class Client(Caller, FlowCalls, IdentityCalls, SecretCalls, FileCalls, NoticeCal
     def service(self, name: str) -> ServiceView:
         return self._call("GET", ServiceView, "services", name)
 
+    def roll_back_service(self, name: str, *, version: int = 0) -> ServiceView:
+        """Rolls the version before out again. `version`: refuse if that is another one by now."""
+        return self._call("POST", ServiceView, "services", name, "rollback", version=version)
+
     def stop_service(self, name: str) -> Done:
         """Returns at once; the replicas finish their requests first."""
         return self._call("POST", Done, "services", name, "stop")

@@ -160,6 +160,8 @@ TABLE: dict[tuple[str, str], tuple[Ask, ...]] = {
     ("GET", "/v1/services/{name:str}/series"): (Ask("/v1/services/{service}/series"),),
     # Names of services are addresses, which all tenants share: that one is taken can be seen.
     ("PUT", "/v1/services/{name:str}"): (Ask("/v1/services/{service}", SERVICE, same=False),),
+    ("POST", "/v1/services/{name:str}/rollback"): (Ask("/v1/services/{service}/rollback"),),
+    ("POST", "/v1/services/{name:str}/try"): (Ask("/v1/services/{service}/try", {"path": "/"}),),
     ("POST", "/v1/services/{name:str}/stop"): (Ask("/v1/services/{service}/stop"),),
     ("GET", "/v1/ledger/csv"): tuple(
         Ask(f"/v1/ledger/csv?by={by}{more}")

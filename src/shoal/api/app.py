@@ -31,6 +31,7 @@ from shoal.api.heads import HeadsOfCluster, checked
 from shoal.api.identity import Me, Tenants, Tokens, Users
 from shoal.api.jobs import Jobs, WaitS
 from shoal.api.joining import Join, Keys
+from shoal.api.keys import without_keys
 from shoal.api.ledger import Ledger
 from shoal.api.link import NodeLink
 from shoal.api.logs import Logs
@@ -61,12 +62,14 @@ from shoal.api.sessions import Sessions
 from shoal.api.storage import StorageApi
 from shoal.api.supply import Supplies
 from shoal.api.tickets import tickets
+from shoal.api.try_service import Tries, Trying
 from shoal.api.views import (
     check_view,
     known_nodes,
     node_view,
     service_view,
     status_view,
+    version_before,
 )
 from shoal.api.workflows import Workflows
 from shoal.control.history.history import History
@@ -193,15 +196,41 @@ class Services(Controller):
     ) -> ServiceView:
         if data.name != name:
             raise Refusal(422, f"is {data.name!r}, but the URL has {name[:64]!r}", "name")
+        for known in reach.services():
+            if known.spec.name == name and data.replica == without_keys(known.spec.replica):
+                # As it was shown, masks and all: what they hide stays.
+                data = msgspec.structs.replace(data, replica=known.spec.replica)
         if data.route is not None and data.route.port == entry.port:
             message = f"{entry.port} is the port that all services share; choose another"
             raise Refusal(422, message, "port")
+        return await self._set(reach, entry, data)
+
+    @post("/{name:str}/rollback", status_code=200, opt=Needs.WRITE.opt)
+    async def roll_back(
+        self,
+        reach: Reach,
+        entry: GatewayEntry,
+        name: str,
+        version: Annotated[int, Parameter(ge=0, le=1 << 53)] = 0,
+    ) -> ServiceView:
+        """What ran before is rolled out as a new version; the scale stays as it is now.
+        `version`: the one that is meant, so that two senders do not go back and forth; 0: any."""
+        service = reach.service(name)
+        known = version_before(service)
+        if service.before is None or not known:
+            raise Refusal(409, f"{name} has no other version that was ever ready", "service")
+        if version not in (0, known):
+            raise Refusal(409, f"the version before is {known} by now, not {version}", "version")
+        spec = msgspec.structs.replace(service.before, scale=service.spec.scale)
+        return await self._set(reach, entry, spec)
+
+    async def _set(self, reach: Reach, entry: GatewayEntry, data: ServiceSpec) -> ServiceView:
         spec = msgspec.structs.replace(data, replica=reach.spec(data.replica))
         refuse_unknown_package(reach, spec.replica.package)
         refuse_unknown_secrets(reach.loop, spec.replica)
         accepted(await reach.loop.request(SetService(spec, reach.name, reach.tenant)))
         await reach.loop.settled()
-        return service_view(reach, reach.service(name), entry)
+        return service_view(reach, reach.service(spec.name), entry)
 
     @post("/{name:str}/stop", status_code=200, opt=Needs.WRITE.opt)
     async def stop(self, reach: Reach, name: str) -> Done:
@@ -221,6 +250,7 @@ ROUTES: list[ControllerRouterHandler] = [
     Files,
     Annotations,
     Services,
+    Trying,
     Workflows,
     Schedules,
     Series,
@@ -270,7 +300,7 @@ def build(
         Access(token, loop.clock.now_ms, names, lambda: loop.state.identity, loop.settled),
         Feed(loop, lambda: kept.newest),
     )
-    meetings = Meetings(access, urls_of(reach))
+    meetings, tries = Meetings(access, urls_of(reach)), Tries(entry)
 
     def provide_ledger() -> LiveLedger | None:
         return live_ledger
@@ -304,6 +334,7 @@ def build(
             "live_ledger": Provide(provide_ledger, sync_to_thread=False),
             "history": Provide(provide_history, sync_to_thread=False),
             "meetings": Provide(lambda: meetings, sync_to_thread=False),
+            "tries": Provide(lambda: tries, sync_to_thread=False),
             "stores": Provide(lambda: stores, sync_to_thread=False),
             "linked": Provide(lambda: linked, sync_to_thread=False),
             "auditor": Provide(lambda: auditor, sync_to_thread=False),

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from shoal.api.nap_views import sleepers_of, why_no_sleep
 from shoal.api.reach import Reach
-from shoal.api.views import job_state, node_state, replica_view, service_state, service_why
+from shoal.api.views import (
+    job_state,
+    node_state,
+    replica_view,
+    service_state,
+    service_why,
+    version_before,
+)
 from shoal.control.loop import ControlLoop
 from shoal.core.answers.arrays import counts
 from shoal.core.state.state import Node
@@ -120,6 +127,7 @@ def service_line(reach: Reach, service: Service) -> ServiceLine:
         state=service_state(service, load, views),
         tenant=service.spec.replica.tenant,
         version=service.version,
+        before=version_before(service),
         least=service.spec.scale.least,
         most=service.spec.scale.most,
         target=service.spec.scale.target,

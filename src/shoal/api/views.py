@@ -224,7 +224,14 @@ def service_view(reach: Reach, service: Service, entry: GatewayEntry) -> Service
         why=load.trouble or service_why(reach, service),
         replicas=replicas,
         spec=service_without_keys(service.spec),
+        before=version_before(service),
     )
+
+
+def version_before(service: Service) -> int:
+    """The version that a roll-back goes to; 0: there is none."""
+    other = service.before is not None and service.before.replica != service.spec.replica
+    return service.before_version if other and not service.stopping else 0
 
 
 def service_why(reach: Reach, service: Service) -> str:

@@ -46,7 +46,7 @@ THEMES = {
     "Services": {
         "serve": "Serve a command behind one URL, or change a service.",
         "services": "List the services and their load.",
-        "service": "Show one service with its replicas, or stop it.",
+        "service": "Show one service with its replicas, roll it back, or stop it.",
     },
     "Cluster": {
         "up": "Start a cluster on this machine.",

@@ -86,6 +86,7 @@ class ServiceLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     state: str
     tenant: str = ""
     version: int = 1
+    before: int = 0  # the version that a roll-back goes to
     least: int = 0
     most: int = 0
     target: int = 0  # requests that keep one replica busy

@@ -331,3 +331,4 @@ class ServiceView(msgspec.Struct, kw_only=True):
     why: str
     replicas: list[ReplicaView]
     spec: ServiceSpec
+    before: int = 0  # the version that a roll-back goes to

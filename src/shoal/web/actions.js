@@ -89,5 +89,10 @@ export function serviceActions(service) {
     text: "Its replicas finish their requests and stop. Its URL no longer answers.",
     act: () => post(`${path}/stop`),
   }), "danger");
-  return service.state === "stopping" ? [] : [scale, stop];
+  const back = service.before ? button("Roll back", () => confirm({
+    title: `Roll ${service.name} back`, verb: `Go back to version ${service.before}`, danger: true,
+    text: `What ran as version ${service.before} is rolled out again as a new version, without a failed request. The number of replicas stays.`,
+    act: async () => ({ note: (await post(`${path}/rollback?version=${service.before}`)).why }),
+  })) : null;
+  return service.state === "stopping" ? [] : [scale, back, stop];
 }

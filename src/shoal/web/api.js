@@ -22,7 +22,7 @@ export async function call(method, path, body, options = {}) {
   }
 }
 
-async function once(method, path, body, { signal, quiet, heard }) {
+async function once(method, path, body, { signal, quiet, heard, line }) {
   const headers = { accept: "application/json" };
   if (method !== "GET") headers["x-shoal-csrf"] = csrf;
   if (body !== undefined) headers["content-type"] = "application/json";
@@ -36,6 +36,7 @@ async function once(method, path, body, { signal, quiet, heard }) {
   }
   seen = Math.max(seen, Number(response.headers.get("shoal-seq")) || 0);
   if (response.ok) heard?.(response.headers);
+  if (response.ok && line) return each(response.body, line);
   const text = await response.text();
   let answer = null;
   try { answer = text ? JSON.parse(text) : null; } catch { /* handled below */ }
@@ -44,6 +45,16 @@ async function once(method, path, body, { signal, quiet, heard }) {
     throw new Refused(response.status, answer?.message ?? `the controller answered with status ${response.status}`, answer?.field);
   }
   return answer;
+}
+
+/** An answer of lines of JSON: each as it comes. */
+async function each(body, act) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  for (let rest = "", piece; !(piece = await reader.read()).done;) {
+    const lines = (rest + piece.value).split("\n");
+    rest = lines.pop();
+    for (const one of lines) act(JSON.parse(one));
+  }
 }
 
 export const get = (path, options) => call("GET", path, undefined, options);

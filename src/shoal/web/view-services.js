@@ -1,4 +1,4 @@
-// The services: their requests, latency and replicas.
+// The services: their requests, latency and replicas, and how to use them.
 
 import { serviceActions } from "./actions.js";
 import { maybe } from "./api.js";
@@ -7,6 +7,7 @@ import { hue } from "./colours.js";
 import { chip, css, empty, h, jobName, plural, replace, short, throttled } from "./dom.js";
 import { followButton } from "./follow.js";
 import { cluster, jobOf, listen, now } from "./live.js";
+import { Use } from "./service-use.js";
 import { table } from "./table.js";
 
 const ASK_MS = 3000;
@@ -49,7 +50,8 @@ class Card {
     this.size = lineChart({ title: "Replicas", height: 130 });
     this.top = h("div", { class: "stack" });
     this.below = h("div", {});
-    this.element = h("section", { class: "card stack service", "data-service": name, "aria-label": `Service ${name}` }, this.top, h("div", { class: "grid2" }, this.rps.element, this.latency.element, this.work.element, this.size.element), this.below);
+    this.use = new Use(name);
+    this.element = h("section", { class: "card stack service", "data-service": name, "aria-label": `Service ${name}` }, this.top, h("div", { class: "grid2" }, this.rps.element, this.latency.element, this.work.element, this.size.element), this.below, this.use.element);
     this.star = followButton("service", name);
     this.heard = [];
     this.kept = false;
@@ -68,6 +70,7 @@ class Card {
     const rows = (service.replicas ?? []).map((one) => h("tr", { "data-key": one.job }, h("td", {}, h("a", { href: `#/job/${one.job}`, "data-key": one.job }, jobName(jobOf(one.job) ?? { id: one.job }))), h("td", {}, chip(one.state)), h("td", { "data-name": "node" }, nodesOf(one)), h("td", { class: "num", "data-name": "version" }, String(one.version ?? 1)), h("td", { class: "num", "data-name": "in flight" }, String(one.in_flight ?? 0)), h("td", { class: "num", "data-name": "per second" }, short(Number((one.rps ?? 0).toFixed(1)))), h("td", { class: "num", "data-name": "answers in" }, `${one.response_ms ?? 0} ms`)));
     replace(this.below, rows.length ? table(["Replica", "", "Node", "num:Version", "num:In flight", "num:Per second", "num:Latency"], rows) : h("p", { class: "dim" }, `${plural(0, "replica")}: the first request starts one`));
     if (!this.kept) this.draw(null);
+    this.use.show(service);
   }
 
   async ask() {
@@ -90,5 +93,5 @@ class Card {
     this.size.set([{ name: "ready", colour: accent, points: of("ready", "ready") }, { name: "wanted", colour: css("--ink-3"), points: of("wanted", "wanted"), dash: "2 2" }]);
   }
 
-  stop() { this.star.stop(); for (const chart of [this.rps, this.latency, this.work, this.size]) chart.stop(); }
+  stop() { this.star.stop(); this.use.stop(); for (const chart of [this.rps, this.latency, this.work, this.size]) chart.stop(); }
 }

@@ -1,4 +1,4 @@
-"""`shoal services` and `shoal service`: list, show and stop services."""
+"""`shoal services` and `shoal service`: list, show, roll back and stop services."""
 
 from __future__ import annotations
 
@@ -46,25 +46,33 @@ def services(json: bool, home: Path) -> None:
 @verb(
     Argument("name", "NAME", "A service, e.g. chat."),
     flag("--stop", help="Finish the open requests, then end the service."),
+    flag("--rollback", help="Roll out the version before again."),
 )
-def service(name: str, stop: bool, json: bool, home: Path) -> None:
-    """Show one service with its replicas, or stop it.
+def service(name: str, stop: bool, rollback: bool, json: bool, home: Path) -> None:
+    """Show one service with its replicas, roll it back, or stop it.
 
     It shows the service's load, its replicas and its last events. NODE lists the
     nodes of all members; the first one answers. With --stop
     the service gets no new requests, answers the open ones, and ends. The
-    command does not wait for that.
+    command does not wait for that. With --rollback the last other version that
+    was ready is rolled out as a new one. The number of replicas stays.
 
     Examples:
       shoal service chat
+      shoal service chat --rollback
       shoal service chat --json | jq '.replicas[] | {job, state, in_flight}'
       shoal service chat --stop
     """
     from shoal.cli import cluster
+    from shoal.forms.failure import USAGE, Failure
 
+    if stop and rollback:
+        raise Failure("--rollback: cannot be combined with --stop; give one of them", USAGE)
     asked = cluster.service_name(name)
     if stop:
         _stop(asked, home, json)
+    elif rollback:
+        _roll_back(asked, home, json)
     else:
         show_service(asked, home, json)
 
@@ -92,6 +100,18 @@ def _stop(name: str, home: Path, json: bool) -> None:
         show.as_json(done)
     else:
         show.line(f"{name}: {done.note}" if done.note else f"{name} is being stopped")
+
+
+def _roll_back(name: str, home: Path, json: bool) -> None:
+    from shoal.cli import cluster
+    from shoal.cli.screen import show
+
+    with cluster.connect(home) as client:
+        view = cluster.on_service(client, name, lambda c: c.roll_back_service(name))
+    if json:
+        show.as_json(view)
+    else:
+        show.line(f"{name}: {view.why}")
 
 
 def _last_events(client: Client, view: ServiceView) -> list[Recorded]:
