@@ -15,10 +15,10 @@ import pytest
 from shoal.api import try_service
 from shoal.api.problems import Refusal
 from shoal.api.try_service import AT_ONCE, BODY_BYTES_MAX, EACH, Tries
-from shoal.caller import ShoalError
 from shoal.model.identity import Role
 from shoal.model.people import NewToken
 from shoal.model.service import GatewayEntry, Scale
+from shoal.transport import ShoalError
 from tests.live.cluster import Live, eventually
 from tests.live.serving import Serving, serving_cluster
 
@@ -31,7 +31,9 @@ def live() -> Iterator[Live]:
 
 def chatting(serving: Serving, name: str) -> None:
     script = f"exec {sys.executable} -m tests.api.chat_server $PORT {name}"
-    serving.settles(version=serving.put(serving.shell(script), Scale(least=1, most=1)).version)
+    hook = "waiting:1d=http://127.0.0.1:9/secret"
+    replica = msgspec.structs.replace(serving.shell(script), notify=(hook,))
+    serving.settles(version=serving.put(replica, Scale(least=1, most=1)).version)
 
 
 class Asked:
@@ -119,6 +121,7 @@ def test_a_request_reaches_the_service_alone_and_the_version_before_comes_back(l
     chatting(serving, "two")
     view = serving.view()
     assert (view.version, view.before) == (2, 1)
+    assert "secret" not in str(view.spec.replica.notify), "what is put back has a mask in it"
     live.client.submit_service(msgspec.structs.replace(view.spec, scale=Scale(least=1, most=3)))
     with pytest.raises(ShoalError, match="is 1 by now, not 7"):
         live.client.roll_back_service("talk", version=7)

@@ -7,13 +7,15 @@ import { h, replace } from "./dom.js";
 
 const SHOWN_MAX = 200_000; // characters of an answer
 
-const python = (url) => `from openai import OpenAI
-
-client = OpenAI(base_url="${url}v1", api_key="none")
-model = client.models.list().data[0].id
-said = [{"role": "user", "content": "Hello"}]
-for part in client.chat.completions.create(model=model, messages=said, stream=True):
-    print(part.choices[0].delta.content or "", end="", flush=True)`;
+// Line by line: the indentation of this file does not travel.
+const python = (url) => [
+  "from openai import OpenAI", "",
+  `client = OpenAI(base_url="${url}v1", api_key="none")`,
+  "model = client.models.list().data[0].id",
+  'said = [{"role": "user", "content": "Hello"}]',
+  "for part in client.chat.completions.create(model=model, messages=said, stream=True):",
+  '    print(part.choices[0].delta.content or "", end="", flush=True)',
+].join("\n");
 
 export class Use {
   constructor(name) {
@@ -63,12 +65,12 @@ export class Use {
   }
 
   /** A form that sends and can be stopped; `act` gets a signal and returns the one line that is told. */
-  form(label, fields, act) {
+  form(label, fields, act, below = null) {
     const said = h("p", { class: "dim small", role: "status" });
     const send = h("button", { class: "primary", type: "submit" }, "Send");
     let leave = null;
     const stop = h("button", { type: "button", hidden: true, onclick: () => leave?.abort() }, "Stop");
-    const form = h("form", { class: "stack", "aria-label": label }, fields, h("div", { class: "row" }, send, stop, said));
+    const form = h("form", { class: "stack", "aria-label": label }, h("h3", {}, label), fields, h("div", { class: "row" }, send, stop, said), below);
     form.addEventListener("submit", async (event) => {
       event.preventDefault();
       if (leave) return;
@@ -90,13 +92,13 @@ export class Use {
     const path = h("input", { name: "path", value: "/", maxlength: 2048, required: true, pattern: "/.*" });
     const body = h("textarea", { name: "body", rows: 3, spellcheck: "false" });
     const out = h("pre", { class: "code", tabindex: "0", "aria-label": `Answer of ${this.name}`, hidden: true });
-    return this.form(`Request to ${this.name}`, [h("label", { class: "field" }, "Path", path), h("label", { class: "field" }, "JSON to post (empty: GET)", body), out], async (signal) => {
+    return this.form(`Request to ${this.name}`, [h("label", { class: "field" }, "Path", path), h("label", { class: "field" }, "JSON to post (empty: GET)", body)], async (signal) => {
       out.textContent = "";
       out.hidden = false;
       const began = performance.now();
       const { status, problem, location } = await this.send(path.value, body.value.trim() ? body.value : undefined, signal, (text) => { if (out.textContent.length < SHOWN_MAX) out.append(text); });
       return [status ? `status ${status} in ${Math.round(performance.now() - began)} ms` : "", location ? `to ${location}, not followed` : "", problem].filter(Boolean).join(": ");
-    });
+    }, out);
   }
 
   chat(model) {
