@@ -251,6 +251,7 @@ USAGE = [
     ["services", "extra"],
     ["service"],
     ["service", "a", "b"],
+    ["service", "a", "--stop", "--rollback"],
     ["service", "../a"],
     ["service", "j7"],
     ["service", "a\nb"],

@@ -99,6 +99,9 @@ def test_a_version_that_fails_is_told_and_the_old_one_stays(
     result = serve(at_home, "roll", f"{REPLICA} v3")
     assert result.code == 0, result.err
     assert at_home("services").out.splitlines()[1].split()[3] == "3"
+    told = "roll goes back: version 4 is being rolled out\n"
+    assert at_home("service", "roll", "--rollback") == (0, told, "")
+    assert serving_home.client.service("roll").spec.replica.command[-1].endswith("v1")
     stop(serving_home, "roll")
 
 

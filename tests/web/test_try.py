@@ -16,6 +16,7 @@ from playwright.sync_api import expect
 from shoal.model.service import Scale
 from tests.live.cluster import Live, all_pids, eventually
 from tests.live.serving import Serving, need_gateway, replica_ports
+from tests.web.test_open_to_all import found
 
 
 def kill(port: str) -> None:
@@ -82,6 +83,8 @@ def test_a_service_is_tried_talked_to_and_rolled_back(visit: Visit, live: Live) 
             kill(one.address.rpartition(":")[2])
     expect(told).to_have_text("the replica ended before its answer was complete")
     expect(last).to_have_text("DEAD ")
+
+    assert not found(visit.page), "open to all, with everything opened"
 
     # Back to what ran before.
     card.get_by_role("button", name="Roll back").click()

@@ -111,7 +111,7 @@ def _roll_back(name: str, home: Path, json: bool) -> None:
     if json:
         show.as_json(view)
     else:
-        show.line(f"{name}: {view.why}")
+        show.line(f"{name} goes back: version {view.version} is being rolled out")
 
 
 def _last_events(client: Client, view: ServiceView) -> list[Recorded]:
