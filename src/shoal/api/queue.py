@@ -121,7 +121,7 @@ class GroupView(msgspec.Struct, kw_only=True):
 
 
 class QueueView(msgspec.Struct, kw_only=True):
-    waiting: int
+    waiting: int  # as many as the sender may see
     now_ms: int
     policy: str
     caps: list[str]  # tenants that may have only so many jobs, the fullest first
@@ -149,8 +149,9 @@ class Waiting(Controller):
             front = own_in_line(reach, limit)
             outlooks = foresight.of(loop, [job for _, job in front[:FORESEEN_MAX]])
         groups = foresight.groups(loop, "" if who.sees_all else who.tenant)
+        counted = sum(one.count for one in groups)  # a moment ago, so there may be more by now
         return QueueView(
-            waiting=loop.state.queue.size,
+            waiting=loop.state.queue.size if who.sees_all else max(counted, len(front)),
             now_ms=loop.clock.now_ms(),
             policy=loop.policy.name,
             caps=caps_of(loop.state, who.sees),

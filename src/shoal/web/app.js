@@ -2,6 +2,7 @@
 
 import { me, onSignedOut, openid, resume, signIn, signOut } from "./api.js";
 import { offer } from "./commands.js";
+import { toast } from "./dialog.js";
 import { clock, h, jobName, throttled } from "./dom.js";
 import { searchJobs } from "./job-query.js";
 import { bell } from "./follow.js";
@@ -16,20 +17,24 @@ let shown = null, main = null, frame = null, turn = 0;
 function route() {
   const [name, ...rest] = location.hash.split("?")[0].replace(/^#\/?/, "").split("/").map((part) => { try { return decodeURIComponent(part); } catch { return part; } });
   if (MOVED[name]) { history.replaceState(null, "", MOVED[name](rest.join("/"))); return route(); }
-  return { name: allowed(name) ? name : FIRST, argument: rest.join("/") };
+  return allowed(name) ? { name, argument: rest.join("/") } : { name: FIRST, argument: "", refused: name };
 }
 
 async function show() {
   if (!main) return;
-  const { name, argument } = route(), view = VIEWS[name], mine = ++turn;
+  const { name, argument, refused } = route(), view = VIEWS[name], mine = ++turn;
   shown?.();
   shown = null;
   main.replaceChildren();
   document.title = `${argument || view.tab || view.title} · Shoal`;
   for (const tab of frame.querySelectorAll(".tabs a")) {
-    if (tab.dataset.view === (view.under ?? name)) tab.setAttribute("aria-current", "page"); else tab.removeAttribute("aria-current");
+    if (tab.dataset.view === (view.under ?? name)) { tab.setAttribute("aria-current", "page"); tab.scrollIntoView({ block: "nearest", inline: "nearest" }); } else tab.removeAttribute("aria-current");
   }
   window.scrollTo(0, 0);
+  if (refused) {
+    history.replaceState(null, "", `#/${FIRST}`);
+    toast(VIEWS[refused] ? `Your role may not open ${VIEWS[refused].tab ?? VIEWS[refused].title}` : `There is no view “${refused.slice(0, 40)}”`);
+  }
   let module;
   try { module = await view.load(); } catch {
     if (mine === turn) main.replaceChildren(h("p", { class: "problem", role: "alert" }, "This view cannot be loaded: the controller does not answer. Reload the page when it is back."));

@@ -11,6 +11,10 @@ export const fact = (name, ...value) => h("div", {}, h("dt", {}, name), h("dd", 
 export const then = (ms, text) => h("a", { href: `#/time?at=${ms}`, title: "The cluster at this time" }, text);
 export const gpuTime = (ms) => (ms < 360000 ? `${whole(ms / 1000)} GPU-seconds` : `${short(ms / 3600000)} GPU-hours`);
 
+const quoted = (word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", `'"'"'`)}'`);
+/** A long command opens to all of it. */
+export const commandOf = (job) => (job.command.endsWith("...") && job.spec.command ? h("details", {}, h("summary", {}, job.command), h("div", { class: "whole-command" }, job.spec.command.map(quoted).join(" "))) : job.command);
+
 export function napFact(job) {
   if (!job.nap && !job.slept_ms) return null;
   const words = [job.nap && `for ${span(now() - job.nap.since_ms)}`, job.nap?.host_mb && `${bytes(job.nap.host_mb * 2 ** 20)} of GPU memory kept on its nodes`, job.nap && (job.nap.wants ? "wakes when there is room" : job.state === "asleep" && "wakes when it is used"), job.slept_ms && `${job.nap ? "before" : plural(job.naps, "nap")}: ${span(job.slept_ms)}`];

@@ -59,7 +59,7 @@ export function ledgerTable(view, link) {
   const name = (key, one) => { const href = key === "others" ? null : link?.(key); return href ? h("a", { href, "data-key": key }, words(key, one)) : words(key, one); };
   const bar = (one) => h("div", { class: "share thin", role: "presentation" }, [...one.parts].sort((a, b) => accountRank(a[0]) - accountRank(b[0])).map(([account, us]) => h("i", { title: about.get(account)?.title, style: { width: `${(100 * us) / (one.us || 1)}%`, background: accountColour(account) } })));
   const number = (title, value, props) => h("td", { class: "num", "data-name": title, ...props }, value);
-  const list = ordered.slice(0, ROWS_MAX).map(([key, one]) => h("tr", { "data-key": key, "data-us": String(one.us) }, h("td", {}, name(key, one)),
+  const list = ordered.slice(0, ROWS_MAX).map(([key, one]) => h("tr", { "data-key": key, "data-us": String(one.us) }, h("td", { class: "long" }, name(key, one)),
     number("GPU-hours", short(one.us / 3.6e9)), number("share", percent(one.us / total, 1)), number("of use", percent(one.used / (one.us || 1))), number("wasted", percent(one.wasted / (one.us || 1))), number("cost", one.priced ? short(one.cost) : "–"), h("td", {}, bar(one))));
   const sum = h("tr", { "data-key": " sum" }, h("td", {}, h("b", {}, "Sum")), number("GPU-hours", h("b", {}, short(total / 3.6e9))), number("share", h("b", {}, percent(total / (view.capacity_gpu_us || total), 1))), h("td", {}), h("td", {}), h("td", {}), h("td", {}));
   const left = ordered.length - ROWS_MAX;

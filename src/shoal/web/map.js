@@ -241,10 +241,14 @@ export class ClusterMap {
     if (Math.min(wide, tall) < 18) return;
     const busy = this.heatOf(one), name = job?.name && Math.min(wide, tall) >= 44 ? job.name : "";
     const lines = name ? [name, one.job, ...(busy >= 0 && tall >= 60 ? [`${Math.round(busy)} %`] : [])] : [one.job.replace(/^j/, "")];
-    pen.fillStyle = this.inkOf(one, look); pen.textAlign = "center";
+    const half = HALVES.has(job?.state); // words on two grounds get an edge
+    pen.fillStyle = half ? look.ink : this.inkOf(one, look); pen.textAlign = "center";
+    if (half) { pen.strokeStyle = look.free; pen.lineWidth = 4; pen.lineJoin = "round"; }
     lines.forEach((text, at) => {
       pen.font = `${at || !name ? (name ? 400 : 600) : 600} ${name ? 12 : 10}px ${look.sans}`;
-      pen.fillText(cut(pen, text, wide - 6), x + wide / 2, y + tall / 2 + 4 + (at - (lines.length - 1) / 2) * 15, wide - 2);
+      const put = [cut(pen, text, wide - 6), x + wide / 2, y + tall / 2 + 4 + (at - (lines.length - 1) / 2) * 15, wide - 2];
+      if (half) pen.strokeText(...put);
+      pen.fillText(...put);
     });
     pen.textAlign = "start";
   }

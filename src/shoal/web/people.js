@@ -38,7 +38,7 @@ export function people(root, kind, name, only, bys) {
   }
 
   function showJobs(rows) {
-    const line = (job) => h("tr", { "data-key": job.id, "data-job": job.id }, h("td", {}, h("a", { href: `#/job/${job.id}` }, jobName(job))), h("td", {}, chip(job.state)), kind === "tenant" ? h("td", {}, toUser(job.user, only)) : null, h("td", { class: "dim" }, shape(job)),
+    const line = (job) => h("tr", { "data-key": job.id, "data-job": job.id }, h("td", { class: "long" }, h("a", { href: `#/job/${job.id}` }, jobName(job))), h("td", {}, chip(job.state)), kind === "tenant" ? h("td", {}, toUser(job.user, only)) : null, h("td", { class: "dim" }, shape(job)),
       h("td", { class: "num", "data-name": "ran" }, job.running_ms && job.state !== "waiting" ? span((job.finished_ms ?? now()) - job.running_ms) : "–"), h("td", { class: "num", "data-name": "submitted" }, ago(job.submitted_ms, now())));
     replace(jobs, h("div", { class: "row" }, h("h2", {}, "Running and recent jobs"), h("a", { class: "push", href: `#/jobs?${words}` }, "All jobs")),
       rows.length ? table(["Job", "", ...(kind === "tenant" ? ["User"] : []), "Size", "num:Ran", "num:Submitted"], rows.slice(0, JOBS).map(line)) : h("p", { class: "dim" }, "No jobs are known."));

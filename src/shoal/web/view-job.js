@@ -9,7 +9,7 @@ import { chip, empty, h, jobName, moment, plural, replace, shape, span, throttle
 import { Elements } from "./elements.js";
 import { followButton } from "./follow.js";
 import { JobCurves } from "./job-curves.js";
-import { drawCost, drawEvents, fact, members, napFact, then, timeline } from "./job-parts.js";
+import { commandOf, drawCost, drawEvents, fact, members, napFact, then, timeline } from "./job-parts.js";
 import { KeptFiles } from "./kept.js";
 import { jobOf, listen, now } from "./live.js";
 import { LogView } from "./logs.js";
@@ -50,6 +50,7 @@ export function mount(root, id) {
       await Promise.all([drawWorkflow(flow, job), elements.draw(job), files.draw(job), drawCurves(), drawSpent(), others()]);
       over = Boolean(job.finished_ms);
     } catch (error) {
+      if (!signal.aborted && !job) logs.element.hidden = error.status === 404;
       if (!signal.aborted && !job) replace(head, h("h1", {}, id), error.status === 404 ? empty(`There is no job ${id}.`, "shoal ps -a") : h("p", { class: "problem" }, error.message));
     } finally {
       busy = false;
@@ -103,7 +104,7 @@ export function mount(root, id) {
         job.losses || job.failures || job.hangs ? fact("Setbacks", [job.losses && plural(job.losses, "lost node"), job.failures && plural(job.failures, "failure"), job.hangs && plural(job.hangs, "hang")].filter(Boolean).join(", ")) : null,
         about(job),
         job.progress?.saved_step ? fact("Saved up to", `step ${whole(job.progress.saved_step)}`) : null,
-        h("div", { class: "wide" }, h("dt", {}, "Command"), h("dd", { class: "mono" }, job.command))), notes(job));
+        h("div", { class: "wide" }, h("dt", {}, "Command"), h("dd", { class: "mono" }, commandOf(job)))), notes(job));
   }
   const jobForActions = () => ({ ...job, service: job.spec?.service ?? "", finished_ms: job.finished_ms ?? 0 });
 

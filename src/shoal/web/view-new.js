@@ -48,7 +48,8 @@ class Form {
     this.values = this.changed({ ...filled?.fields });
     this.text.value = filled?.file ?? "command: python train.py\n";
     this.draw();
-    if (this.as === "form") this.inputs.get("command").focus();
+    const command = this.inputs.get("command");
+    if (this.as === "form") { command.focus(); command.setSelectionRange(0, 0); } // a long one is seen from its beginning
     this.look();
   }
 
@@ -82,7 +83,7 @@ class Form {
     const placeholder = hint || one.metavar;
     const input = one.kind === "switch" ? h("input", { ...shared, type: "checkbox", checked: Boolean(value) })
       : one.kind === "choice" ? h("select", shared, h("option", { value: "" }, hint), one.choices.map((word) => h("option", { value: word, selected: word === value }, word)))
-      : one.kind === "lines" || one.kind === "long" ? h("textarea", { ...shared, class: "mono", rows: String(Math.min(8, Math.max(one.name === "command" ? 2 : 1, lines(text(value)).length + (one.kind === "lines" ? 1 : 0)))), spellcheck: "false", placeholder: one.kind === "lines" ? `${one.metavar}, one on each line` : placeholder, value: text(value) })
+      : one.kind === "lines" || one.kind === "long" ? h("textarea", { ...shared, class: "mono", rows: String(Math.min(8, Math.max(one.name === "command" ? 2 : 1, Math.ceil(text(value).length / 100), lines(text(value)).length + (one.kind === "lines" ? 1 : 0)))), spellcheck: "false", placeholder: one.kind === "lines" ? `${one.metavar}, one on each line` : placeholder, value: text(value) })
       : h("input", { ...shared, type: one.kind === "number" ? "number" : "text", min: one.least, max: one.most, autocomplete: "off", spellcheck: "false", placeholder, value: text(value) });
     this.inputs.set(one.name, input);
     return h("div", { class: `field ${one.kind}`, "data-field": one.name }, h("label", { for: id }, one.name.replaceAll("_", " ")), input, h("small", { id: `${id}-help`, class: "dim" }, one.help), h("p", { id: `${id}-problem`, class: "problem small", hidden: true }));

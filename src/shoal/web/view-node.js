@@ -86,7 +86,7 @@ export function mount(root, id) {
     const names = [...new Set([...view.jobs, ...known.keys()])].slice(0, JOBS_MAX);
     const rows = names.map((name) => {
       const job = jobOf(name) ?? known.get(name), here = view.jobs.includes(name);
-      return h("tr", { "data-key": name, "data-job": name }, h("td", {}, h("i", { class: "dot", style: { background: jobColour(name) } }), " ", h("a", { href: `#/job/${name}` }, job ? jobName(job) : name)), h("td", {}, job ? chip(job.state) : h("span", { class: "dim" }, "ended")), h("td", { class: "dim" }, here ? "here now" : "was here"), h("td", { class: "dim" }, job ? shape(job) : ""));
+      return h("tr", { "data-key": name, "data-job": name }, h("td", { class: "long" }, h("i", { class: "dot", style: { background: jobColour(name) } }), " ", h("a", { href: `#/job/${name}` }, job ? jobName(job) : name)), h("td", {}, job ? chip(job.state) : h("span", { class: "dim" }, "ended")), h("td", { class: "dim" }, here ? "here now" : "was here"), h("td", { class: "dim" }, job ? shape(job) : ""));
     });
     replace(jobs, h("h2", {}, "Jobs now and lately"), rows.length ? table(["Job", "State", "Here", "Requests"], rows) : h("p", { class: "dim" }, "none yet"));
   }

@@ -65,7 +65,7 @@ function line(queue) {
   const latest = Math.max(...queue.rows.map((row) => (row.late_ms ?? 0) - queue.now_ms), 1);
   const rows = queue.rows.map((row) => h("tr", { "data-key": row.id, "data-job": row.id },
     h("td", { class: "num", "data-name": "place" }, String(row.position)),
-    h("td", {}, h("a", { href: `#/job/${row.id}` }, row.id), row.name ? ` ${row.name}` : "", h("div", { class: "dim small" }, `${shape(row)} · ${row.tenant}${row.priority ? ` · priority ${row.priority}` : ""}`)),
+    h("td", { class: "long" }, h("a", { href: `#/job/${row.id}` }, row.id), row.name ? ` ${row.name}` : "", h("div", { class: "dim small" }, `${shape(row)} · ${row.tenant}${row.priority ? ` · priority ${row.priority}` : ""}`)),
     h("td", {}, h("div", {}, row.why), remedyButtons(row)),
     h("td", { "data-name": "starts" }, starts(row, queue.now_ms, latest)),
     h("td", { class: "num", "data-name": "waits" }, span(queue.now_ms - row.submitted_ms)),
