@@ -125,7 +125,8 @@ class Log:
         return True
 
     def _end(self, job: Job) -> None:
-        slice_, at = job.members[0].slice, {"at_ms": self.now_ms, "job": job.id, "attempt": 1}
+        slice_ = job.members[0].slice
+        at: dict[str, Any] = {"at_ms": self.now_ms, "job": job.id, "attempt": 1}
         self._add(MemberExited(**at, member=0, node=slice_.node, code=0))
         self._add(JobFinished(**at, outcome=Outcome.SUCCEEDED, code=0, why="every member exited 0"))
         self._ended.append(job)
