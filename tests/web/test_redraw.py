@@ -63,6 +63,7 @@ def test_a_click_counts_though_the_table_changes_under_it(
         page.get_by_role("button", name="Keep as is").click()
         page.locator(f"{WAITING} tr[data-job={more}]").wait_for()
         live.client.cancel(more)
+        page.locator(f"{WAITING} tr[data-job={more}]").wait_for(state="detached")
 
 
 @pytest.mark.outside("a real Chromium draws when it gets the time")

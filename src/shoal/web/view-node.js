@@ -127,7 +127,7 @@ export function mount(root, id) {
     const changes = view.history.map((one) => ({ key: `s${one.at_ms}`, at_ms: one.at_ms, text: `${id} is ${one.standing}`, why: one.why }));
     const told = events.filter(({ event }) => OF_NODE.test(event.event) && event.event !== "NodeJudged").map(({ seq: key, event }) => ({ key, at_ms: event.at_ms, text: describe(event), why: event.why ?? "" }));
     const all = [...changes, ...told].sort((a, b) => b.at_ms - a.at_ms || b.key - a.key).slice(0, HISTORY_MAX);
-    replace(history, h("h2", {}, "What became of it, by whom and why"), all.length ? h("ol", { class: "events", role: "region", tabindex: "0", "aria-label": "History, newest first" }, all.map((one) => h("li", { "data-key": one.key }, h("time", { datetime: new Date(one.at_ms).toISOString() }, moment(one.at_ms, now())), h("span", {}, one.text, one.why ? h("span", { class: "dim" }, ` — ${one.why}`) : null)))) : h("p", { class: "dim" }, "nothing yet"));
+    replace(history, h("h2", {}, "What became of it, by whom and why"), all.length ? h("ol", { class: "events", tabindex: "0", "aria-label": "History, newest first" }, all.map((one) => h("li", { "data-key": one.key }, h("time", { datetime: new Date(one.at_ms).toISOString() }, moment(one.at_ms, now())), h("span", {}, one.text, one.why ? h("span", { class: "dim" }, ` — ${one.why}`) : null)))) : h("p", { class: "dim" }, "nothing yet"));
   }
 
   const soon = throttled(500, ask);
