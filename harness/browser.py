@@ -72,6 +72,7 @@ class Visit:
         self.page.fill("input[name=token]", self.token)
         self.page.get_by_role("button", name="Sign in").click()
         self.page.wait_for_selector(".link-state[data-state=live]")
+        self.page.wait_for_selector("main[data-view]")  # views are loaded when they are opened
 
     def go(self, view: str) -> None:
         self.page.evaluate("hash => { location.hash = hash }", f"#/{view}")

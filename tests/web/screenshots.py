@@ -1,8 +1,13 @@
-"""`make screenshots`: the views of a busy cluster, light and dark, into docs/images/."""
+"""`make screenshots`: every view of a busy cluster, light and dark, on three widths, to look at.
+
+They go into screenshots/, which is not part of the project; those that the docs show also go into
+docs/images/.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -22,12 +27,20 @@ from tests.live.cluster import Live, eventually, live_cluster
 if TYPE_CHECKING:
     from playwright.sync_api import Page, ViewportSize
 
-FOLDER = Path(__file__).parents[2] / "docs" / "images"
+ROOT = Path(__file__).parents[2]
+FOLDER, DOCS = ROOT / "screenshots", ROOT / "docs" / "images"
 WORK = ("python", "-m", "shoal.cli.demo.work")
 WAIT_S = 120
-SIZE: ViewportSize = {"width": 1200, "height": 760}
-TALL: ViewportSize = {"width": 1200, "height": 1180}
-PHONE: ViewportSize = {"width": 360, "height": 700}
+SIZES: dict[int, ViewportSize] = {
+    1200: {"width": 1200, "height": 760},
+    800: {"width": 800, "height": 900},
+    360: {"width": 360, "height": 700},
+}
+TALL = ("job", "compare", "node", "policy", "new")  # views that are longer than a window
+SHOWN = (  # by README.md, 1200 wide
+    "cluster-light", "cluster-dark", "job-light", "jobs-light", "time-light", "ledger-light",
+    "policy-light", "services-dark",
+)  # fmt: skip
 PRICES = {
     "currency": "EUR",
     "gpus": {"*": {"per_hour": 2.5, "idle_watts": 70, "busy_watts": 600}},
@@ -80,28 +93,36 @@ def break_something(live: Live, job: str) -> None:
         live.client.set_intent(free[-1], NodeIntent.DRAINING)
 
 
-def shoot(page: Page, name: str) -> None:
-    page.wait_for_timeout(1500)  # the last figures and curves come in
-    page.screenshot(path=str(FOLDER / f"{name}.png"))
-    print(f"docs/images/{name}.png", flush=True)
+def views(jobs: dict[str, str]) -> dict[str, str]:
+    """What each view is opened with."""
+    return {
+        "cluster": "cluster",
+        "jobs": "jobs",
+        "job": f"job/{jobs['train']}",
+        "compare": f"compare/{jobs['train']},{jobs['flaky']}",
+        "new": f"new?like={jobs['train']}",
+        "time": "time",
+        "node": "node/n1",
+        "services": "services",
+        "ledger": "ledger",
+        "policy": "policy",
+        "tenant": "tenant/research",
+        "plan": "plan",
+        "simulate": "simulate",
+    }
 
 
-def take(visit: Visit, jobs: dict[str, str], suffix: str) -> None:
-    page = visit.page
-    for view in ("cluster", "jobs", "services", "ledger"):
-        visit.go(view)
-        shoot(page, f"{view}-{suffix}")
-    page.set_viewport_size(TALL)
-    visit.go(f"job/{jobs['train']}")
-    page.locator(".strip canvas").wait_for()
-    shoot(page, f"job-{suffix}")
-    page.set_viewport_size(SIZE)
-    visit.go("simulate")
-    page.get_by_label("srtf").check()
-    page.get_by_label("Load factor").fill("3")
-    page.get_by_role("button", name="Replay").click()
-    page.locator("table.compare").wait_for()
-    shoot(page, f"simulate-{suffix}")
+def take(page: Page, visit: Visit, jobs: dict[str, str], scheme: str) -> None:
+    for width, size in SIZES.items():
+        for name, address in views(jobs).items():
+            page.set_viewport_size({**size, "height": 1180} if name in TALL else size)
+            visit.go(address)
+            page.wait_for_timeout(1500)  # the last figures and curves come in
+            file = FOLDER / f"{name}-{width}-{scheme}.png"
+            page.screenshot(path=str(file))
+            print(file.relative_to(ROOT), flush=True)
+            if f"{name}-{scheme}" in SHOWN and width == max(SIZES):
+                shutil.copy(file, DOCS / f"{name}-{scheme}.png")
 
 
 def main() -> None:
@@ -118,13 +139,9 @@ def main() -> None:
         time.sleep(15)
         token = live.home.token.read_text().strip()
         for scheme in ("light", "dark"):
-            visit = Visit(browser, live.client.url, token, SIZE["width"], scheme)
-            visit.page.set_viewport_size(SIZE)
+            visit = Visit(browser, live.client.url, token, max(SIZES), scheme)
             visit.sign_in()
-            take(visit, jobs, scheme)
-            visit.page.set_viewport_size(PHONE)
-            visit.go("cluster")
-            shoot(visit.page, f"phone-{scheme}")
+            take(visit.page, visit, jobs, scheme)
             visit.close()
 
 

@@ -126,7 +126,7 @@ def test_what_is_found_stays_marked_and_is_in_the_address(visit: Visit) -> None:
 @pytest.mark.outside("a real Chromium draws when it gets the time")
 def test_a_node_opens_has_a_page_and_stays_open_in_the_address(visit: Visit, live: Live) -> None:
     page = visit.page
-    page.wait_for_function("shoalMap.plan?.tiles.length === 4")
+    page.wait_for_function("window.shoalMap?.plan?.tiles.length === 4")
     page.locator(".map canvas").focus()
     page.keyboard.press("ArrowDown")  # 4 GPUs of a node may stand in two rows
     page.keyboard.press("Enter")

@@ -13,7 +13,7 @@ import { CAUSES, describe as describeEvent } from "./words.js";
 
 const HOUR = 3_600_000;
 const PRESETS = { "1h": HOUR, "6h": 6 * HOUR, "24h": 24 * HOUR, "7d": 168 * HOUR, "30d": 720 * HOUR };
-const FIRST = "6h";
+const FIRST = "6h", YOUNG_LEAST = 600_000;
 const ASK_MS = 150; // after the last movement
 const AGAIN_MS = 2000; // at the live edge, if something has changed; longer if there is much
 const BARS_PER_S = 1000;
@@ -29,6 +29,7 @@ export function mount(root) {
   const past = h("section", { class: "stack past", "aria-label": "That moment", hidden: true });
   const numbers = (name) => { const value = Number(chosen(name)); return Number.isFinite(value) && value > 0 ? value : null; };
   let live = !(numbers("from") && numbers("to") > numbers("from")), length = PRESETS[chosen("last")] ?? (Number(chosen("last")) || PRESETS[FIRST]);
+  let young = live && !chosen("last") && !chosen("at");
   let answer = null, asked = null, asking = null, loading = 0, alive = true, dirty = false, loaded = 0;
   length = Math.max(SPAN_LEAST, Math.min(SPAN_MOST, length));
 
@@ -84,6 +85,13 @@ export function mount(root) {
     if (at !== null && at < now() - length) { live = false; follow(at + length / 2); } else { live = true; follow(); }
   }
 
+  /** A cluster that is younger than the first window fills it. */
+  function fit(oldest) {
+    young = false;
+    const age = 1.05 * (now() - oldest);
+    if (live && oldest > 0 && age < length) { length = Math.max(YOUNG_LEAST, age); follow(); }
+  }
+
   // -- the bars --
   const covered = () => asked && asked.from <= gantt.from && asked.to >= Math.min(gantt.to, gantt.now) && asked.wide < length * 2 && asked.wide > length / 2;
   async function load() {
@@ -101,6 +109,7 @@ export function mount(root) {
       complain("");
       gantt.take(answer);
       count();
+      if (young) fit(answer.oldest_ms);
     } catch (error) { if (alive && error.name !== "AbortError") complain(`The bars cannot be read: ${error.message}`); }
     asking = null;
     if (alive && problem.dataset.kind !== "refused" && !covered()) soon();
