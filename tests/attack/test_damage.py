@@ -127,7 +127,13 @@ def test_a_file_of_the_first_format_is_taken_over_in_place(tmp_path: Path) -> No
     filled(tmp_path / "shoal.db").close()
     old = sqlite3.connect(tmp_path / "shoal.db")
     with old:
-        for index in ("events_saved", "events_between", "events_notable", "jobs_by_end"):
+        for index in (
+            "events_saved",
+            "events_between",
+            "events_notable",
+            "events_policies",
+            "jobs_by_end",
+        ):
             old.execute(f"DROP INDEX {index}")
         old.execute("ALTER TABLE events DROP COLUMN kind")
         old.execute("ALTER TABLE jobs DROP COLUMN ended")

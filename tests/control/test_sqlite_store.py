@@ -144,7 +144,7 @@ def test_a_file_of_the_format_before_is_read_and_goes_on(tmp_path: Path) -> None
         last = store.commit(done.events, done.finished)
     kinds = store._file._writer.execute("SELECT kind FROM events ORDER BY seq").fetchall()
     told, ends = store.history("j2", 99), [job.id for job in store.finished(9)]
-    for index in ("saved", "between", "notable"):
+    for index in ("saved", "between", "notable", "policies"):
         store._file._writer.execute(f"DROP INDEX events_{index}")
     store._file._writer.execute("DROP INDEX jobs_by_end")
     store._file._writer.execute("ALTER TABLE events DROP COLUMN kind")

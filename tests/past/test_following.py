@@ -75,7 +75,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
         life.commit(events)
     found = compared(life.shown()[0])
     life.close()
-    assert len(found) > 30
+    assert len(found) > 20
     return found
 
 

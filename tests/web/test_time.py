@@ -51,8 +51,9 @@ def test_a_lost_job_is_seen_where_it_ran_and_its_moment_can_be_opened(
     moment = (live.client.job(blocked).submitted_ms + first["end"]) // 2
 
     # A click says why it ended, and leads to the job.
+    # A window that has ended stands still.
     page.evaluate(
-        "([from, to]) => shoalTime.gantt.onView(from, to)", [moment - 20_000, moment + 40_000]
+        "([from, to]) => shoalTime.gantt.onView(from, to)", [moment - 60_000, moment + 100]
     )
     page.mouse.click(*page.evaluate(POINT, [node, 1, first["begin"] + 1]))
     about = page.locator("[data-name=about]")
@@ -65,9 +66,9 @@ def test_a_lost_job_is_seen_where_it_ran_and_its_moment_can_be_opened(
     live.wait(job)
     x, _ = page.evaluate(POINT, [node, 0, moment])
     top = page.evaluate("shoalTime.gantt.canvas.getBoundingClientRect().top")
-    page.mouse.move(x + 60, top + 10)
+    page.mouse.move(x - 60, top + 10)
     page.mouse.down()
-    page.mouse.move(x + 30, top + 10)
+    page.mouse.move(x - 30, top + 10)
     page.mouse.move(x, top + 10)
     page.mouse.up()
     past = page.locator("section[aria-label='That moment']")

@@ -27,8 +27,8 @@ TOGETHER_MAX = 64  # members that are read at once
 
 Text = Annotated[str, Parameter(max_length=256)]
 Member = Annotated[int | None, Parameter(ge=0, le=NUMBER_MAX)]
-Places = Annotated[str, Parameter(max_length=2_000, pattern=r"^(\d{1,15}(,\d{1,15})*)?$")]
-Line = Annotated[str, Parameter(max_length=32, pattern=r"^(\d{1,9}:\d{1,15})?$")]
+Places = Annotated[str, Parameter(max_length=2_000, pattern=r"^(\d{1,15}(,\d{1,15})*)?(?!\n)$")]
+Line = Annotated[str, Parameter(max_length=32, pattern=r"^(\d{1,9}:\d{1,15})?(?!\n)$")]
 Share = Annotated[float | None, Parameter(ge=0, le=1)]
 
 

@@ -106,9 +106,15 @@ def _moment(at_ms: int) -> str:
     return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds")
 
 
+LINE_ENDS = "\x85\u2028\u2029"  # to YAML, besides \\n
+
+
 def to_file(fields: Mapping[str, Any]) -> str:
     """The text of a job file."""
-    text: str = yaml.safe_dump(dict(fields), sort_keys=False, allow_unicode=True, width=1000)
+    told = dict(fields)
+    text: str = yaml.safe_dump(told, sort_keys=False, allow_unicode=True, width=1000)
+    if any(letter in text for letter in LINE_ENDS):  # YAML would fold them
+        text = yaml.safe_dump(told, sort_keys=False, allow_unicode=False, width=1000)
     return text
 
 

@@ -75,6 +75,7 @@ class Card {
 
   async ask() {
     try {
+      if (!cluster.services.has(this.name)) return; // it has just gone
       const series = await maybe(`/v1/services/${encodeURIComponent(this.name)}/series`);
       this.kept = Boolean(series?.at_ms?.length);
       if (this.kept) this.draw(series);
