@@ -121,7 +121,7 @@ class Host:
         self.address = f"10.77.0.{number}"
         self.home = net.scratch / name  # of its only user, root
         self.work = self.home / "work"  # where its user is when commands are given
-        self.work.mkdir(parents=True)
+        self.work.mkdir(parents=True, exist_ok=True)
         self.namespace = namespace
         self._switch = net.switch
         self._port = f"port{number}"

@@ -20,7 +20,9 @@ from tests.live.cluster import Live, eventually, live_cluster
 from tests.live.serving import WAIT_S, Serving, need_gateway, replica_ports
 from tests.podman import IMAGE, Podman, podman
 
-PYTHON_FOLDERS = [sys.prefix, sys.base_prefix, str(ROOT), "/lib", "/usr/lib"]
+# Where the loader of programs is differs between kinds of processors.
+LIBRARIES = [path for path in ("/lib", "/lib64", "/usr/lib") if Path(path).exists()]
+PYTHON_FOLDERS = [sys.prefix, sys.base_prefix, str(ROOT), *LIBRARIES]
 
 
 @pytest.fixture(scope="module")
