@@ -169,7 +169,10 @@ def received(visit: Visit, watch_s: float) -> int:
     """Bytes that come in a minute, as they travel."""
     session = visit.context.new_cdp_session(visit.page)
     sizes: list[int] = []
-    session.on("Network.dataReceived", lambda told: sizes.append(told["encodedDataLength"]))
+    session.on(
+        "Network.dataReceived",
+        lambda told: sizes.append(told["encodedDataLength"] or told["dataLength"]),
+    )
     session.send("Network.enable")
     visit.page.wait_for_timeout(watch_s * 1000)
     session.detach()
