@@ -48,7 +48,8 @@ def of(view: str, jobs: dict[str, str]) -> list[str]:
 
 
 def found(page: Any) -> list[str]:
-    """What is wrong, and with what."""
+    """What is wrong, and with what. From the top: the sticky head would cover some by half."""
+    page.evaluate("scrollTo(0, 0)")
     told = Axe().run(page, options={"runOnly": RULES, "resultTypes": ["violations"]}).response
     return [
         f"{one['id']}: {one['help']}: {node['html'][:160]} {node['failureSummary'][-200:]}"

@@ -22,7 +22,7 @@ from shoal.api.feed import Feed
 from shoal.api.identity import without_hash
 from shoal.api.keys import event_without_keys
 from shoal.api.principal import Principal
-from shoal.api.queue import QueueRow, _row, own_in_line
+from shoal.api.queue import QueueRow, own_in_line, queue_row
 from shoal.api.reach import Reach
 from shoal.api.seen import seen_events
 from shoal.control.alarms import Alarms
@@ -160,7 +160,7 @@ class MomentReader:
             now_ms=ask.now_ms,
             seq=seq,
             snapshot=Feed(loop).once("" if ask.who.sees_all else ask.who.tenant),
-            queue=[_row(reach, job, position, None) for position, job in line],
+            queue=[queue_row(reach, job, position, None) for position, job in line],
             events=self._events(reach, seq),
         )
 

@@ -156,7 +156,7 @@ class Waiting(Controller):
             policy=loop.policy.name,
             caps=caps_of(loop.state, who.sees),
             groups=[msgspec.structs.replace(one, what=reach.text(one.what)) for one in groups],
-            rows=[_row(reach, job, position, outlooks.get(job.id)) for position, job in front],
+            rows=[queue_row(reach, job, position, outlooks.get(job.id)) for position, job in front],
         )
 
 
@@ -212,7 +212,7 @@ def first_in_line(loop: ControlLoop, limit: int, tenant: str = "") -> list[Job]:
     return heapq.nsmallest(limit, jobs, key=place)
 
 
-def _row(reach: Reach, job: Job, position: int, seen: Outlook | None) -> QueueRow:
+def queue_row(reach: Reach, job: Job, position: int, seen: Outlook | None) -> QueueRow:
     remedies = seen_remedies(reach, seen.remedies) if seen else []
     return QueueRow(
         **msgspec.structs.asdict(job_row(reach, job)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from logging import Logger
 from pathlib import Path
 
 from shoal.database.base import Database
@@ -24,6 +25,30 @@ def opened(place: Place, durable: bool = True) -> Database:
         database.close()
         raise
     return database
+
+
+def renewable(place: Place, part: str, version: int, schema: str, log: Logger) -> Database:
+    """For what can be lost or made again: a file is not synced, and one that cannot be read is put
+    aside for another one. `schema` is filled in with the database's own words."""
+
+    def prepared() -> Database:
+        database = opened(place, durable=False)
+        try:
+            database.prepare(part, version, schema.format(**database.words._asdict()))
+        except BaseException:
+            closed(place, database)
+            raise
+        return database
+
+    try:
+        return prepared()
+    except StoreDamaged as error:
+        if not isinstance(place, Path):
+            raise
+        name = f"{place.name}.damaged"
+        log.error("%s cannot be read (%s): put aside as %s", place, error, name)
+        set_aside(place, name)
+        return prepared()
 
 
 def closed(place: Place, database: Database) -> None:

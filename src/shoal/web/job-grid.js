@@ -129,8 +129,9 @@ export class Grid {
     if (at < 0 || event.target.closest("a, button")) return;
     this.at = at;
     this.element.focus({ preventScroll: true }); // so that a redraw may set the box
+    const first = event.target.closest("[role=gridcell]")?.previousElementSibling === null; // all of the box's cell counts
     if (event.shiftKey) this.range(at);
-    else if (event.target instanceof HTMLInputElement || event.ctrlKey || event.metaKey) this.toggle(at);
+    else if (first || event.ctrlKey || event.metaKey) this.toggle(at);
     else { this.anchor = at; this.point(); }
   }
 }

@@ -188,7 +188,7 @@ class Then {
     this.wanted = at; this.words = words;
     if (at === null) { clearTimeout(this.timer); this.asking?.abort(); this.answer = null; return; }
     if (!element.firstChild) element.append(this.title, this.problem, this.legend, this.map.spacer, h("div", { class: "grid2" }, this.queue, this.events));
-    this.title.textContent = `As it was at ${when(at, now())}`;
+    if (this.answer?.at_ms !== at) this.title.textContent = `As it was at ${when(at, now())}: reading the log`;
     clearTimeout(this.timer);
     this.timer = setTimeout(() => this.ask(), ASK_MS);
   }

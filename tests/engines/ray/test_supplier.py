@@ -36,6 +36,7 @@ BOUND_S = 240
 # Stands for `shoal join --foreground`: it lives until it is told to end.
 AGENT = """#!/bin/bash
 env > "$SHOAL_HOME/env"
+echo $$ > "$SHOAL_HOME/pid"
 echo "$@" >> "$SHOAL_HOME/../$(basename $SHOAL_HOME).starts"
 trap 'echo "2026-01-01 00:00:00 the head knows that this node has ended"; exit 0' TERM
 while :; do sleep 0.1; done
@@ -102,6 +103,12 @@ class Site:
 
     def agent(self, order: str) -> int | None:
         return holder.top_of(f"{self.cluster}/{order}")
+
+    def started(self, order: str) -> int:
+        """Once nothing else carries its mark: what forks it does, for a moment."""
+        path = self.nodes / self.cluster / order / "pid"
+        assert eventually(lambda: path.exists() and path.read_text() == f"{self.agent(order)}\n")
+        return int(path.read_text())
 
     def starts(self, order: str) -> list[str]:
         path = self.nodes / self.cluster / f"{order}.starts"
@@ -211,8 +218,7 @@ def test_a_killed_actor_is_replaced_beside_its_agent(ray: RealRay, site: Site) -
     async def scene(supplier: RaySupplier) -> None:
         await supplier.provision(site.provision("o1"))
         await until(supplier, "o1", runs)
-        agent = site.agent("o1")
-        assert agent is not None
+        agent = site.started("o1")
         (killed,) = ray.holders()
         os.kill(killed, signal.SIGKILL)
         await until(supplier, "o1", lambda one: runs(one) and ray.holders() not in ([], [killed]))
@@ -228,8 +234,7 @@ def test_an_agent_that_ends_ends_its_order(site: Site) -> None:
     async def scene(supplier: RaySupplier) -> None:
         await supplier.provision(site.provision("o1"))
         await until(supplier, "o1", runs)
-        agent = site.agent("o1")
-        assert agent is not None
+        agent = site.started("o1")
         os.kill(agent, signal.SIGTERM)
         status = await until(supplier, "o1", ended)
         assert status is not None
@@ -301,7 +306,7 @@ def test_a_restarted_ray_gets_its_nodes_back_and_disturbs_none(ray: RealRay, sit
     async def scene(supplier: RaySupplier) -> None:
         await supplier.provision(site.provision("o1"))
         await until(supplier, "o1", runs)
-        agent = site.agent("o1")
+        agent = site.started("o1")
         ray.kill("gcs_server")
         assert site.agent("o1") == agent
         with pytest.raises(SupplyError, match=r"Ray|nobody answers"):

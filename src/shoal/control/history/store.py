@@ -12,10 +12,9 @@ import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from shoal.database.base import Cursor, Database
-from shoal.database.places import Place, closed, opened, set_aside
+from shoal.database.base import Cursor
+from shoal.database.places import Place, closed, renewable
 from shoal.database.sqlite import IN_MEMORY
-from shoal.ports import StoreDamaged
 
 log = logging.getLogger("shoal.history")
 
@@ -44,29 +43,9 @@ class HistoryFile:
         self._place = Path(IN_MEMORY) if place is None else place
         self._bytes_max = bytes_max
         self._lock = threading.Lock()
-        self._database = self._open()
+        self._database = renewable(self._place, PART, VERSION, _SCHEMA, log)
         self.newest = self._count("SELECT max(number) FROM tail")  # the last piece of the tail
         self.size_bytes = sum(self._sizes())  # of what is kept, not of the file
-
-    def _open(self) -> Database:
-        try:
-            return self._prepared()
-        except StoreDamaged as error:
-            if not isinstance(self._place, Path):
-                raise
-            name = f"{self._place.name}.damaged"
-            log.error("%s cannot be read (%s): put aside as %s", self._place, error, name)
-            set_aside(self._place, name)
-            return self._prepared()
-
-    def _prepared(self) -> Database:
-        database = opened(self._place, durable=False)
-        try:
-            database.prepare(PART, VERSION, _SCHEMA.format(**database.words._asdict()))
-        except BaseException:
-            closed(self._place, database)
-            raise
-        return database
 
     def _sizes(self) -> tuple[int, int]:
         return (

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 from shoal.control.past.bars import Bar, Book, Changed, JobMark, NodeMark, Span
-from shoal.database.base import Cursor, Database, Row
-from shoal.database.places import Place, closed, opened, set_aside
-from shoal.ports import StoreDamaged
+from shoal.database.base import Cursor, Row
+from shoal.database.places import Place, closed, renewable
 
 log = logging.getLogger("shoal.past")
 
@@ -103,29 +101,9 @@ class BarStore:
 
     def __init__(self, place: Place) -> None:
         self._place = place
-        self._database = self._open()
+        self._database = renewable(self._place, PART, VERSION, _SCHEMA, log)
         self._bars = self._count("bars")
         self._spans = self._count("bar_spans")
-
-    def _open(self) -> Database:
-        try:
-            return self._prepared()
-        except StoreDamaged as error:
-            if not isinstance(self._place, Path):
-                raise
-            name = f"{self._place.name}.damaged"
-            log.error("%s cannot be read (%s): put aside as %s", self._place, error, name)
-            set_aside(self._place, name)
-            return self._prepared()
-
-    def _prepared(self) -> Database:
-        database = opened(self._place, durable=False)
-        try:
-            database.prepare(PART, VERSION, _SCHEMA.format(**database.words._asdict()))
-        except BaseException:
-            closed(self._place, database)
-            raise
-        return database
 
     def _count(self, table: str) -> int:
         [(count,)] = self._database.read(f"SELECT count(*) FROM {table}")
