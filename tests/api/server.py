@@ -20,6 +20,7 @@ from shoal.api.access import new_token
 from shoal.api.app import build
 from shoal.api.forwarded import SERVED
 from shoal.api.limits import Gate, guarded
+from shoal.api.moment import MOMENTS
 from shoal.api.notices import POSTING
 from shoal.api.timeline import BARS
 from shoal.control.home import Home
@@ -120,6 +121,7 @@ class Server:
         ticking.cancel()
         sending.cancel()
         await bars.close()
+        await app.state[MOMENTS].close()
         self.store.close()
 
     def served(self, app: Litestar) -> Any:

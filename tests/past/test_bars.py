@@ -74,6 +74,7 @@ def test_at_every_moment_of_a_storm_the_bars_are_what_the_state_holds() -> None:
 def test_a_book_that_misses_one_kind_of_event_is_found_out(
     kind: type[ev.EventBase], seed: int, sleeps: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert any(isinstance(event, kind) for event in events_of(seed, sleeps))
     monkeypatch.delitem(HANDLERS, kind)
     with pytest.raises(AssertionError):
         agree(seed, sleeps)

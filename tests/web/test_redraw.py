@@ -29,7 +29,8 @@ def queue(visit: Visit, live: Live) -> Iterator[list[str]]:
     waiting = [live.run("true", gpus=4, name=f"waits-{n}") for n in range(3)]
     visit.go("jobs?line=all")
     visit.page.locator(f"{WAITING} tr[data-job={waiting[-1]}]").wait_for()
-    visit.page.locator(f"{RUNNING} [data-job={holders[-1]}] .chip[data-state=running]").wait_for()
+    for job in holders:
+        visit.page.locator(f"{RUNNING} [data-job={job}] .chip[data-state=running]").wait_for()
     yield waiting
     for job in [*waiting, *holders]:
         live.client.cancel(job)
@@ -164,7 +165,8 @@ def test_a_controller_that_hangs_is_not_live(visit: Visit, live: Live) -> None:
 def test_a_job_that_makes_no_steps_any_more_says_so(visit: Visit, queue: list[str]) -> None:
     assert queue
     page = visit.page
-    row = page.locator(f"{RUNNING} [data-job]")
+    runs = page.locator(".chip[data-state=running]")  # jobs of other tests have the same names
+    row = page.locator(f"{RUNNING} [data-job]").filter(has=runs)
     moved, still = (row.filter(has_text=f"holds-{n}").first for n in range(2))
     script = """([id, ago]) => shoalMap.cluster.jobs.set(id, {
         ...shoalMap.cluster.jobs.get(id), step: 5, step_us: 9_000_000,

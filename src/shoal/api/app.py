@@ -37,6 +37,7 @@ from shoal.api.link import NodeLink
 from shoal.api.logs import Logs
 from shoal.api.meeting import Meeting, Meetings, urls_of
 from shoal.api.metrics import metrics
+from shoal.api.moment import MOMENTS, Moments
 from shoal.api.notices import Rules
 from shoal.api.packages import Packages, refuse_unknown_package
 from shoal.api.page import HANDLERS, provided
@@ -300,7 +301,7 @@ def build(
         Access(token, loop.clock.now_ms, names, lambda: loop.state.identity, loop.settled),
         Feed(loop, lambda: kept.newest),
     )
-    meetings, tries = Meetings(access, urls_of(reach)), Tries(entry)
+    meetings, tries, moments = Meetings(access, urls_of(reach)), Tries(entry), Moments(home)
 
     def provide_ledger() -> LiveLedger | None:
         return live_ledger
@@ -325,7 +326,7 @@ def build(
         before_send=[auditor.before_send] if auditor else [],
         middleware=[checked(lambda: loop.check()), tickets],
         response_headers=SAFE_HEADERS,
-        state=State({"feed": feed, ACCESS: access}),
+        state=State({"feed": feed, ACCESS: access, MOMENTS: moments}),
         dependencies={
             "all_others": Provide(provide_nothing, sync_to_thread=False),
             "loop": Provide(provide_loop),
@@ -334,6 +335,7 @@ def build(
             "live_ledger": Provide(provide_ledger, sync_to_thread=False),
             "history": Provide(provide_history, sync_to_thread=False),
             "meetings": Provide(lambda: meetings, sync_to_thread=False),
+            "moments": Provide(lambda: moments, sync_to_thread=False),
             "tries": Provide(lambda: tries, sync_to_thread=False),
             "stores": Provide(lambda: stores, sync_to_thread=False),
             "linked": Provide(lambda: linked, sync_to_thread=False),

@@ -22,6 +22,7 @@ from shoal.api.read_threads import respond
 from shoal.api.timeline import Moment
 from shoal.model.views import Problem
 
+MOMENTS = "moments"  # in the app's state
 ANSWER_S_MAX = 30.0  # the process itself stops after ten
 IDLE_S = 60.0
 ASKING_MAX = 8  # requests that wait for each other
@@ -108,6 +109,15 @@ class Moments:
         if process is not None and process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
+
+    async def close(self) -> None:
+        process = self._process
+        self.end()
+        if process is not None and process.stdin is not None and process.stdout is not None:
+            process.stdin.close()
+            while await process.stdout.read(1 << 20):  # what nobody will ask for any more
+                pass
+            await process.wait()
 
 
 class MomentApi(Controller):

@@ -12,7 +12,7 @@ from shoal.api.access import Access
 from shoal.api.certificate import Certificate
 from shoal.api.feed import Feed
 from shoal.api.forms import Forms
-from shoal.api.moment import MomentApi, Moments
+from shoal.api.moment import MomentApi
 from shoal.api.oidc import OpenId, SignIns
 from shoal.api.plan import Planner, Plans
 from shoal.api.principal import Principal, principal_of
@@ -44,7 +44,6 @@ def provided(
     loop: ControlLoop, access: Access, feed: Feed, home: Path | None, stores: Stores | None
 ) -> dict[str, Provide]:
     simulator, foresight, planner = Simulator(loop, home), Foresight(), Planner()
-    moments = Moments(home)
     # A standby forwards all sign-ins.
     settings = stores.settings if stores is not None and stores.leads else None
     sign_ins = SignIns(settings, loop.clock.now_ms, loop.alarms)
@@ -66,7 +65,6 @@ def provided(
         "foresight": Provide(lambda: foresight, sync_to_thread=False),
         "sign_ins": Provide(lambda: sign_ins, sync_to_thread=False),
         "openid_on": Provide(lambda: sign_ins.on, sync_to_thread=False),
-        "moments": Provide(lambda: moments, sync_to_thread=False),
         "simulator": Provide(lambda: simulator, sync_to_thread=False),
         "planner": Provide(lambda: planner, sync_to_thread=False),
     }

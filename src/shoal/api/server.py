@@ -15,6 +15,7 @@ from litestar import Litestar
 from shoal.api.certificate import STATE
 from shoal.api.forwarded import SERVED
 from shoal.api.limits import Gate, Guard, guarded
+from shoal.api.moment import MOMENTS
 from shoal.api.tls import TlsListener
 from shoal.control.alarms import Alarms
 from shoal.control.sockets import Doors
@@ -78,6 +79,7 @@ class ApiServer:
             await self._server.serve(sockets=self._plain)
         finally:
             self._stop_tasks()
+            await self._app.state[MOMENTS].close()
 
     def leave(self) -> None:
         """End, but take no connection from this moment on: another server waits for them."""
