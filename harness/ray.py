@@ -23,6 +23,7 @@ from shoal.kernel import kill_marked, variable
 WAIT_S = 180.0
 TRIES = 3
 READY = b"started. Raylet consists of"
+DIED = b"Check failed"
 MARK = "RAY_OF_TEST"  # in the environment of its processes; what holders start has no RAY_*
 AGENTS = (b"ray::DashboardAgent", b"ray::RuntimeEnvAgent")
 # On a busy machine, a raylet may be slow to start and to say that it lives; all of this Ray would
@@ -66,8 +67,11 @@ class RealRay:
         said = self.scratch / "tmp" / "session_latest" / "logs" / "raylet.out"
         while time.monotonic() < deadline and self._process.poll() is None:
             with contextlib.suppress(OSError):
-                if READY in said.read_bytes():
+                told = said.read_bytes()
+                if READY in told:
                     return True
+                if DIED in told:
+                    return False
             time.sleep(0.05)
         return False
 
@@ -87,6 +91,7 @@ class RealRay:
                     *("--port", str(self.port), "--include-dashboard", "false"),
                     *("--min-worker-port", "0", "--max-worker-port", "0"),
                     *("--object-store-memory", "80000000", "--disable-usage-stats"),
+                    *("--no-monitor", "--ray-client-server-port", "0"),
                     *("--include-log-monitor", "false", "--temp-dir", str(self.scratch / "tmp")),
                     *("--labels", "pool=lent", *self._amounts, *_ports_of_agents()),
                 ],

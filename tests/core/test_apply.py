@@ -6,7 +6,7 @@ from typing import get_args
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.core.state.apply import APPLY, apply, replay
@@ -59,7 +59,7 @@ def nodes_by_level(state: State) -> dict[tuple[str, Kind, Level], list[int]]:
     }
 
 
-@examples
+@settings(examples, max_examples=50)
 @given(seed=st.integers(0, 40), cut=st.integers(0, 10_000))
 def test_a_snapshot_anywhere_and_the_rest_of_the_log_lead_to_the_same_state(
     seed: int, cut: int

@@ -233,8 +233,8 @@ def test_groups_of_equal_bandwidth_are_found_by_their_latency() -> None:
     assert len(set(places_of(wiring.table()).values())) == 1
 
 
-def test_the_groups_of_a_thousand_nodes_are_found() -> None:
-    wiring = Wiring(random.Random(9), [[32] * 8] * 4)
+def test_the_groups_of_four_hundred_nodes_are_found() -> None:
+    wiring = Wiring(random.Random(9), [[25] * 4] * 4)
     results = wiring.results()
     names = sorted(wiring.place)
     table = table_of(names, results)

@@ -9,6 +9,7 @@ import signal
 from collections import Counter
 from collections.abc import Callable
 
+import pytest
 from harness.clients import Recorder, whole_log
 from harness.clusters import Head, Measured, two_heads
 from harness.history import OK, Op, check
@@ -57,6 +58,7 @@ def test_what_clients_were_answered_stays_true_when_controllers_are_killed() -> 
         assert len(launched(live.home.nodes)) > 10
 
 
+@pytest.mark.soak  # with several heads; test_several_heads.py shows what becomes of jobs
 def test_what_clients_were_answered_stays_true_when_the_leader_is_lost() -> None:
     """Each client knows both heads. The one that leads is killed, and the next is stopped and
     continued when another leads."""

@@ -20,11 +20,11 @@ export class Grid {
     this.soon = () => { this.frame ||= requestAnimationFrame(() => { this.frame = 0; this.draw(false); }); };
     this.whole = () => this.draw(true);
     addEventListener("scroll", this.soon, { passive: true });
-    addEventListener("resize", this.soon);
+    addEventListener("resize", this.whole);
     narrow.addEventListener("change", this.whole);
   }
 
-  stop() { removeEventListener("scroll", this.soon); removeEventListener("resize", this.soon); narrow.removeEventListener("change", this.whole); cancelAnimationFrame(this.frame); }
+  stop() { removeEventListener("scroll", this.soon); removeEventListener("resize", this.whole); narrow.removeEventListener("change", this.whole); cancelAnimationFrame(this.frame); }
   get size() { return narrow.matches ? CARD : ROW; }
 
   /** Rows that left the list leave the selection; the current row stays the same job. */
@@ -44,12 +44,6 @@ export class Grid {
     if (last > count - 1 - 2 * AROUND) this.on.need();
     if (!fresh && first >= this.drawn[0] && last <= this.drawn[1]) return;
     this.drawn = [Math.max(0, first - AROUND), Math.min(count - 1, last + AROUND)];
-    this.element.style.setProperty("--columns", `28px ${this.columns.map((one) => one.width).join(" ")}`);
-    const least = narrow.matches ? 0 : this.columns.reduce((sum, one) => sum + 12 + Number(one.width.match(/\d+/)[0]), 28);
-    this.element.style.setProperty("--least", `${least}px`);
-    this.element.classList.toggle("wide", least > this.element.clientWidth);
-    this.element.setAttribute("aria-rowcount", String((this.total || count) + 1));
-    this.body.style.height = `${count * size}px`;
     if (fresh) this.heads();
     const rows = [];
     const there = new Map(fresh ? [] : [...this.body.children].map((one) => [one.dataset.job, one])); // scrolling changes none of them
@@ -60,7 +54,14 @@ export class Grid {
     this.point();
   }
 
+  /** What all rows share. Scrolling changes none of it, and must not make the browser look at all rows again. */
   heads() {
+    const least = narrow.matches ? 0 : this.columns.reduce((sum, one) => sum + 12 + Number(one.width.match(/\d+/)[0]), 28);
+    this.element.style.setProperty("--columns", `28px ${this.columns.map((one) => one.width).join(" ")}`);
+    this.element.style.setProperty("--least", `${least}px`);
+    this.element.classList.toggle("wide", least > this.element.clientWidth);
+    this.element.setAttribute("aria-rowcount", String((this.total || this.rows.length) + 1));
+    this.body.style.height = `${this.rows.length * this.size}px`;
     const all = this.rows.length > 0 && this.selected.size === this.rows.length;
     const box = h("input", { type: "checkbox", "aria-label": "Select all rows that are loaded", checked: all, onchange: () => this.pick(all ? [] : this.rows.map((row) => row.id)) });
     replace(this.head, h("span", { role: "columnheader", "data-key": "pick" }, box), this.columns.map((one) => {

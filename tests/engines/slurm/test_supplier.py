@@ -173,6 +173,7 @@ def test_an_allocation_that_somebody_cancels_has_ended_against_our_will(
     assert found.failed and found.reason.startswith("CANCELLED")
 
 
+@pytest.mark.soak  # Slurm counts in minutes; test_live.py shows jobs that leave before that
 def test_an_allocation_whose_time_is_up_has_ended_and_notice_was_given(
     world: World, id_: str
 ) -> None:
