@@ -23,7 +23,7 @@ from shoal.model.views import StatusView
 from tests.live.cluster import Live, eventually, live_cluster
 
 STRANGER = 65_534
-KILLS = 6
+KILLS = 3
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
 

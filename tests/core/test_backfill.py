@@ -116,7 +116,9 @@ def random_queue(seed: int, policy: Policy) -> Clockwork:
     return cluster
 
 
-@pytest.mark.parametrize("first", range(0, 120, 40))
+@pytest.mark.parametrize(
+    "first", [0, *(pytest.param(first, marks=pytest.mark.soak) for first in (40, 80))]
+)
 def test_with_exact_times_the_first_in_line_starts_no_later_than_it_was_promised(
     first: int,
 ) -> None:

@@ -153,7 +153,7 @@ def test_an_unwilling_elastic_job_shrinks_for_nobody() -> None:
     assert stopped(cluster) == []
 
 
-@pytest.mark.parametrize("first", [1_000, 1_050])
+@pytest.mark.parametrize("first", [1_000, pytest.param(1_050, marks=pytest.mark.soak)])
 def test_in_no_history_is_a_gang_smaller_than_its_least_or_larger_than_its_most(
     first: int,
 ) -> None:

@@ -51,7 +51,11 @@ class Found:
             (path / name).unlink(missing_ok=True)
 
 
-@pytest.fixture(params=VERSIONS)
+# Those of the first and of the last version in every run.
+BETWEEN = (pytest.param(one, marks=pytest.mark.soak) for one in VERSIONS[1:-1])
+
+
+@pytest.fixture(params=[VERSIONS[0], *BETWEEN, VERSIONS[-1]])
 def found(request: pytest.FixtureRequest) -> Iterator[Found]:
     path = Path(tempfile.mkdtemp(prefix="shoal-test-"))
     try:

@@ -141,6 +141,7 @@ def test_accelerate_launches_on_several_machines(terminal: Terminal) -> None:
     assert out.count("epoch 0 done") == 1
 
 
+@pytest.mark.soak  # it counts as torchrun does, whose variables it reads
 @pytest.mark.outside("torch and the launchers of others meet on a port by clocks of their own")
 def test_lightning_counts_ranks_as_they_are(terminal: Terminal) -> None:
     need("lightning")
@@ -154,6 +155,7 @@ def test_lightning_counts_ranks_as_they_are(terminal: Terminal) -> None:
     assert out.count("ranks are TorchElasticEnvironment's") == 2
 
 
+@pytest.mark.soak  # one launcher that starts processes of its own, accelerate, is enough here
 @pytest.mark.outside("torch and the launchers of others meet on a port by clocks of their own")
 def test_deepspeeds_own_launcher_starts_its_script(terminal: Terminal) -> None:
     need("deepspeed")

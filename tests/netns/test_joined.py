@@ -154,6 +154,7 @@ def masquerade(router: Host) -> None:
     assert router.run("iptables", "-w", *rule).returncode == 0
 
 
+@pytest.mark.soak  # the others join one by one
 def test_ten_hosts_join_at_once_and_several_are_cut_off_and_come_back(
     cluster: Cluster,
 ) -> None:

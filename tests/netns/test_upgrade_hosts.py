@@ -99,6 +99,7 @@ def _old_environment(host: Host, join: tuple[str, ...]) -> Path:
     return venv / "bin" / "python"
 
 
+@pytest.mark.soak  # tests/live/test_upgrade.py has nodes that follow when they are idle
 @pytest.mark.outside("ssh and pip on three hosts")
 def test_idle_hosts_get_the_new_version_and_a_failure_stops_the_rest(site: Site) -> None:
     cluster, new = site.cluster, shoal.__version__

@@ -160,6 +160,7 @@ def test_an_outage_of_the_api_server_does_not_disturb_jobs(pool: Pool) -> None:
     until(lambda: not pool.pods(), "nothing is given back after the outage")
 
 
+@pytest.mark.soak  # test_supplier.py reads what such a pod says
 def test_a_missing_image_is_named_and_its_replacement_is_used(pool: Pool) -> None:
     pool.set(options={"image": "registry.example/missing:1"})
     job = pool.live.run("true", gpus=2)

@@ -71,6 +71,7 @@ def test_nodes_have_what_slurm_gave_and_its_words_as_labels(there: Site) -> None
     assert "ends in 29m" in there.events()
 
 
+@pytest.mark.soak  # a node that ends, as at its time limit
 def test_a_cancelled_allocation_is_a_node_that_ends_and_costs_no_retry(there: Site) -> None:
     there.supply()
     gang = there.run(FOR_EVER, "-n", "2", "--retries", "0")
