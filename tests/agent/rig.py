@@ -91,6 +91,8 @@ class Rig:
             os.kill(self.agent_pid(), number)
         self.keeper.wait(WAIT_S)
         self.report = None
+        # What the last agent forked may hold its socket for a moment longer.
+        (self.directory / "agent.sock").unlink(missing_ok=True)
         self.keeper = self._start()
         self.reconnect()
         self.until(lambda: self.report is not None)
