@@ -38,6 +38,7 @@ PR_SET_PTRACER = 0x59616D61
 ROOM = "SHOAL_ROOM"  # placeholder that a member's environment is written over
 SETTINGS = "SHOAL_ZYGOTE"
 NICE = 19
+AUTOGROUP = "/proc/self/autogroup"
 OOM_SCORE = "/proc/self/oom_score_adj"
 OOM_FIRST = "1000"
 TITLE_BYTES_MAX = 2048
@@ -92,6 +93,9 @@ def _be_modest() -> tuple[int, str] | None:
     if os.waitpid(probe, 0)[1] != 0:
         return None
     _take_place((NICE, OOM_FIRST))
+    # The kernel may share the CPUs between sessions. This one is ours; members begin their own.
+    with contextlib.suppress(OSError), open(AUTOGROUP, "w") as file:
+        file.write(str(NICE))
     return before
 
 
