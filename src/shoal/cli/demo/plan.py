@@ -27,6 +27,7 @@ def nodes() -> tuple[NodeSpec, ...]:
         machine, nodes=NODES, gpus=GPUS, cpu_milli=None, memory_mb=None, topology="2x2"
     )
 
+
 # It fails once by itself, also if its node is killed before that.
 _FLAKY = "echo attempt $SHOAL_ATTEMPT; sleep 2; test -e failed || { touch failed; exit 1; }"
 
