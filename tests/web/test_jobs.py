@@ -79,7 +79,7 @@ def test_a_link_shows_the_same_jobs_in_the_same_order_and_columns(visit: Visit, 
     page.get_by_role("button", name="Show all jobs").click()
     row(visit, one).wait_for()
     page.evaluate("location.hash = '#/queue'")
-    page.wait_for_function("location.hash === '#/jobs'")
+    page.wait_for_function("() => location.hash === '#/jobs'")
     page.keyboard.press("Control+k")
     page.keyboard.type("quagga")  # only the server knows commands
     page.get_by_role("option", name="All jobs with “quagga”").click()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from harness.browser import WAIT_MS, Visit
+from playwright.sync_api import expect
 
 from tests.live.cluster import Live, eventually
 
@@ -71,7 +72,7 @@ def test_a_cluster_fills_one_screen_whatever_its_size(visit: Visit) -> None:
         page.set_viewport_size({"width": width, "height": height})
         page.evaluate(SHOW, made_up(2000))
         page.wait_for_function(
-            "shoalMap.plan.tiles.length === 2000 && shoalMap.room() === shoalMap.height"
+            "() => shoalMap.plan.tiles.length === 2000 && shoalMap.room() === shoalMap.height"
             " && shoalMap.drawn"
         )
         foot = page.evaluate("shoalMap.canvas.getBoundingClientRect().bottom - innerHeight")
@@ -90,7 +91,7 @@ def test_what_is_found_stays_marked_and_is_in_the_address(visit: Visit) -> None:
     found = page.locator("[data-name=found]")
     page.locator("input[type=search]").fill("RUN-2")
     found.get_by_text("66 jobs match", exact=True).wait_for()
-    page.wait_for_function("shoalMap.lit.jobs.has('j2') && !shoalMap.queued")
+    page.wait_for_function("() => shoalMap.lit.jobs.has('j2') && !shoalMap.queued")
     one = visit.colour("n2", 0)
     page.locator("input[type=search]").fill("b0/r3")
     found.get_by_text("16 nodes match").wait_for()
@@ -100,14 +101,14 @@ def test_what_is_found_stays_marked_and_is_in_the_address(visit: Visit) -> None:
     page.locator("input[type=search]").fill("no such thing")
     found.get_by_text("nothing matches").wait_for()
     page.keyboard.press("Escape")
-    page.wait_for_function("shoalMap.lit === null && !shoalMap.queued")
+    page.wait_for_function("() => shoalMap.lit === null && !shoalMap.queued")
     clear = visit.colour("n0", 0)
     assert "find" not in page.url
 
     key = page.locator(".legend button").nth(2)  # of j2
     key.click()
     found.get_by_text("1 job matches").wait_for()
-    assert key.get_attribute("aria-pressed") == "true"
+    expect(key).to_have_attribute("aria-pressed", "true")
     assert page.url.endswith("?find=j2")
     assert eventually(lambda: visit.colour("n0", 0) != clear, WAIT_S), "the others are dim"
     assert visit.colour("n2", 0) == one
@@ -120,13 +121,13 @@ def test_what_is_found_stays_marked_and_is_in_the_address(visit: Visit) -> None:
     page.locator("[data-name=found]").get_by_text("nothing matches").wait_for()  # on the live one
     assert page.locator("input[type=search]").input_value() == "j2"
     page.keyboard.press("Escape")
-    page.wait_for_function("shoalMap.lit === null")
+    page.wait_for_function("() => shoalMap.lit === null")
 
 
 @pytest.mark.outside("a real Chromium draws when it gets the time")
 def test_a_node_opens_has_a_page_and_stays_open_in_the_address(visit: Visit, live: Live) -> None:
     page = visit.page
-    page.wait_for_function("window.shoalMap?.plan?.tiles.length === 4")
+    page.wait_for_function("() => window.shoalMap?.plan?.tiles.length === 4")
     page.locator(".map canvas").focus()
     page.keyboard.press("ArrowDown")  # 4 GPUs of a node may stand in two rows
     page.keyboard.press("Enter")

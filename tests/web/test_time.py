@@ -79,7 +79,7 @@ def test_a_lost_job_is_seen_where_it_ran_and_its_moment_can_be_opened(
     assert page.evaluate(held, job) == [node], "the cells that it had then"
     past.locator(".events").get_by_text(job).first.wait_for()
     assert abs(int(page.evaluate("shoalTime.gantt.at")) - moment) < 2_000
-    page.wait_for_function("location.hash.includes('at=')")
+    page.wait_for_function("() => location.hash.includes('at=')")
 
     # The same link shows the same; "Now" returns.
     page.reload()
@@ -176,7 +176,7 @@ def test_thousands_of_lanes_scroll_and_zoom_on_a_phone_too(browser: Browser, liv
     page.get_by_text("GPUs", exact=True).click()
     assert not page.evaluate("shoalTime.gantt.whole")
     page.evaluate("shoalTime.gantt.element.scrollTop = 1e9")
-    page.wait_for_function("shoalTime.gantt.seen.at(-1).node?.id === 'n1999'")
+    page.wait_for_function("() => shoalTime.gantt.seen.at(-1).node?.id === 'n1999'")
 
     box = page.locator(".gantt canvas").bounding_box()
     assert box is not None
@@ -191,7 +191,7 @@ def test_thousands_of_lanes_scroll_and_zoom_on_a_phone_too(browser: Browser, liv
     page.mouse.down()
     page.mouse.move(box["x"] + 260, box["y"] + 100, steps=3)
     page.mouse.up()
-    page.wait_for_function("location.hash.includes('from=')")
+    page.wait_for_function("() => location.hash.includes('from=')")
     page.wait_for_function("count => count", arg=len(asked))
     for _ in range(20):
         page.get_by_role("button", name="Zoom in").click()
