@@ -19,7 +19,7 @@ SOURCE = ROOT / "src" / "shoal"
 FILES = sorted(SOURCE.rglob("*.py"))
 PURE = sorted([*(SOURCE / "core").rglob("*.py"), *(SOURCE / "model").rglob("*.py")])
 
-FILE_LINES_MAX = 400
+FILE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 70
 
 # All that the pure half may use of the standard library. A list of what is allowed cannot miss
