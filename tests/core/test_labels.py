@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ import pytest
 
 from shoal.core.answers.advice import advise
 from shoal.core.answers.why import waiting_reason
+from shoal.core.phases.admit import impossible
 from shoal.core.state import queue
 from shoal.core.state.invariants import Violation, verify
 from shoal.core.state.load import restore
@@ -62,6 +64,25 @@ def settle(cluster: Cluster) -> None:
     for _ in range(4):
         cluster.deliver()
         cluster.hear(*cluster.books)
+
+
+class Counted(list[Any]):
+    """Counts how often somebody walks it."""
+
+    walks = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.walks += 1
+        return super().__iter__()
+
+
+def test_a_job_that_says_nothing_about_labels_is_admitted_without_a_look_at_each_node() -> None:
+    cluster = zoned()
+    order = cluster.state.order = Counted(cluster.state.order)
+    assert impossible(cluster.state, job_spec(gpus=2, members=4)) is None
+    assert order.walks == 0
+    assert impossible(cluster.state, job_spec(where=("zone=x",))) is None
+    assert order.walks  # or this counts nothing
 
 
 # -- conditions -----------------------------------------------------------------------------

@@ -42,6 +42,8 @@ def no_such_labels(state: State, spec: JobSpec, kinds: Iterable[Kind]) -> tuple[
     """The field at fault and the problem, if no node of these kinds meets its conditions or has the
     label to spread over. Taints do not count: like a cordon, they may go away."""
     where = spec.demand.where
+    if not where and not spec.spread:
+        return None  # most jobs: none of the nodes is looked at for them
     known = [node for node in state.order if node.intent is not NodeIntent.REMOVED]
     if spec.spread and all(node.label(spec.spread) is None for node in known):
         return "spread", f"no node has the label {spec.spread}; there are: {_keys(known)}"
