@@ -82,6 +82,13 @@ class Replica:
         lines += [f"{key}: {value}" for key, value in request.headers.items()]
         return await send(writer, "\n".join(lines).encode())
 
+    async def cookies(
+        self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> bool:
+        """Two of them, as two headers."""
+        lines = f"set-cookie: {request.query['set']}\r\nset-cookie: own=kept\r\n"
+        return await send(writer, b"", extra=lines.encode())
+
     async def status(
         self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
@@ -160,6 +167,7 @@ class Replica:
 Method = Callable[[Replica, Request, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[bool]]
 METHODS: dict[str, Method] = {
     "/echo": Replica.echo,
+    "/cookies": Replica.cookies,
     "/status": Replica.status,
     "/stream": Replica.stream,
     "/stepped": Replica.stepped,

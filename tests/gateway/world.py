@@ -121,7 +121,9 @@ def get(
     with contextlib.closing(connection):
         connection.request(method, path, body=body, headers=headers or {})
         response = connection.getresponse()
-        found = {key.lower(): value for key, value in response.getheaders()}
+        found: dict[str, str] = {}
+        for key, value in response.getheaders():  # repeated headers, as one list
+            found[key.lower()] = ", ".join(filter(None, (found.get(key.lower()), value)))
         return Answer(response.status, found, response.read().decode())
 
 

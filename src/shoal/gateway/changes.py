@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from ipaddress import ip_address
 
+from shoal.gateway import quote
 from shoal.gateway.render import Weights, server_options
 from shoal.gateway.runtime import ActualServer
 from shoal.model.service import Replica, ReplicaState, Route, Wanted
@@ -42,7 +43,7 @@ def changes(
 def _add(route: Route, replica: Replica, weight: int | None) -> list[str]:
     if replica.state is ReplicaState.DRAINING:
         return []  # it never got a request
-    name = f"{route.service}/{replica.id}"
+    name = quote.server(route.service, replica.id)
     return [
         f"add server {name} {server_options(route, replica, weight)}",
         f"enable health {name}",
@@ -56,14 +57,14 @@ def _same_place(server: ActualServer, replica: Replica) -> bool:
 
 
 def _set_state(server: ActualServer, replica: Replica) -> list[str]:
-    name = f"{server.service}/{server.replica}"
+    name = quote.server(server.service, server.replica)
     if replica.state is ReplicaState.DRAINING:
         return [] if server.draining else [f"set server {name} state drain"]
     return [f"set server {name} state ready"] if server.draining or server.maintenance else []
 
 
 def _remove(server: ActualServer, in_flight: int) -> list[str]:
-    name = f"{server.service}/{server.replica}"
+    name = quote.server(server.service, server.replica)
     if in_flight:
         return [] if server.draining else [f"set server {name} state drain"]
     return [f"set server {name} state maint", f"del server {name}"]

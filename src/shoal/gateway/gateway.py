@@ -8,8 +8,10 @@ from pathlib import Path
 
 import msgspec
 
+from shoal.gateway import quote
 from shoal.gateway.accesslog import AccessLog, latencies
 from shoal.gateway.binary import Binary, find_binary
+from shoal.gateway.bisect import left_out
 from shoal.gateway.changes import changes
 from shoal.gateway.process import Proxy
 from shoal.gateway.recent import Recent
@@ -28,6 +30,7 @@ from shoal.gateway.weights import Balance, rebalance
 from shoal.model.service import ReplicaState, Wanted
 
 Key = tuple[str, str]
+REFUSALS_MAX = 1_000
 
 
 def monotonic_ms() -> int:
@@ -55,6 +58,7 @@ class Gateway:
         self._counts: dict[str, ServiceCount] = {}
         self._counted_ms = 0
         self._recent = Recent()
+        self._refusals: dict[str, str] = {}  # by the digest of what HAProxy was asked about
 
     def apply(self, wanted: Wanted) -> None:
         """Start the proxy if it is not running, reload it if the routes changed, else update its
@@ -71,7 +75,25 @@ class Gateway:
     def sound_part(self, wanted: Wanted) -> tuple[Wanted, dict[str, str]]:
         """The services that `apply` would accept, and the problem of each of the others."""
         held = self._proxy.ports() if self._proxy.running() is not None else ()
-        return sound_part(wanted, self._proxy.directory, held)
+        sound, problems = sound_part(wanted, self._proxy.directory, held)
+        sound, refused = left_out(sound, self._refusal)
+        return sound, {**problems, **refused}
+
+    def _refusal(self, wanted: Wanted) -> str:
+        """Why the proxy would not take this configuration; empty if it would. It is asked once."""
+        try:
+            target = digest(wanted, self._place)
+        except quote.Refused as error:
+            return str(error)
+        if target not in self._refusals:
+            if len(self._refusals) >= REFUSALS_MAX:
+                self._refusals.clear()
+            try:
+                self._proxy.check(render(wanted, self._place))
+                self._refusals[target] = ""
+            except quote.Refused as error:
+                self._refusals[target] = str(error)
+        return self._refusals[target]
 
     def tick(self) -> tuple[ServiceStats, ...]:
         """Call about once a second: restarts a dead proxy, removes drained replicas, adjusts
@@ -122,6 +144,8 @@ class Gateway:
         if running is None:
             self._proxy.presence.stop(grace_s=0)  # a proxy that does not answer
         check_machine(wanted, self._proxy.directory, self._proxy.ports() if running else ())
+        if refusal := self._refusals.get(target):
+            raise quote.Refused(refusal)
         text = render(wanted, self._place, self._weights)
         if running is None:
             self._proxy.start(text, target)
@@ -175,7 +199,7 @@ class Gateway:
                 weight = weight if self._binary.lua else max(1, weight)
                 weights[name, replica] = weight
                 if now.get(replica) != weight:
-                    commands.append(f"set server {name}/{replica} weight {weight}")
+                    commands.append(f"set server {quote.server(name, replica)} weight {weight}")
         self._balances, self._weights = balances, weights
         if commands:
             self._proxy.runtime.tell(commands)

@@ -13,6 +13,7 @@ from pathlib import Path
 from shoal.files import held, lock, write_private
 from shoal.gateway.binary import Binary, GatewayError
 from shoal.gateway.presence import Presence
+from shoal.gateway.quote import Refused
 from shoal.gateway.runtime import Runtime, RuntimeFailure
 
 START_TIMEOUT_S = 10.0
@@ -24,6 +25,8 @@ LOG_BYTES_MAX = 64 << 20  # then it becomes the previous file, and one previous 
 # The shell exits and leaves the proxy without a parent, so it is the same to the controller that
 # started it and to the next. A pipe opened both ways neither blocks nor breaks without a reader.
 LAUNCH = '"$@" 1<>access.fifo & echo $! > haproxy.pid'
+# The proxy knows nothing of the head's environment, which may hold its passwords.
+NOTHING: dict[str, str] = {}
 # It runs in its directory and uses only relative paths, so the directory can be moved.
 COMMAND = ["-W", "-S", "unix@master.sock,mode,600", "-f", "haproxy.cfg"]
 
@@ -68,8 +71,9 @@ class Proxy:
         write_private(candidate, text.encode())
         try:
             done = subprocess.run(
-                [self.binary.path, "-c", "-q", "-f", candidate.name],
+                [self.binary.path, "-c", "-f", candidate.name],
                 cwd=self.directory,
+                env=NOTHING,
                 capture_output=True,
                 text=True,
                 timeout=START_TIMEOUT_S,
@@ -78,7 +82,7 @@ class Proxy:
         except (OSError, subprocess.TimeoutExpired) as error:
             raise GatewayError(f"cannot run {self.binary.path}: {error}") from None
         if done.returncode:
-            raise GatewayError(f"HAProxy refuses the configuration: {alert(done.stderr)}")
+            raise Refused(f"HAProxy refuses the configuration: {alert(done.stderr)}")
         return candidate
 
     def start(self, text: str, digest: str) -> None:
@@ -113,6 +117,7 @@ class Proxy:
                     stderr=said,
                     start_new_session=True,
                     cwd=self.directory,
+                    env=NOTHING,
                     pass_fds=[lock_handle],
                     check=True,
                 )

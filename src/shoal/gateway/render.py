@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
+from shoal.gateway.quote import call, in_format, name, pattern, word
 from shoal.model.service import GatewayEntry, Replica, ReplicaState, Route, Routing, Served, Wanted
 
 ENTRY = "_entry"  # not a valid service name, so it cannot clash
@@ -42,6 +43,8 @@ CHECK = (
 COOKIE = "shoal-[0-9a-f]{8}"
 SESSION = f"'^(([^;]*;)* *)({COOKIE}=[^;]*)(; *|$)(.*)$'"
 HAS_SESSION = f"{{ req.fhdr(cookie) -m reg '(^|;) *{COOKIE}=' }}"
+# A cookie without a name (`Set-Cookie: =shoal-...=...`) comes back as if its value were one.
+SETS_SESSION = f"'^[ =]*{COOKIE}.*$'"
 SESSIONS_TAKEN_OUT = 4
 
 IDEMPOTENT = "{ method GET HEAD OPTIONS PUT DELETE TRACE }"
@@ -74,7 +77,7 @@ def server_options(route: Route, replica: Replica, weight: int | None = None) ->
     """What follows a server's name, both in the file and on the runtime socket."""
     address = f"[{replica.address}]" if ":" in replica.address else replica.address
     words = [
-        f"{address}:{replica.port}",
+        word(f"{address}:{replica.port}"),
         f"id {server_number(replica.id)}",
         f"weight {replica.weight if weight is None else weight}",
     ]
@@ -88,8 +91,8 @@ def server_number(replica_id: str) -> int:
     return zlib.crc32(replica_id.encode()) % (2**31 - 1) + 1
 
 
-def _text(wanted: Wanted, place: Place, weights: Weights, name: str) -> str:
-    blocks = [_global(wanted, place, name), _defaults(place), _entry(wanted, place)]
+def _text(wanted: Wanted, place: Place, weights: Weights, known_as: str) -> str:
+    blocks = [_global(wanted, place, known_as), _defaults(place), _entry(wanted, place)]
     for served in wanted.services:
         if served.route.port:
             blocks.append(_own_port(wanted.entry, served.route, place))
@@ -98,10 +101,10 @@ def _text(wanted: Wanted, place: Place, weights: Weights, name: str) -> str:
     return "\n".join("".join(f"{line}\n" for line in block) for block in blocks)
 
 
-def _global(wanted: Wanted, place: Place, name: str) -> Iterator[str]:
+def _global(wanted: Wanted, place: Place, known_as: str) -> Iterator[str]:
     yield "# Written by Shoal; changes made here are lost."
     yield "global"
-    yield f"    description shoal:{name}"
+    yield f"    description shoal:{known_as}"
     # The proxy runs in its own directory; `unix@` makes a bare name a socket path.
     yield "    stats socket unix@runtime.sock mode 600 level admin expose-fd listeners"
     yield "    stats timeout 1m"
@@ -196,29 +199,29 @@ def _entry(wanted: Wanted, place: Place) -> Iterator[str]:
     # A host name is more specific than a path, so it goes first and the path stays whole.
     # NAME.DOMAIN comes before the `host` setting, so that no service can take another one's name.
     for served in wanted.services:
-        yield f"    use_backend {served.route.service} if {_by_name(entry, served.route)}"
+        yield f"    use_backend {name(served.route.service)} if {_by_name(entry, served.route)}"
     for served in wanted.services:
         if served.route.host:
-            yield f"    use_backend {served.route.service} if {_by_host(served.route.host)}"
+            yield f"    use_backend {name(served.route.service)} if {_by_host(served.route.host)}"
     for served in sorted(wanted.services, key=lambda served: -len(served.route.prefix)):
         route = served.route
-        yield f"    use_backend {route.service} if {{ path {route.prefix} }}"
-        yield f"    use_backend {route.service} if {{ path_beg {route.prefix}/ }}"
+        yield f"    use_backend {name(route.service)} if {_at(route.prefix)}"
+        yield f"    use_backend {name(route.service)} if {_under(route.prefix)}"
     yield f"    default_backend {NOWHERE}"
 
 
 def _own_port(entry: GatewayEntry, route: Route, place: Place) -> Iterator[str]:
-    yield f"frontend _port-{route.service}"
+    yield f"frontend _port-{name(route.service)}"
     yield f"    bind {_bind(entry.address, route.port, route.certificate)}"
     yield f"    timeout client {route.client_timeout_ms}ms"
     yield from _identify(place)
-    yield f"    default_backend {route.service}"
+    yield f"    default_backend {name(route.service)}"
 
 
 def _bind(address: str, port: int, certificate: str) -> str:
     host = f"[{address}]" if ":" in address else address
-    secure = f" ssl crt {certificate} alpn h2,http/1.1" if certificate else ""
-    return f"{host}:{port}{secure}"
+    secure = f" ssl crt {word(certificate)} alpn h2,http/1.1" if certificate else ""
+    return word(f"{host}:{port}") + secure
 
 
 def _identify(place: Place) -> Iterator[str]:
@@ -241,25 +244,35 @@ def _identify(place: Place) -> Iterator[str]:
 def _withhold_sessions() -> Iterator[str]:
     """Cookies belong to a host, not a port. So a browser that is signed in to the page also sends
     its session to services on the same machine, which could then use it. Each rule removes one
-    session cookie; if there are more than these rules remove, no cookie is forwarded."""
+    session cookie; if there are more than these rules remove, no cookie is forwarded. For the same
+    reason no answer may set it: browsers ignore a Set-Cookie header that is empty."""
     for _ in range(SESSIONS_TAKEN_OUT):
         yield f"    http-request replace-header Cookie {SESSION} \\1\\5 if {HAS_SESSION}"
     yield f"    http-request del-header Cookie if {HAS_SESSION}"
     yield "    http-request del-header Cookie if { req.fhdr(cookie) -m len 0 }"
+    yield f"    http-after-response replace-header Set-Cookie {SETS_SESSION} %[str()]"
 
 
 def _by_name(entry: GatewayEntry, route: Route) -> str:
     return _by_host(f"{route.service}.{entry.domain}")
 
 
-def _by_host(name: str) -> str:
+def _by_host(host: str) -> str:
     """Matches the whole name, with any port. A name that only begins like it is different."""
-    return f"{{ req.hdr(host),host_only -m str -i {name} }}"
+    return f"{{ req.hdr(host),host_only -m str -i {pattern(host)} }}"
+
+
+def _at(path: str) -> str:
+    return f"{{ path {pattern(path)} }}"
+
+
+def _under(path: str) -> str:
+    return f"{{ path_beg {pattern(f'{path}/')} }}"
 
 
 def _backend(entry: GatewayEntry, served: Served, place: Place, weights: Weights) -> Iterator[str]:
     route = served.route
-    yield f"backend {route.service}"
+    yield f"backend {name(route.service)}"
     yield from _balance(route)
     yield f"    retries {route.retries}"
     yield f"    timeout connect {route.connect_timeout_ms}ms"
@@ -277,7 +290,7 @@ def _backend(entry: GatewayEntry, served: Served, place: Place, weights: Weights
         weight = weights.get((route.service, replica.id))
         if replica.state is ReplicaState.DRAINING:
             weight = 0  # nothing new goes there until the runtime socket sets the drain state
-        yield f"    server {replica.id} {server_options(route, replica, weight)}"
+        yield f"    server {name(replica.id)} {server_options(route, replica, weight)}"
 
 
 def _balance(route: Route) -> Iterator[str]:
@@ -314,9 +327,9 @@ def _rate(route: Route) -> Iterator[str]:
         f"    stick-table type string len {TENANT_BYTES} size {TENANTS_MAX} expire 10s"
         " store gpc0,gpc0_rate(1s)"
     )
-    name = f"req.hdr({route.rate_header})"
-    yield f"    http-request track-sc0 {name},sha2(256),hex if {{ {name} -m found }}"
-    yield f"    http-request track-sc0 src unless {{ {name} -m found }}"
+    sender = call("req.hdr", route.rate_header)
+    yield f"    http-request track-sc0 {sender},sha2(256),hex if {{ {sender} -m found }}"
+    yield f"    http-request track-sc0 src unless {{ {sender} -m found }}"
     yield (
         f"    http-request {_answer(429, 'too many requests', retry=True)}"
         f" if {{ sc0_gpc0_rate ge {route.rate_per_s} }}"
@@ -326,12 +339,13 @@ def _rate(route: Route) -> Iterator[str]:
 
 def _waiting(route: Route, place: Place) -> Iterator[str]:
     """Bounds the queue, both with replicas (HAProxy's queue) and without (held requests)."""
+    service = name(route.service)
     full = _answer(503, "the queue is full", retry=True)
-    yield f"    http-request {full} if {{ queue({route.service}) ge {route.queue_max} }}"
+    yield f"    http-request {full} if {{ queue({service}) ge {route.queue_max} }}"
     if not place.lua:
         return
-    hold = f"lua.hold {route.service} {route.queue_max} {route.queue_timeout_ms}"
-    yield f"    http-request {hold} if {{ nbsrv({route.service}) eq 0 }}"
+    hold = f"lua.hold {service} {route.queue_max} {route.queue_timeout_ms}"
+    yield f"    http-request {hold} if {{ nbsrv({service}) eq 0 }}"
     too_late = _answer(503, "no replica became ready in time", retry=True)
     yield f"    http-request {full} if {{ var(txn.held) -m str full }}"
     yield f"    http-request {too_late} if {{ var(txn.held) -m found }}"
@@ -356,15 +370,15 @@ def _key(route: Route) -> Iterator[str]:
         yield f"    http-request set-var(txn.key) str(),{names} if {{ method POST }}"
         yield "    http-request unset-var(txn.key) if { var(txn.key),length eq 0 }"
     elif route.sticky_header:
-        yield f"    http-request set-var(txn.key) req.hdr({route.sticky_header})"
+        yield f"    http-request set-var(txn.key) {call('req.hdr', route.sticky_header)}"
     elif route.sticky_cookie:
-        cookie = route.sticky_cookie
-        yield f"    http-request set-var(txn.key) req.cook({cookie})"
+        fresh = f"{in_format(route.sticky_cookie)}=%[var(txn.fresh)]; Path=/; HttpOnly"
+        yield f"    http-request set-var(txn.key) {call('req.cook', route.sticky_cookie)}"
         yield "    http-request set-var(txn.fresh) uuid() unless { var(txn.key) -m found }"
         yield "    http-request set-var(txn.key) var(txn.fresh) if { var(txn.fresh) -m found }"
         yield (
-            f'    http-response add-header Set-Cookie "{cookie}=%[var(txn.fresh)]; Path=/; HttpOnly'
-            '" if { var(txn.fresh) -m found }'
+            f"    http-response add-header Set-Cookie {word(fresh)}"
+            " if { var(txn.fresh) -m found }"
         )
     else:
         return
@@ -385,10 +399,11 @@ def _strip(entry: GatewayEntry, route: Route) -> Iterator[str]:
     named = f"!{_by_name(entry, route)}"
     if route.host:
         named += f" !{_by_host(route.host)}"
-    under = f"if {{ path_beg {route.prefix}/ }} {named}{shared}"
-    yield f"    http-request set-header X-Forwarded-Prefix {route.prefix} {under}"
-    yield f"    http-request set-path %[path,bytes({len(route.prefix)})] {under}"
-    yield f"    http-request set-path / if {{ path {route.prefix} }} {named}{shared}"
+    under = f"if {_under(route.prefix)} {named}{shared}"
+    prefix = word(in_format(route.prefix))
+    yield f"    http-request set-header X-Forwarded-Prefix {prefix} {under}"
+    yield f"    http-request set-path %[path,bytes({len(route.prefix.encode())})] {under}"
+    yield f"    http-request set-path / if {_at(route.prefix)} {named}{shared}"
 
 
 def _nowhere() -> Iterator[str]:

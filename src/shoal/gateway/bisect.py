@@ -1,0 +1,36 @@
+"""Finds the services that HAProxy refuses, by halves, so that all others are served."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from shoal.gateway.quote import Refused
+from shoal.model.service import Served, Wanted
+
+Refusal = Callable[[Wanted], str]  # empty: it is accepted
+
+
+def left_out(wanted: Wanted, refusal: Refusal) -> tuple[Wanted, dict[str, str]]:
+    """What is accepted of it, and the problem of each other service. One that is refused only
+    beside others is left out, and those before it stay. Raises if nothing would be accepted."""
+    sound: list[Served] = []
+    problems: dict[str, str] = {}
+
+    def refused(*more: Served) -> str:
+        return refusal(Wanted(entry=wanted.entry, services=(*sound, *more)))
+
+    def take(part: tuple[Served, ...]) -> None:
+        why = refused(*part)
+        if not why:
+            sound.extend(part)
+        elif len(part) == 1:
+            problems[part[0].route.service] = f"service {part[0].route.service}: {why}"
+        else:
+            take(part[: len(part) // 2])
+            take(part[len(part) // 2 :])
+
+    if wanted.services:
+        take(wanted.services)
+    if problems and not sound and (why := refused()):
+        raise Refused(why)
+    return Wanted(entry=wanted.entry, services=tuple(sound)), problems
