@@ -18,7 +18,9 @@ from shoal.ledger.accounts import HOUR_MS, Account, Move
 from shoal.ledger.accounts import Place as Spot
 from shoal.ledger.book_state import BookState, Hardware, Owner
 from shoal.ledger.live import LiveLedger
+from shoal.ledger.naps import Nap
 from shoal.ledger.postings import Addition, Posting
+from shoal.ledger.power import Drawn
 from shoal.ledger.report import Tariff
 from shoal.ledger.store import HOURS_KEPT, JOBS_KEPT_HOURS, OLDER_JOBS, LedgerStore
 from shoal.model.ledger import By
@@ -68,6 +70,18 @@ def test_moves_take_what_came_before_them_and_leave_what_is_firm(place: Place) -
     store.put(entries, MIRROR, 2)
     assert sums(store, By.JOB) == {("j1", "useful"): 7 + 30 + 1, ("j1", "recompute"): 70 + 50}
     assert store.capacity(0, 10) == 158
+
+
+def test_power_naps_and_owners_are_read_as_they_were_put(place: Place) -> None:
+    store = opened(place)
+    more = Addition(power={(3, "n1"): (900, 70)}, naps={(3, "j1"): (40, 50)})
+    store.put([adds(3, "j1", 100), more, more], MIRROR, 9)
+    assert store.drawn(0, 10) == {1: Drawn(1800, 140, {Account.USEFUL: 100})}
+    assert (store.drawn(4, 10), store.naps(4, 10)) == ({}, Nap())
+    assert store.naps(0, 10) == Nap(80, 100)
+    assert (store.owner("j1"), store.owner("j7")) == (Owner("red", "ann", "one"), None)
+    assert store.load() == (BookState(), 9)
+    assert opened(place).load() == (BookState(), 1)
 
 
 def test_old_hours_become_days_and_old_jobs_are_forgotten_but_their_time_is_not(

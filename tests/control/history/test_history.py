@@ -1,10 +1,10 @@
-"""What is kept of jobs, nodes and services: looked at on a bare loop, with a real file."""
+"""What is kept of jobs, nodes and services: looked at on a bare loop, in a file and on a server."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
@@ -24,12 +24,14 @@ from shoal.control.history.store import HistoryFile
 from shoal.control.loop import ControlLoop
 from shoal.core.health.hang import Pace
 from shoal.core.state.heard import Watch
+from shoal.database.places import Place
 from shoal.model.job import JobSpec
 from shoal.model.progress import Beat
 from shoal.model.samples import GpuSample, NodeSample
 from shoal.model.series import JobPoint
 from shoal.model.service import Scale, Service, ServiceLoad, ServiceSpec
 from shoal.ports import StoreFull
+from tests.database import two_heads
 
 Result = TypeVar("Result")
 
@@ -37,8 +39,8 @@ Result = TypeVar("Result")
 class Stage:
     """As much of a control loop as a history looks at."""
 
-    def __init__(self, path: Path | None) -> None:
-        self.path = path
+    def __init__(self, place: Place | None) -> None:
+        self.place = place
         self.now_ms = 1_000_000
         self.clock = SimpleNamespace(now_ms=lambda: self.now_ms)
         heard = SimpleNamespace(watches={}, loads={}, tours={})
@@ -50,7 +52,7 @@ class Stage:
     async def settled(self) -> None: ...
 
     def fresh(self) -> History:
-        return History(cast(ControlLoop, self), self.path)
+        return History(cast(ControlLoop, self), self.place)
 
     def job(self, job: str, nodes: list[str], attempt: int = 1) -> Watch:
         members = [SimpleNamespace(slice=SimpleNamespace(node=node)) for node in nodes]
@@ -64,9 +66,10 @@ class Stage:
         self.history.look()
 
 
-@pytest.fixture
-def stage(tmp_path: Path) -> Stage:
-    return Stage(tmp_path / "history.db")
+@pytest.fixture(params=two_heads.KINDS)
+def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:
+    with two_heads.place(request, tmp_path) as place:
+        yield Stage(place)
 
 
 def run(work: Coroutine[Any, Any, Result]) -> Result:

@@ -24,6 +24,7 @@ ENDED_KEPT = 100_000
 BYTES_MAX = 1 << 30
 ENDED_DROPPED_AT_ONCE = 500
 KEYS_AT_ONCE = 500
+LAST_LETTER = "\U0010ffff"  # no key has it
 COMPRESSION = 1  # the quickest: series that are kept for long are small anyway
 
 _SCHEMA = """
@@ -86,8 +87,8 @@ class HistoryFile:
     def keys(self, prefix: str) -> list[str]:
         """In order. All keys of a kind begin with the same letter."""
         rows = self._database.read(
-            "SELECT key FROM series WHERE substr(key, 1, ?) = ? ORDER BY key",
-            (len(prefix), prefix),
+            "SELECT key FROM series WHERE key >= ? AND key < ? ORDER BY key",
+            (prefix, prefix + LAST_LETTER),
         )
         return [key for (key,) in rows]
 
