@@ -238,6 +238,10 @@ class Kubelet:
             place = folder / volume["name"]
             place.mkdir(parents=True, exist_ok=True)
             real[volume["name"]] = place
+            if "emptyDir" in volume:  # a real one leaves it open to all
+                group = pod["spec"].get("securityContext", {}).get("fsGroup", -1)
+                os.chown(place, -1, group)
+                place.chmod(0o2777)
             if "secret" in volume:
                 path = self._kube.path("secrets", volume["secret"]["secretName"])
                 found = self._kube.admin("GET", path, check=False)

@@ -48,6 +48,11 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+# Set to 1 where no process of another user can exist: in a container that holds no capability, so
+# that nobody in it can become somebody else. Kubernetes lets all users write to an `emptyDir`.
+ONE_USER = "SHOAL_ONE_USER"
+
+
 def require_own(folder: Path) -> None:
     """Refuse a folder that another user made or could replace, because we would obey what is in it.
     A folder of ours that others may enter is closed to them, unless all users may write to it. A
@@ -191,7 +196,7 @@ def _trusted() -> set[int]:
 
 def _shared(info: os.stat_result) -> bool:
     """May others rename files in this directory?"""
-    if info.st_mode & stat.S_ISVTX:
+    if info.st_mode & stat.S_ISVTX or os.environ.get(ONE_USER) == "1":
         return False
     by_group = bool(info.st_mode & 0o020) and info.st_gid not in (0, os.getegid())
     return by_group or bool(info.st_mode & 0o002)

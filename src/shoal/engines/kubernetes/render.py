@@ -7,6 +7,7 @@ import hashlib
 from typing import Any
 
 from shoal.engines.kubernetes.options import Options
+from shoal.files import ONE_USER
 from shoal.model.supply import Provision, Supply
 
 Object = dict[str, Any]
@@ -21,7 +22,7 @@ CLUSTER, ORDER, SUPPLY, NODE, LOT = (
 CONTAINER = "node"
 TOKEN_KEY = "join-token"
 TOKEN_FOLDER = "/run/secrets/shoal"
-VOLUME = "/var/lib/shoal"  # belongs to root, and everyone may write there
+VOLUME = "/var/lib/shoal"  # an emptyDir: of root, mode 2777
 HOME = f"{VOLUME}/home"  # made by Shoal, for its user only
 AFTER_S = 15  # after its members have ended, a node sweeps up and reports its end
 TITLE_CHARACTERS_MAX = 1000
@@ -212,6 +213,7 @@ def _container(join_url: str, command: Provision, options: Options, index: int) 
         "env": [
             {"name": "SHOAL_HOME", "value": HOME},
             {"name": "HOME", "value": VOLUME},
+            {"name": ONE_USER, "value": "1"},  # true by the securityContext below
             {"name": "SHOAL_END_GRACE_S", "value": str(max(1, options.grace_s - AFTER_S))},
             {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         ],
