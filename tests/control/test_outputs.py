@@ -37,13 +37,14 @@ def put(
     over: bool = True,
     node: str = "n1",
     pieces: int = 1,
+    modified_ms: int = 5,
 ) -> FileAnswer:
     answers: list[FileAnswer] = []
     done = threading.Event()
     cut = max(1, -(-len(data) // pieces))
     for start in range(0, max(1, len(data)), cut):
         part = data[start : start + cut]
-        piece = FilePiece(ref, kind, path, hash(path), len(data), start, part, 5)
+        piece = FilePiece(ref, kind, path, hash(path), len(data), start, part, modified_ms)
 
         def answer(said: FileAnswer) -> None:
             answers.append(said)
@@ -55,10 +56,17 @@ def put(
     return answers[-1]
 
 
-def settle(store: OutputStore, files: dict[str, int], ref: MemberRef, node: str) -> FileAnswer:
+def settle(
+    store: OutputStore,
+    files: dict[str, int],
+    ref: MemberRef,
+    node: str,
+    modified_ms: dict[str, int] | None = None,
+) -> FileAnswer:
     answers: list[FileAnswer] = []
     done = threading.Event()
-    listed = tuple(KeptFile(path, size, 5) for path, size in files.items())
+    times = modified_ms or {}
+    listed = tuple(KeptFile(path, size, times.get(path, 5)) for path, size in files.items())
 
     def answer(said: FileAnswer) -> None:
         answers.append(said)
@@ -119,8 +127,8 @@ def test_a_head_that_was_replaced_and_does_not_know_it_changes_no_file(
     assert "another head keeps these files" in refused.problem
     assert [said.problem for said in got].count("") == 1, got
     assert names(after) == ["half", "kept"]
-    assert (after.folder("j1", Kind.OUTPUT) / "half").read_bytes() == b"ABC"
-    assert (after.folder("j1", Kind.CHECKPOINT) / "saved").read_bytes() == b"first"
+    assert (after.output("j1") / "half").read_bytes() == b"ABC"
+    assert after.sent(FileWanted(REF, Kind.CHECKPOINT, "saved")).data == b"first"
     assert settle(after, {"saved": 6}, REF, "n1").problem == "", "what was staged is not lost"
     after.close()
 

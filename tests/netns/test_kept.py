@@ -39,7 +39,7 @@ def test_ddp_over_two_hosts_goes_on_at_the_saved_step_when_one_is_powered_off(
     script = f"echo from $SHOAL_NODE > $SHOAL_OUTPUT/early.$SHOAL_NODE; {DDP}"
     job = cluster.submit(script, members=2, gpus=1, env=env)
     kept = cluster.head.home / ".shoal" / "outputs" / job
-    cluster.until(lambda: (kept / "checkpoint" / "ddp.pt").exists(), "nothing was copied")
+    cluster.until(lambda: (kept / "index.json").exists(), "nothing was copied")
     early = f"early.{cluster.job(job).gang[0].node}"
     cluster.until(lambda: (kept / "output" / early).exists(), "the result was not copied")
     lost = cluster.hosts[cluster.job(job).gang[0].node]

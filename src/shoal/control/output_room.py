@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from shoal.control.kept_files import JOB_FOLDER
 from shoal.control.loop import ControlLoop, Unreadable
-from shoal.control.outputs import GIB, STAGED, OutputStore
+from shoal.control.outputs import CHECKPOINT_FOLDERS, GIB, OutputStore
 from shoal.model.durations import DAY_MS
 from shoal.model.job import Job
 from shoal.model.kept import Kind
@@ -85,12 +85,10 @@ class OutputRoom:
         for job in jobs:
             if JOB_FOLDER.match(job):
                 time.sleep(0)  # the loop runs meanwhile
-                output = self._store.folder(job, Kind.OUTPUT)
-                saved = self._store.folder(job, Kind.CHECKPOINT)
-                staged = self._store.root / job / STAGED
-                if saved.is_dir() or staged.is_dir():
-                    size = _bytes(saved) + _bytes(staged)
-                    found.append(Seen(job, Kind.CHECKPOINT, size))
+                output = self._store.output(job)
+                saved = [self._store.root / job / name for name in CHECKPOINT_FOLDERS]
+                if any(folder.is_dir() for folder in saved):
+                    found.append(Seen(job, Kind.CHECKPOINT, sum(map(_bytes, saved))))
                 if output.is_dir():
                     found.append(Seen(job, Kind.OUTPUT, _bytes(output)))
         return found

@@ -1,9 +1,10 @@
 """Files of jobs as the head keeps them: outputs, and checkpoints that travel between nodes.
 
     outputs/JOB/output/PATH       the job's output, file by file
-    outputs/JOB/checkpoint/PATH   its newest snapshot, which another node may start from
+    outputs/JOB/snapshots/N/PATH  files of checkpoints that came with the snapshot N
     outputs/JOB/staged/NODE/PATH  files of the next snapshot
-    outputs/JOB/index.json        which node's snapshot each file of `checkpoint` is from
+    outputs/JOB/index.json        which of them are the newest snapshot, which another node may
+                                  start from; only this file makes one count
     outputs/JOB/notes.json        what is not kept, and why
     outputs/.parts/N/             files on their way
 
@@ -26,8 +27,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from shoal.control.kept_files import JOB_FOLDER, Index, KeptFiles, files_in
+from shoal.control.kept_files import JOB_FOLDER, SNAPSHOTS, Index, KeptFiles, files_in
 from shoal.control.workplace import Workplace
+from shoal.files import sync_folder
 from shoal.model.job import Job, MemberRef
 from shoal.model.kept import (
     FILES_MAX,
@@ -48,6 +50,7 @@ SPARE_BYTES = 1 * GIB  # the log of events must always find room on the same dis
 WAITING_BYTES_MAX = 64 << 20  # pieces that the thread has not written yet
 NOTES_MAX = 20
 PARTS, REMOVED, STAGED = ".parts", ".removed", "staged"
+CHECKPOINT_FOLDERS = (SNAPSHOTS, STAGED, Kind.CHECKPOINT.value)  # the last: of earlier versions
 FULL = "the head's disk has no room for it now"
 BUSY = "the head is busy with other files"
 
@@ -71,6 +74,10 @@ class Kept(NamedTuple):
 
     ref: MemberRef
     files: tuple[KeptFile, ...]
+
+
+class Missing(Exception):
+    """A file of a snapshot is not here, so the node has to send it again."""
 
 
 class Part(NamedTuple):
@@ -232,7 +239,7 @@ class OutputStore(KeptFiles):
         if piece.kind is Kind.OUTPUT and over and self._work.path:
             place.unlink(missing_ok=True)
             self._usage(piece.ref.job, piece.kind).drop(piece.path)
-            folder, top = place.parent, self.folder(piece.ref.job, piece.kind)
+            folder, top = place.parent, self.output(piece.ref.job)
             with contextlib.suppress(OSError):
                 while folder != top:
                     folder.rmdir()
@@ -248,48 +255,79 @@ class OutputStore(KeptFiles):
     ) -> None:
         """From now on these files are the node's. Those of earlier attempts go: whoever made this
         snapshot has started from them."""
-        problem, again = "", False
+        problem, again, lost = "", False, False
         try:
             self._replace(snapshot, node, min(bound, self.limits.job))
             kept(Kept(snapshot.ref, snapshot.files))
+        except Missing as error:
+            problem, again, lost = str(error), True, True
         except OSError as error:
             problem, again = f"the head cannot keep it: {error.strerror or error}", True
             self.problem = problem
         except ValueError as error:
             problem = str(error)
-        answer(FileAnswer(Kind.CHECKPOINT, snapshot.serial, 0, problem, again))
+        answer(FileAnswer(Kind.CHECKPOINT, snapshot.serial, 0, problem, again, lost))
 
     def _replace(self, snapshot: Snapshot, node: str, bound: int) -> None:
+        """One write of the index is the switch: before it, nothing that it names has changed."""
         job, attempt = snapshot.ref.job, snapshot.ref.attempt
         index = self.index(job)
         if attempt < index.attempt:
             raise ValueError("a later attempt has saved something")
+        self._check_size(snapshot, bound)
+        staged = self.root / job / STAGED / _word(node)
+        came = {file.path for file in snapshot.files if _is_at(staged / file.path, file)}
+        for file in snapshot.files:
+            if file.path not in came and not _is_at(self.root / job / index.place(file.path), file):
+                raise Missing(f"{file.path} has not arrived")
+        of = index.of if index.attempt == attempt else {}
+        of = {**of, node: list(snapshot.files)}
+        wanted = {file.path for files in of.values() for file in files}
+        number = 1 + max(index.number, *map(int, self._snapshots(job)), 0)
+        if came and self._work.path:
+            folder = self.root / job / SNAPSHOTS / str(number)
+            folder.parent.mkdir(mode=0o700, exist_ok=True)
+            staged.rename(folder)
+            sync_folder(folder.parent)
+        at = {path: at for path, at in index.at.items() if path in wanted}
+        at |= dict.fromkeys(came, number)
+        self._write_index(job, Index(attempt, of, number, at))
+        self._staged.pop(job, None)
+        self._sweep(job, wanted, at)
+        shutil.rmtree(staged, ignore_errors=True)
+
+    def _check_size(self, snapshot: Snapshot, bound: int) -> None:
         wrong = next((path_problem(file.path) for file in snapshot.files), "")
         size = sum(max(0, file.size) for file in snapshot.files)
         if wrong or len(snapshot.files) > FILES_MAX:
             raise ValueError(wrong or f"only {FILES_MAX:,} files of a job are kept")
         if size > bound:
             over = f"{size / GIB:.4g} GiB, and {bound / GIB:.4g} GiB may travel"
-            self._note(job, f"its checkpoints: {over}")
+            self._note(snapshot.ref.job, f"its checkpoints: {over}")
             raise ValueError(over)
-        folder = self.folder(job, Kind.CHECKPOINT)
-        staged = self.root / job / STAGED / _word(node)
-        for file in snapshot.files:
-            if not (staged / file.path).exists() and not (folder / file.path).exists():
-                raise OSError(f"{file.path} has not arrived")
-        for file in snapshot.files:
-            if (staged / file.path).exists() and self._work.path:
-                _make_room_for(folder / file.path, self.root)
-                (staged / file.path).replace(folder / file.path)
-        of = index.of if index.attempt == attempt else {}
-        of = {**of, node: list(snapshot.files)}
-        self._write_index(job, Index(attempt, of))
-        wanted = {file.path for files in of.values() for file in files}
+
+    def _sweep(self, job: str, wanted: set[str], at: dict[str, int]) -> None:
+        """Remove what no index names any more, also after a head that was killed before this."""
+        for number in self._snapshots(job):
+            here = {path for path, one in at.items() if one == int(number)}
+            self._keep_only(self.root / job / SNAPSHOTS / number, here)
+        self._keep_only(self.root / job / Kind.CHECKPOINT.value, wanted - at.keys())
+
+    def _keep_only(self, folder: Path, paths: set[str]) -> None:
+        if not self._work.path:
+            return
+        if not paths:
+            shutil.rmtree(folder, ignore_errors=True)
+            return
         for path in files_in(folder):
-            if path not in wanted and self._work.path:
+            if path not in paths:
                 (folder / path).unlink(missing_ok=True)
-        self._staged.pop(job, None)
-        shutil.rmtree(staged, ignore_errors=True)
+
+    def _snapshots(self, job: str) -> list[str]:
+        try:
+            return [name for name in os.listdir(self.root / job / SNAPSHOTS) if name.isdigit()]
+        except FileNotFoundError:
+            return []
 
     # -- removal ----------------------------------------------------------------------------
 
@@ -302,15 +340,16 @@ class OutputStore(KeptFiles):
         self._writer.shutdown(wait=True, cancel_futures=True)
 
     def _drop(self, job: str, kind: Kind | None) -> None:
-        folder = self.root / job / kind.value if kind else self.root / job
+        folder = self.output(job) if kind else self.root / job
         with contextlib.suppress(OSError):
-            if folder.exists() and self._work.path:
+            if kind is Kind.CHECKPOINT and self._work.path:
+                (self.root / job / "index.json").unlink(missing_ok=True)
+                for name in CHECKPOINT_FOLDERS:
+                    shutil.rmtree(self.root / job / name, ignore_errors=True)
+            elif folder.exists() and self._work.path:
                 (self.root / REMOVED).mkdir(exist_ok=True)
                 gone = folder.rename(self.root / REMOVED / f"{job}-{kind or 'all'}")
                 shutil.rmtree(gone, ignore_errors=True)
-            if kind is Kind.CHECKPOINT:
-                shutil.rmtree(self.root / job / STAGED, ignore_errors=True)
-                (self.root / job / "index.json").unlink(missing_ok=True)
         self._staged.pop(job, None)
         for one in Kind:
             self._used.pop((job, one), None)
@@ -328,7 +367,7 @@ class OutputStore(KeptFiles):
 
     def _place(self, piece: FilePiece, node: str) -> Path:
         if piece.kind is Kind.OUTPUT:
-            return self.folder(piece.ref.job, piece.kind) / piece.path
+            return self.output(piece.ref.job) / piece.path
         return self.root / piece.ref.job / STAGED / _word(node) / piece.path
 
     def _part(self, node: str, serial: int) -> Path:
@@ -377,6 +416,15 @@ def _key(piece: FilePiece) -> Key:
 def _word(node: str) -> str:
     """A node's name as a file's. The empty one is of the head's own machine."""
     return re.sub(r"[^A-Za-z0-9.-]", "_", node).lstrip(".") or "_"
+
+
+def _is_at(place: Path, file: KeptFile) -> bool:
+    """Whole, and this version of it: what came for a snapshot may have gone with a killed head."""
+    try:
+        seen = place.stat()
+    except OSError:
+        return False
+    return (seen.st_size, seen.st_mtime_ns // 1_000_000) == (file.size, file.modified_ms)
 
 
 def _write_all(handle: int, data: bytes, offset: int) -> None:

@@ -56,23 +56,26 @@ class Snapshot(msgspec.Struct, frozen=True, tag=True):
 
 class FileAnswer(msgspec.Struct, frozen=True):
     """How many bytes of this copy are kept. `problem`: why they are not; `again`: the same file may
-    be taken later, from its beginning."""
+    be taken later, from its beginning. `lost`: files of this snapshot are not at the head, so that
+    they have to be sent before it counts."""
 
     kind: Kind
     serial: int
     kept: int
     problem: str = ""
     again: bool = False
+    lost: bool = False
 
 
 class FileWanted(msgspec.Struct, frozen=True):
     """A member of this job is to start on the node that asks: send its folder. Without a path, the
-    list of its files."""
+    list of its files. `snapshot`: the one that was listed; 0: any, for agents that cannot say."""
 
     ref: MemberRef
     kind: Kind
     path: str = ""
     offset: int = 0
+    snapshot: int = 0
 
 
 class FileSent(msgspec.Struct, frozen=True):
@@ -86,6 +89,7 @@ class FileSent(msgspec.Struct, frozen=True):
     files: tuple[KeptFile, ...] = ()
     attempt: int = 0  # the newest that has made a snapshot
     problem: str = ""
+    snapshot: int = 0  # its number
 
 
 class Copied(msgspec.Struct, frozen=True):

@@ -72,6 +72,7 @@ class Folder:
         self.noted: set[str] = set()
         self.rests: dict[str, float] = {}  # files that are not copied again before this time
         self.before: Found | None = None  # the last look
+        self.unsettled = False  # files were copied or went, and the head has no snapshot of it yet
         self.clean_at = 0.0
         self.moved_at = time.monotonic()  # something was answered
         self.poked = asyncio.Event()
@@ -176,6 +177,8 @@ class Copying:
         if transfer.out:
             transfer.out -= 1
             self._window.release()
+        if answer.lost and transfer.folder is not None:
+            transfer.folder.kept.clear()
         if answer.problem:
             self._end(answer.serial, answer.problem, again=answer.again)
         elif answer.kept >= transfer.size and not transfer.out:
@@ -246,6 +249,7 @@ class Copying:
         """Checkpoints: all files together, as they are now."""
         began = time.monotonic()
         gone = [path for path in folder.kept if path not in found.files]
+        folder.unsettled |= bool(changed or gone)
         handles = {}
         if len(changed) <= HANDLES_MAX:
             handles = await asyncio.to_thread(open_all, folder.root, changed, folder.user)
@@ -257,8 +261,9 @@ class Copying:
         for path in gone:
             folder.kept.pop(path, None)
             folder.refused.discard(path)
-        if (changed or gone) and not folder.refused:
+        if folder.unsettled and not folder.refused:
             await self._settle(folder, found)
+        folder.unsettled = False
         now = time.monotonic()
         folder.rests[""] = now + COPY_REST * (now - began)
 
@@ -349,9 +354,9 @@ class Copying:
         except TimeoutError:
             raise Broken("the head does not answer") from None
 
-    async def _tell(self, size: int, make: Callable[[int], Message]) -> str:
+    async def _tell(self, folder: Folder, make: Callable[[int], Message]) -> str:
         """A message without data; returns the head's problem with it."""
-        serial, transfer = self._begin(size)
+        serial, transfer = self._begin(0, folder)
         try:
             if not self._send(make(serial)):
                 raise Broken("there is no link")
@@ -363,7 +368,7 @@ class Copying:
     async def _remove(self, folder: Folder, path: str) -> None:
         if path not in folder.refused:
             await self._tell(
-                0, lambda serial: FilePiece(folder.ref, folder.kind, path, serial, size=-1)
+                folder, lambda serial: FilePiece(folder.ref, folder.kind, path, serial, size=-1)
             )
         folder.kept.pop(path, None)
         folder.rests.pop(path, None)
@@ -374,7 +379,8 @@ class Copying:
             return
         shown = path.encode(errors="replace").decode()[:200]
         await self._tell(
-            0, lambda serial: FilePiece(folder.ref, folder.kind, shown, serial, size=0, why=why)
+            folder,
+            lambda serial: FilePiece(folder.ref, folder.kind, shown, serial, size=0, why=why),
         )
         folder.noted.add(path)
 
@@ -385,7 +391,7 @@ class Copying:
             KeptFile(path, stamp.size, stamp.modified_ns // 1_000_000)
             for path, stamp in sorted(found.files.items())
         )
-        await self._tell(0, lambda serial: Snapshot(folder.ref, serial, files))
+        await self._tell(folder, lambda serial: Snapshot(folder.ref, serial, files))
 
 
 def _empty(root: Path) -> bool:

@@ -23,7 +23,7 @@ from shoal.model.kept import PIECE_BYTES, FileSent, FileWanted, KeptFile, Kind, 
 
 ANSWER_S_MAX = 5.0  # then it is requested again: the controller may have died
 WINDOW = 8  # pieces requested at a time
-TRIES = 3  # a file may be replaced at the head meanwhile
+TRIES = 10  # a newer snapshot may come to the head meanwhile
 SPARE_BYTES = 256 << 20
 LOCK_FILE = ".shoal-fetch.lock"
 MEGA = 1e6
@@ -111,17 +111,17 @@ class Fetching:
 
     async def _replace(self, ref: MemberRef, fetch: Fetch, uid: int) -> None:
         listed = await self._ask(FileWanted(ref, Kind.CHECKPOINT))
-        place = Path(self._root) / ref.job
+        place, fresh = Path(self._root) / ref.job, Path(self._root) / f".{ref.job}.fetched"
+        await asyncio.to_thread(_restore, place, fresh)
         here = await asyncio.to_thread(_scan, place)
         newer = listed.attempt > attempt_here(self._root, ref.job)
         wanted = [one for one in listed.files if _differs(one, here, newer=newer)]
         fetch.size, fetch.got = sum(one.size for one in wanted), 0
         stale = newer and any(path not in {one.path for one in listed.files} for path in here.files)
         if wanted or stale:
-            fresh = Path(self._root) / f".{ref.job}.fetched"
             await asyncio.to_thread(_must_fit, Path(self._root), fresh, fetch.size)
             for one in wanted:
-                await self._file(ref, one, fresh, fetch)
+                await self._file(ref, one, fresh, fetch, listed.snapshot)
             stay = {one.path for one in listed.files} if newer else set(here.files)
             stay -= {one.path for one in wanted}
             await asyncio.to_thread(_swap, place, fresh, stay & set(here.files), uid)
@@ -132,7 +132,9 @@ class Fetching:
             path: stamp for path, stamp in now.items() if _same(known.get(path), stamp)
         }
 
-    async def _file(self, ref: MemberRef, one: KeptFile, fresh: Path, fetch: Fetch) -> None:
+    async def _file(
+        self, ref: MemberRef, one: KeptFile, fresh: Path, fetch: Fetch, snapshot: int
+    ) -> None:
         wrong = path_problem(one.path)
         if wrong:
             raise CannotStart(f"the head offers a checkpoint file that cannot be: {wrong}")
@@ -142,7 +144,9 @@ class Fetching:
         try:
             for start in range(0, one.size, WINDOW * PIECE_BYTES):
                 offsets = range(start, min(one.size, start + WINDOW * PIECE_BYTES), PIECE_BYTES)
-                wanted = (FileWanted(ref, Kind.CHECKPOINT, one.path, at) for at in offsets)
+                wanted = (
+                    FileWanted(ref, Kind.CHECKPOINT, one.path, at, snapshot) for at in offsets
+                )
                 for sent in await asyncio.gather(*map(self._ask, wanted)):
                     if len(sent.data) != min(PIECE_BYTES, one.size - sent.offset):
                         raise Replaced(f"{one.path} has changed at the head")
@@ -229,23 +233,36 @@ def _must_fit(root: Path, fresh: Path, size: int) -> None:
 
 
 def _swap(place: Path, fresh: Path, stay: set[str], uid: int) -> None:
-    """The files that stay move to the new folder, which is the job's from then on."""
+    """The files that stay are in both folders, until the new one takes the place of the old one."""
     made = [(folder, name) for folder, _, names in os.walk(fresh) for name in names]
     for path in stay:
-        with contextlib.suppress(OSError):  # it has just gone
+        with contextlib.suppress(FileNotFoundError):  # it has just gone
             folder, name = open_folder(place, path)
             try:
                 (fresh / path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                os.rename(name, fresh / path, src_dir_fd=folder)
+                os.link(name, fresh / path, src_dir_fd=folder, follow_symlinks=False)
             finally:
                 os.close(folder)
     if uid:
         made += [(folder, ".") for folder, _, _ in os.walk(fresh)]
         for inside, name in made:
             os.chown(os.path.join(inside, name), uid, uid, follow_symlinks=False)
-    old = fresh.with_name(f"{fresh.name}.old")
+    old = _old(fresh)
     shutil.rmtree(old, ignore_errors=True)
     with contextlib.suppress(FileNotFoundError):
         place.rename(old)
     fresh.rename(place)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _restore(place: Path, fresh: Path) -> None:
+    """After an agent that was killed in `_swap`: its old folder counts if the new one does not."""
+    old = _old(fresh)
+    if not place.exists() and old.exists():
+        old.rename(place)
+    for left in (old, fresh):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def _old(fresh: Path) -> Path:
+    return fresh.with_name(f"{fresh.name}.old")
