@@ -20,7 +20,9 @@ from shoal.model.service import EngineFigures, Service
 
 PATH = "/metrics"
 EVERY_S = 5.0
-NONE_EVERY_S = 60.0  # for a server that shows no such figures
+# A server that shows no such figures is asked again after this long, then after twice as long, up
+# to the second number: each time is a line in its log.
+NONE_EVERY_S, NONE_EVERY_S_MAX = 60.0, 3_600.0
 TIMEOUT_S = 2.0
 OLD_S = 3 * EVERY_S  # figures that are older say nothing
 BYTES_MAX = 2 << 20  # vLLM shows about 100 KiB
@@ -32,6 +34,7 @@ class Reading(msgspec.Struct):
     due_s: float = 0.0
     seen_s: float = 0.0
     figures: EngineFigures | None = None
+    pause_s: float = NONE_EVERY_S
 
 
 class EngineReader:
@@ -79,7 +82,10 @@ class EngineReader:
         reading.figures = await asyncio.to_thread(engine_figures, text)
         reading.seen_s = time.monotonic()
         if reading.figures is None:
-            reading.due_s = reading.seen_s + NONE_EVERY_S
+            reading.due_s = reading.seen_s + reading.pause_s
+            reading.pause_s = min(2 * reading.pause_s, NONE_EVERY_S_MAX)
+        else:
+            reading.pause_s = NONE_EVERY_S
 
 
 def _asked(state: State, service: Service) -> list[Job]:

@@ -18,12 +18,14 @@ from shoal.control.asking import Answer, get, lists_a_model
 from shoal.control.engine_reader import EngineReader
 from shoal.control.gateways import read_reports, report_of, together
 from shoal.control.loop import Busy, ControlLoop, Unreadable
+from shoal.control.pulse import Pulse
 from shoal.core.state.state import State
 from shoal.model.job import Job, Phase
 from shoal.model.service import (
     GatewayEntry,
     Probe,
     Replica,
+    ReplicaLoad,
     ReplicaState,
     Served,
     Service,
@@ -39,14 +41,6 @@ PROBES_MAX = 256  # at once
 MODELS_BYTES_MAX = 1 << 20  # of a list of models
 
 
-class Pulse(msgspec.Struct):
-    """What the probes of a replica that was ready have shown."""
-
-    attempt: int
-    due_s: float
-    unanswered: int = 0  # in a row
-
-
 class GatewayLink:
     def __init__(
         self, loop: ControlLoop, balancer: Balancer, entry: Callable[[], GatewayEntry]
@@ -60,6 +54,7 @@ class GatewayLink:
         self._probed: dict[str, int] = {}  # job -> the attempt whose probe answered
         self._probing: dict[str, asyncio.Task[None]] = {}
         self._pulses: dict[str, Pulse] = {}
+        self._loads: dict[str, ReplicaLoad] = {}  # as all gateways last saw the replicas
         self._engines = EngineReader(door)
         self.trouble = ""
         # Where this gateway's figures go while another head leads, and those of the other heads.
@@ -99,7 +94,10 @@ class GatewayLink:
             job_id for job_id, attempt in self._probed.items() if _lives(state, job_id, attempt)
         ]
         self._probed = {job_id: self._probed[job_id] for job_id in ready}
-        self._pulses = {j: pulse for j, pulse in self._pulses.items() if j in self._probed}
+        self._pulses = {
+            j: pulse for j, pulse in self._pulses.items() if _lives(state, j, pulse.attempt)
+        }
+        self._loads = {j: one for load in loads.values() for j, one in load.replicas.items()}
         for name in list(state.services):
             unseen = ServiceLoad(service=name, seen=False, trouble=self.trouble)
             load = loads.get(name, unseen)
@@ -144,32 +142,38 @@ class GatewayLink:
                     continue
                 if len(self._probing) >= PROBES_MAX:
                     return
-                probe = service.spec.probe
-                if self._probed.get(job_id) != job.attempt:
-                    work = self._greet(probe, job_id, job.attempt, door(state, job))
-                elif (pulse := self._pulse(probe, job)).due_s <= now_s:
-                    work = self._feel(probe, pulse, door(state, job))
-                else:
+                probe, pulse = service.spec.probe, self._pulse(job)
+                ready = self._probed.get(job_id) == job.attempt
+                if ready:
+                    pulse.plan(probe, self._loads.get(job_id), now_s)
+                if pulse.due_s > now_s:
                     continue
+                where = door(state, job)
+                work = (
+                    self._feel(probe, pulse, where)
+                    if ready
+                    else self._greet(probe, pulse, job_id, where)
+                )
                 self._probing[job_id] = asyncio.create_task(work)
 
-    def _pulse(self, probe: Probe, job: Job) -> Pulse:
+    def _pulse(self, job: Job) -> Pulse:
         pulse = self._pulses.get(job.id)
         if pulse is None or pulse.attempt != job.attempt:
-            due_s = time.monotonic() + probe.every_ms / 1000
-            pulse = self._pulses[job.id] = Pulse(job.attempt, due_s)
+            pulse = self._pulses[job.id] = Pulse(job.attempt)
         return pulse
 
-    async def _greet(self, probe: Probe, job_id: str, attempt: int, where: str) -> None:
-        if greets(await ask(where, probe), probe):
-            self._probed[job_id] = attempt
+    async def _greet(self, probe: Probe, pulse: Pulse, job_id: str, where: str) -> None:
+        answer = await ask(where, probe)
+        ready = greets(answer, probe)
+        answered = answer is not None and bool(answer.status)
+        pulse.greeted(time.monotonic(), answered=answered, ready=ready)
+        if ready:
+            self._probed[job_id] = pulse.attempt
 
     async def _feel(self, probe: Probe, pulse: Pulse, where: str) -> None:
         """It lives if it answers at all."""
         answer = await ask(where, probe)
-        pulse.due_s = time.monotonic() + probe.every_ms / 1000
-        if answer is not None:
-            pulse.unanswered = 0 if answer.status else pulse.unanswered + 1
+        pulse.felt(time.monotonic(), answered=None if answer is None else bool(answer.status))
 
 
 def wanted_of(state: State, entry: GatewayEntry) -> Wanted:

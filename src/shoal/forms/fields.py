@@ -212,7 +212,7 @@ SERVICE = _table({
         Field("ready_within", "TIME", "10m", time("10m or 90s", DAY_MS, 1), "probe.start_ms",
               "Replace a replica that is not ready after this long."),
         Field("probe_every", "TIME", "10s", time("10s or 1m", DAY_MS, 1), "probe.every_ms",
-              "How often to probe a replica that is ready."),
+              "How often to probe a ready replica that has requests and answers none."),
         Field("probe_failures", "N", "6", Count(1, 1_000, "probes without an answer"),
               "probe.failures", "Replace a replica after this many probes without an answer."),
         Field("drain", "TIME", "60s", time("60s or 10m", DAY_MS, 1), "drain_ms",

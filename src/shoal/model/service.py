@@ -125,8 +125,9 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A replica is ready when this path answers with a status below 500; with `models`, when it
-    lists at least one, as OpenAI's /v1/models does. From then on it is probed every `every_ms`;
-    after `failures` probes in a row without an answer, it is replaced."""
+    lists at least one, as OpenAI's /v1/models does. From then on it is probed every `every_ms`
+    while it has requests and answers none, and more rarely while it has none; after
+    `failures` probes in a row without an answer, it is replaced."""
 
     path: Plain = "/"
     models: bool = False
