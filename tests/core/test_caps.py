@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -13,8 +14,22 @@ from shoal.core.state.load import restore
 from shoal.core.state.tally import Tally
 from shoal.model.job import Job, Phase
 from shoal.model.policy import Policy, Tenant
-from shoal.model.report import Accepted, Answer, Full, Refused, SetService, StopService, Submit
+from shoal.model.report import (
+    Accepted,
+    Answer,
+    Full,
+    NoteJob,
+    Refused,
+    SetSchedule,
+    SetService,
+    StopService,
+    Submit,
+    SubmitWorkflow,
+)
+from shoal.model.schedule import ScheduleSpec
 from shoal.model.service import Scale, ServiceSpec
+from shoal.model.sweep import IndexRange, Sweep
+from shoal.model.workflow import WorkflowJob
 from tests.core.build import Cluster, job_spec
 
 TENANTS = (
@@ -137,14 +152,86 @@ def test_a_new_policy_and_a_restart_count_the_same_jobs() -> None:
 
 
 def test_the_cluster_has_a_bound_for_all_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(caps, "CLUSTER_JOBS_MAX", 2)
+    monkeypatch.setattr(caps, "CLUSTER_JOBS_MAX", 4)
     made = cluster(Tenant(name="red"))
-    made.submit()
-    made.submit(tenant="red")
-    answer = ask(made, "blue")
+    for tenant in ("default", "red", "blue"):
+        made.submit(tenant=tenant)
+    answer = ask(made, "green")
     assert isinstance(answer, Refused)
     assert answer.full is Full.CLUSTER
-    assert answer.message.startswith("the cluster takes at most 2 live jobs; try again")
+    assert answer.message.startswith("the cluster takes at most 4 live jobs; try again")
+
+
+def test_who_has_most_jobs_is_refused_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(caps, "CLUSTER_JOBS_MAX", 100)
+    made = cluster(Tenant(name="red"))
+    answers = made.step(requests=[Submit(job_spec(tenant="red")) for _ in range(120)]).answers
+    assert sum(isinstance(answer, Accepted) for answer in answers) == 80
+    assert "red has 80 of them, its share" in full(answers[-1])
+    answers = made.step(requests=[Submit(job_spec(tenant="blue")) for _ in range(20)]).answers
+    assert sum(isinstance(answer, Accepted) for answer in answers) == 16
+    assert "at most 100 live jobs" in full(ask(made, "red"))
+
+
+def heavy(tenant: str, **fields: Any) -> Any:
+    """Half a kilobyte of variables; bounds are set in kilobytes here."""
+    return job_spec(tenant=tenant, env={"TEXT": "x" * 500}, **fields)
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(caps, "SPEC_BYTES_MAX", 100_000)
+
+
+def accepted(answers: Sequence[Answer]) -> int:
+    return sum(isinstance(answer, Accepted) for answer in answers)
+
+
+@pytest.mark.usefixtures("small")
+def test_large_jobs_of_one_tenant_leave_memory_for_others() -> None:
+    made = cluster(Tenant(name="red"))
+    answers = made.step(requests=[Submit(heavy("red")) for _ in range(300)]).answers
+    assert 50 < accepted(answers) < 200
+    said = full(answers[-1])
+    assert "red has 0.1 MiB of them, its share; put large values into files" in said
+    assert accepted(made.step(requests=[Submit(heavy("blue")) for _ in range(10)]).answers) == 10
+    assert made.state.sizes.held["red"] <= 80_000
+    restored = restore(made.state.snapshot())
+    assert restored.sizes == made.state.sizes
+    for job in list(made.state.jobs):
+        made.cancel(job)
+    assert set(made.state.sizes.of) == set(made.state.jobs), "those that have ended take nothing"
+
+
+@pytest.mark.usefixtures("small")
+def test_every_way_to_bring_large_specs_is_bounded() -> None:
+    """Arrays, elements, workflows, schedules, services, replacements and notes."""
+    big = {"TEXT": "x" * 500}
+    made = cluster(Tenant(name="red"))
+    sweep = Sweep(rows=tuple({"V": "y" * 900} for _ in range(100)))
+    jobs = tuple(WorkflowJob(f"a{n}", heavy("red")) for n in range(300))
+    plan = ScheduleSpec(name="s", cron="* * * * *", jobs=jobs, workflow=True)
+    web = ServiceSpec(name="w", replica=heavy("red"), scale=Scale(least=1, most=300))
+    for request in (
+        Submit(job_spec(tenant="red", sweep=sweep)),
+        SubmitWorkflow(jobs),
+        SetSchedule(plan, next_ms=1),
+        SetService(web),
+    ):
+        answer = made.ask(request)
+        assert isinstance(answer, Refused), request
+        assert "too much at any time; put large values into files" in answer.message
+        assert answer.full is None, "to try again is in vain"
+    elements = Sweep(ranges=(IndexRange(0, 999),))
+    made.ask(Submit(job_spec(tenant="red", env=big, sweep=elements)))
+    for _ in range(20):
+        made.step()
+    assert made.state.sizes.held["red"] <= 50_000, "elements leave half of the room"
+    while isinstance(made.ask(Submit(heavy("red"))), Accepted):
+        pass
+    last = [job.id for job in made.state.jobs.values() if not job.spec.array][-1]
+    full(made.ask(NoteJob(last, "z" * 999, "ann")))
+    assert isinstance(made.ask(Submit(heavy("blue"))), Accepted)
 
 
 def test_a_job_of_a_tenant_without_a_name_is_counted_once() -> None:

@@ -13,7 +13,7 @@ from shoal.core.phases.arrays import (
     retry,
     too_many_arrays,
 )
-from shoal.core.phases.caps import too_many, too_many_replicas
+from shoal.core.phases.caps import too_large, too_many, too_many_replicas
 from shoal.core.phases.ending import cancel, stop
 from shoal.core.phases.ends import forget_set_end, reason, set_end
 from shoal.core.phases.fabric import begin_tour
@@ -37,6 +37,7 @@ from shoal.core.scheduling.fit import NO_CONTAINERS
 from shoal.core.scheduling.packing import could_bring
 from shoal.core.state.queue import gang_of_spec
 from shoal.core.state.room import UNLIMITED
+from shoal.core.state.sizes import bytes_of
 from shoal.core.state.state import State
 from shoal.model.events import NodeIntended, NodeJudged
 from shoal.model.health import Standing
@@ -181,8 +182,15 @@ def _submit(round_: Round, request: Submit) -> Answer:
     if problem is None and request.instead:
         return submit_instead(round_, request)
     if problem is None:
-        problem = too_many(state.tally, state.accounts, spec.tenant, 1, waiting=1)
+        problem = no_room(state, (spec,))
     return problem or enter(round_, spec, request.key)
+
+
+def no_room(state: State, specs: tuple[JobSpec, ...]) -> Refused | None:
+    """Why these, all of one tenant, are too many or too large now."""
+    tenant, count = specs[0].tenant, len(specs)
+    many = too_many(state.tally, state.accounts, tenant, count, waiting=count)
+    return many or too_large(state.sizes, tenant, sum(map(bytes_of, specs)))
 
 
 def _submit_workflow(round_: Round, request: SubmitWorkflow) -> Answer:
@@ -204,17 +212,15 @@ def workflow_problem(round_: Round, jobs: tuple[WorkflowJob, ...], scope: str) -
             return Refused(f"{job.name}.tenant", f"all jobs of a workflow run on {tenant}")
         if (problem := job_problem(round_, job.spec, scope)) is not None:
             return msgspec.structs.replace(problem, field=f"{job.name}.{problem.field}")
-    return too_many(state.tally, state.accounts, tenant, len(jobs), waiting=len(jobs))
+    return no_room(state, tuple(job.spec for job in jobs))
 
 
 def run_problem(round_: Round, spec: ScheduleSpec, scope: str) -> Refused | None:
     """Why a run of this schedule would be refused now."""
     if spec.workflow:
         return workflow_problem(round_, spec.jobs, scope)
-    job, state = spec.jobs[0].spec, round_.state
-    return job_problem(round_, job, scope) or too_many(
-        state.tally, state.accounts, job.tenant, 1, waiting=1
-    )
+    job = spec.jobs[0].spec
+    return job_problem(round_, job, scope) or no_room(round_.state, (job,))
 
 
 def job_problem(round_: Round, spec: JobSpec, scope: str) -> Refused | None:
@@ -236,7 +242,7 @@ def job_problem(round_: Round, spec: JobSpec, scope: str) -> Refused | None:
         or shape_problem(spec)
         or impossible(round_.state, spec)
         or after_problem(round_, spec, scope)
-        or (too_many_arrays(round_.state) if spec.sweep is not None else None)
+        or (too_many_arrays(round_.state, spec.tenant) if spec.sweep is not None else None)
     )
 
 

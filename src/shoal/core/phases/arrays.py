@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from shoal.core.phases.caps import too_many
+from shoal.core.phases.caps import share_left, too_large, too_many
 from shoal.core.phases.ending import cancel
 from shoal.core.phases.round import Round
 from shoal.core.state.apply_array import parts_of
+from shoal.core.state.sizes import bytes_of
 from shoal.core.state.state import State
 from shoal.model.array import ARRAYS_MAX
 from shoal.model.events import ArrayRetried
@@ -15,8 +16,9 @@ from shoal.model.report import Accepted, Answer, Cancel, Full, Refused, Retry
 from shoal.model.resources import plural
 
 
-def too_many_arrays(state: State) -> Refused | None:
-    if len(state.arrays) < ARRAYS_MAX:
+def too_many_arrays(state: State, tenant: str) -> Refused | None:
+    own = sum(array.spec.tenant == tenant for array in state.arrays.values())
+    if share_left(ARRAYS_MAX, len(state.arrays), own) > 0:
         return None
     text = f"the cluster takes at most {ARRAYS_MAX:,} arrays at a time"
     return Refused("array", f"{text}; try again when some have ended", full=Full.CLUSTER)
@@ -61,8 +63,11 @@ def retry(round_: Round, request: Retry) -> Answer:
     if not count:
         return Refused("job", _nothing_missed(state, array, request.job))
     if live is None:
-        problem = too_many_arrays(state) or too_many(
-            state.tally, state.accounts, array.spec.tenant, 1, waiting=1
+        tenant = array.spec.tenant
+        problem = (
+            too_many_arrays(state, tenant)
+            or too_many(state.tally, state.accounts, tenant, 1, waiting=1)
+            or too_large(state.sizes, tenant, bytes_of(array.spec))
         )
         if problem is not None:
             return problem

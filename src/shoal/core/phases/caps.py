@@ -1,15 +1,30 @@
-"""Caps on the jobs that a tenant, or the whole cluster, may have at a time."""
+"""Caps on what a tenant, or the whole cluster, may have at a time: live jobs and their bytes.
+
+Who has most is refused first: a tenant may have up to `SHARE` times what nobody has. One alone gets
+most of the room, several get equal parts, and a newcomer always finds some.
+"""
 
 from __future__ import annotations
 
 from shoal.core.state.accounts import Accounts
+from shoal.core.state.sizes import Sizes, service_bytes
 from shoal.core.state.state import State
 from shoal.core.state.tally import EVERYONE, Tally
 from shoal.model.report import Full, Refused
 from shoal.model.service import ServiceSpec
 
+SHARE = 4
 # A live job takes a few kilobytes of the controller's memory, in the state and in its indexes.
-CLUSTER_JOBS_MAX = 200_000
+# A tenant alone may have 200,000.
+CLUSTER_JOBS_MAX = 250_000
+# What users chose of the specs of live jobs, arrays, services and schedules. With the part that all
+# jobs have, a snapshot must stay below the 1 GB that a value in a database may have.
+SPEC_BYTES_MAX = 256 << 20
+
+
+def share_left(most: int, everyone: int, own: int) -> int:
+    """How much more somebody with `own` may have, when everyone together has `everyone`."""
+    return (SHARE * (most - everyone) - own) // (SHARE + 1)
 
 
 def too_many(
@@ -18,9 +33,11 @@ def too_many(
     """Would this many more jobs be too many for the tenant, an ancestor of it, or the cluster?
     `gone`: so many of its waiting jobs leave for them."""
     live, waiting_now = tally.live, tally.waiting
-    if live.get(EVERYONE, 0) - gone + more > CLUSTER_JOBS_MAX:
-        text = f"the cluster takes at most {CLUSTER_JOBS_MAX:,} live jobs"
-        return Refused("job", f"{text}; try again when some have ended", full=Full.CLUSTER)
+    everyone, own = live.get(EVERYONE, 0) - gone, live.get(tenant, 0) - gone
+    if more > share_left(CLUSTER_JOBS_MAX, everyone, own):
+        return _full(
+            "job", tenant, f"{own:,}", f"{CLUSTER_JOBS_MAX:,} live jobs", 2 * own > everyone
+        )
     for one in accounts.lineage(tenant):
         for counts, change, most, what in (
             (live, more, one.jobs_max, "live jobs (jobs_max"),
@@ -35,12 +52,46 @@ def too_many(
     return None
 
 
+def too_large(sizes: Sizes, tenant: str, more: int, field: str = "job") -> Refused | None:
+    """Would specs with this many more bytes be too much for the controller's memory?"""
+    everyone, own = sizes.held.get(EVERYONE, 0), sizes.held.get(tenant, 0)
+    if more <= 0 or more <= share_left(SPEC_BYTES_MAX, everyone, own):
+        return None
+    most = f"{SPEC_BYTES_MAX >> 20} MiB of commands, variables and the like of live jobs"
+    if more > share_left(SPEC_BYTES_MAX, 0, 0):
+        text = f"has {_mib(more)} MiB of commands, variables and the like, which is too much"
+        return Refused(field, f"{text} at any time; put large values into files or a package")
+    return _full(field, tenant, f"{_mib(own)} MiB", most, 2 * own > everyone, _LARGE)
+
+
+_LARGE = "put large values into files or a package, or try again when some jobs have ended"
+
+
+def _full(
+    field: str,
+    tenant: str,
+    own: str,
+    most: str,
+    mostly: bool,
+    fix: str = "try again when some have ended",
+) -> Refused:
+    """`mostly`: it is the tenant itself that takes the room."""
+    who = f"; {tenant} has {own} of them, its share" if mostly else ""
+    full = Full.TENANT if mostly else Full.CLUSTER
+    return Refused(field, f"the cluster takes at most {most}{who}; {fix}", full=full)
+
+
+def _mib(size: int) -> str:
+    return f"{size / (1 << 20):.1f}"
+
+
 def room_for(tally: Tally, accounts: Accounts, tenant: str, *, counted: bool) -> int:
     """How many more waiting jobs of the tenant may come by themselves, as elements of arrays do.
     They leave half of the cluster's places to jobs that are submitted. `counted`: one of them is
     among the live jobs already, so it may come even if a cap was lowered since."""
     least = int(counted)
-    rooms = [max(least, CLUSTER_JOBS_MAX // 2 - tally.live.get(EVERYONE, 0) + counted)]
+    everyone, own = tally.live.get(EVERYONE, 0) - counted, tally.live.get(tenant, 0) - counted
+    rooms = [max(least, share_left(CLUSTER_JOBS_MAX // 2, everyone, own))]
     for one in accounts.lineage(tenant):
         if one.jobs_max:
             rooms.append(max(least, one.jobs_max - tally.live.get(one.name, 0) + counted))
@@ -49,11 +100,18 @@ def room_for(tally: Tally, accounts: Accounts, tenant: str, *, counted: bool) ->
     return max(0, min(rooms))
 
 
+def bytes_left(sizes: Sizes, tenant: str) -> bool:
+    """May one more job of the tenant come by itself? They leave half of the room, as above."""
+    everyone, own = sizes.held.get(EVERYONE, 0), sizes.held.get(tenant, 0)
+    return share_left(SPEC_BYTES_MAX // 2, everyone, own) > 0
+
+
 def too_many_replicas(state: State, spec: ServiceSpec) -> Refused | None:
     """A service counts as the most replicas that it may have; one that is known counts already."""
     known = state.services.get(spec.name)
     tenant = spec.replica.tenant
-    same = known is not None and known.spec.replica.tenant == tenant
-    before = known.spec.scale.most if known is not None and same else 0
-    more = spec.scale.most - before
-    return too_many(state.tally, state.accounts, tenant, more) if more > 0 else None
+    same = known.spec if known is not None and known.spec.replica.tenant == tenant else None
+    more = spec.scale.most - (same.scale.most if same is not None else 0)
+    large = service_bytes(spec) - (service_bytes(same) if same is not None else 0)
+    many = too_many(state.tally, state.accounts, tenant, more) if more > 0 else None
+    return many or too_large(state.sizes, tenant, large, "service")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from shoal.core.phases.caps import too_large
 from shoal.core.phases.round import Round
 from shoal.model.events import JobLabelled, JobNoted, RuleRemoved, RuleSet
 from shoal.model.identity import EVERY_TENANT, OPERATOR
@@ -55,6 +56,11 @@ def _note(round_: Round, request: NoteJob) -> Answer:
         return Refused("job", f"there is no live job {request.job}", missing=True)
     if len(request.text) > NOTE_CHARACTERS_MAX:
         return Refused("text", f"is longer than {NOTE_CHARACTERS_MAX} characters; shorten it")
+    job = round_.state.live(request.job)
+    if job is not None:
+        large = too_large(round_.state.sizes, job.spec.tenant, len(request.text), "text")
+        if large is not None:
+            return large
     round_.emit(JobNoted(at_ms=round_.now_ms, job=request.job, text=request.text, who=request.who))
     return Accepted(request.job)
 

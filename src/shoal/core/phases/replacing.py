@@ -4,9 +4,10 @@ step, so that neither a crash nor a repeated request leaves both of them, or non
 from __future__ import annotations
 
 from shoal.core.phases.after import enter, in_vain
-from shoal.core.phases.caps import too_many
+from shoal.core.phases.caps import too_large, too_many
 from shoal.core.phases.ending import cancel
 from shoal.core.phases.round import Round
+from shoal.core.state.sizes import bytes_of
 from shoal.core.state.state import State
 from shoal.model.after import conditions
 from shoal.model.identity import EVERY_TENANT
@@ -33,6 +34,8 @@ def submit_instead(round_: Round, request: Submit) -> Answer:
     if (vain := in_vain(round_, spec)) is not None:
         return Refused("after", vain)
     full = too_many(state.tally, state.accounts, spec.tenant, 1, waiting=1, gone=1)
+    more = bytes_of(spec) - bytes_of(old.spec)
+    full = full or too_large(state.sizes, spec.tenant, more)
     if full is not None:
         return full  # a cap was lowered since the old one came
     cancel(round_, old, f"replaced by j{state.next_job}, which asks for something else")

@@ -7,8 +7,10 @@ from collections.abc import Callable
 import msgspec
 
 from shoal.core.phases.after import enter
+from shoal.core.phases.caps import too_large
 from shoal.core.phases.round import Round
 from shoal.core.phases.workflow import enter_all
+from shoal.core.state.sizes import schedule_bytes
 from shoal.core.state.state import State
 from shoal.model.events import (
     ScheduleMissed,
@@ -78,6 +80,9 @@ def _set(round_: Round, request: SetSchedule, problem: Problem) -> Answer:
     if before is None and own >= SCHEDULES_MAX:
         message = f"{spec.tenant} has {own:,} schedules, which is the most; remove one"
         return Refused("schedule", message)
+    more = schedule_bytes(spec) - (schedule_bytes(before.spec) if before is not None else 0)
+    if (large := too_large(state.sizes, spec.tenant, more, "schedule")) is not None:
+        return large
     if (
         before is not None
         and (before.spec, before.owner) == (spec, request.owner)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from shoal.core.phases.caps import room_for
+from shoal.core.phases.caps import bytes_left, room_for
 from shoal.core.phases.ending import CANCELLED_CODE
 from shoal.core.phases.round import Round
 from shoal.core.state.apply_array import parts_of
@@ -26,6 +26,8 @@ def unfold(round_: Round) -> None:
         if elements.pending.count:
             for _ in range(_room(round_.state, array)):
                 _unfold_first(round_, array)
+                if not bytes_left(round_.state.sizes, array.spec.tenant):
+                    break
         elif not round_.state.unfolded[array.id].jobs:
             _finish(round_, array)
 
@@ -56,6 +58,8 @@ def _room(state: State, array: Job) -> int:
     if room <= 0:
         return 0
     first = not unfolded.jobs  # the array counts as one job anyway
+    if not first and not bytes_left(state.sizes, array.spec.tenant):
+        return 0
     return min(room, room_for(state.tally, state.accounts, array.spec.tenant, counted=first))
 
 

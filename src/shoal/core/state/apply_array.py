@@ -37,6 +37,7 @@ def add_array(state: State, array: Job) -> None:
     state.unfolded[array.id] = Unfolded()
     state.accounts.meet(array.spec.tenant)
     state.tally.array(state.accounts, array, 1)
+    state.sizes.job(array)
     if array.key:
         state.keys[array.key] = array.id
     for other in array.awaits:
@@ -183,6 +184,7 @@ def _array_finished(state: State, event: ArrayFinished) -> None:
     del state.unfolded[event.job]
     state.agenda.windows.pop(event.job, None)
     state.tally.array(state.accounts, array, -1)
+    state.sizes.gone(array)
     if array.key:
         del state.keys[array.key]
     for other in array.awaits:

@@ -307,6 +307,7 @@ def _job_finished(state: State, event: JobFinished) -> None:
     if job.spec.array:
         element_ended(state, job, event)
     state.tally.job(state.accounts, job, -1)
+    state.sizes.gone(job)
     job.phase = Phase.FINISHED
     job.outcome = event.outcome
     job.code = event.code

@@ -23,12 +23,14 @@ def _labelled(state: State, event: JobLabelled) -> None:
     job = state.live(event.job)
     if job is not None:
         job.spec = spec_after(job.spec, event)
+        state.sizes.job(job)
 
 
 def _noted(state: State, event: JobNoted) -> None:
     job = state.live(event.job)
     if job is not None:
         job.notes = notes_after(job.notes, event)
+        state.sizes.job(job)
 
 
 def _waited(state: State, event: JobWaited) -> None:

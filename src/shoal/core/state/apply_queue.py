@@ -111,6 +111,7 @@ def add_job(state: State, job: Job) -> None:
     state.births_ms += job.submitted_ms
     state.accounts.meet(job.spec.tenant)
     state.tally.job(state.accounts, job, 1)
+    state.sizes.job(job)
     if job.spec.service:
         state.replicas.setdefault(job.spec.service, {})[job.id] = None
     if job.spec.array:

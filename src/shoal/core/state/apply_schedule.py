@@ -33,6 +33,7 @@ def _set(state: State, event: ScheduleSet) -> None:
 
 def add_schedule(state: State, schedule: Schedule, next_ms: int) -> None:
     state.schedules[schedule.spec.key] = schedule
+    state.sizes.schedule(schedule.spec)
     _due_at(state, schedule, next_ms)
 
 
@@ -90,7 +91,7 @@ def _resumed(state: State, event: ScheduleResumed) -> None:
 
 
 def _removed(state: State, event: ScheduleRemoved) -> None:
-    del state.schedules[event.schedule]
+    state.sizes.schedule(state.schedules.pop(event.schedule).spec, gone=True)
     _drop_stale(state)
 
 

@@ -37,7 +37,9 @@ def _service_set(state: State, event: ServiceSet) -> None:
         service.proven = False
     if known:
         state.tally.service(state.accounts, service.spec, -1)
+        state.sizes.service(service.spec, gone=True)
     state.tally.service(state.accounts, event.spec, 1)
+    state.sizes.service(event.spec)
     service.spec, service.version, service.why = event.spec, event.version, event.why
     service.newest = max(service.newest, event.version)
     service.failures, service.retry_ms = 0, 0
@@ -73,6 +75,7 @@ def _service_stopping(state: State, event: ServiceStopping) -> None:
 def _service_stopped(state: State, event: ServiceStopped) -> None:
     service = state.services.pop(event.service)
     state.tally.service(state.accounts, service.spec, -1)
+    state.sizes.service(service.spec, gone=True)
     state.heard.loads.pop(event.service, None)
     state.heard.recent_work.pop(event.service, None)
 

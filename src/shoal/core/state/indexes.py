@@ -8,6 +8,7 @@ from shoal.core.state.facts import Facts, Node
 from shoal.core.state.queue import Queue
 from shoal.core.state.records import Unfolded
 from shoal.core.state.room import Division, Domain, Room
+from shoal.core.state.sizes import Sizes
 from shoal.core.state.tally import Tally
 from shoal.model.job import Job, MemberRef
 from shoal.model.resources import Kind
@@ -35,6 +36,7 @@ class Indexes(Facts):
         self.foresight = Foresight(1000, self.mix)  # for the largest node
         self.queue = Queue()
         self.tally = Tally()  # jobs by tenant
+        self.sizes = Sizes()  # bytes of their specs by tenant
         self.numbers: dict[int, str] = {}  # job number -> id
         self.keys: dict[str, str] = {}  # submission key -> job id
         self.masters: set[str] = set()  # rendezvous points in use, "address:port"

@@ -342,6 +342,21 @@ def _verify_tally(state: State) -> None:
             live[name] += service.spec.scale.most
     if (live, waiting) != (state.tally.live, state.tally.waiting):
         raise Violation("the number of jobs by tenant does not match the jobs")
+    of = state.sizes.of
+    tenants = {
+        job.id: job.spec.tenant
+        for job in (*state.jobs.values(), *state.arrays.values())
+        if not job.spec.service
+    }
+    for name, service in state.services.items():
+        tenants[f"service {name}"] = service.spec.replica.tenant
+    for key, schedule in state.schedules.items():
+        tenants[f"schedule {key}"] = schedule.spec.tenant
+    held: Counter[str] = Counter()
+    for name, tenant in tenants.items():
+        held.update({holder: of.get(name, 0) for holder in ("", tenant)})
+    if set(of) != set(tenants) or held != state.sizes.held:
+        raise Violation("the bytes of specs by tenant do not match what is live")
 
 
 def _held(state: State, job: Job) -> bool:

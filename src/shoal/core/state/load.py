@@ -27,6 +27,8 @@ def restore(snapshot: Snapshot) -> State:
     state.ages, state.wear, state.fleet = snapshot.ages, snapshot.wear, snapshot.fleet
     state.failures, state.reservations = snapshot.failures, snapshot.reservations
     state.services = {service.spec.name: service for service in snapshot.services}
+    for service in snapshot.services:
+        state.sizes.service(service.spec)
     state.identity = snapshot.identity
     state.next_order, state.setbacks = snapshot.next_order, snapshot.setbacks
     state.orders = {order.id: order for order in snapshot.orders}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from shoal.core.phases.caps import CLUSTER_JOBS_MAX, too_many
+from shoal.core.phases.caps import CLUSTER_JOBS_MAX, share_left, too_many
 from shoal.core.state.accounts import Accounts
 from shoal.core.state.state import State
 from shoal.core.state.tally import EVERYONE, Tally
@@ -32,7 +32,8 @@ class Outside:
 
     def let_in(self, state: State, come: Sequence[Arrival]) -> list[Arrival]:
         """Those that have room now, of those who come and those who are outside already."""
-        room = CLUSTER_JOBS_MAX - state.tally.live.get(EVERYONE, 0)
+        live = state.tally.live.get(EVERYONE, 0)
+        room = share_left(CLUSTER_JOBS_MAX, live, live)  # if all of them are one tenant's
         if not (self._capped or self._lines or len(come) > room):
             return list(come)
         for arrival in come:
