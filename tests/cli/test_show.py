@@ -88,7 +88,7 @@ def test_no_word_is_broken(
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    text = "  it fits only on nodes set aside for j1, j2 and might delay them: it may take 2h 30m"
+    text = "  it fits only in room set aside for j1, j2 and might delay them: it may take 2h 30m"
     show.line(text)
     show.table([Column("WHEN"), Column("WHAT", wraps=True)], [["5s ago", text]])
     show.line(show.fitted(text))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from typing import Any
 
 import msgspec
 import pytest
 
+from shoal.core.answers.why import waiting_reason
 from shoal.core.policies import SHIPPED
 from shoal.model.events import JobPlaced, JobReserved
 from shoal.model.job import Phase
@@ -170,3 +172,75 @@ def test_a_job_behind_another_like_it_does_not_hold_the_queue() -> None:
     cluster.intend("b", NodeIntent.OPEN)
     assert list(cluster.state.reservations) == [behind, first]  # now `first` stands before it
     assert cluster.job(cluster.submit()).phase is Phase.STARTING
+
+
+# -- beside what is set aside ------------------------------------------------------------------
+
+
+def with_a_blocked_gang(policy: Policy = POLICY, **gang: Any) -> Cluster:
+    """Three nodes with 8 GPUs and 16 CPUs, one of which holds a job for an hour; a gang of 3 x 8
+    GPUs waits for it."""
+    cluster = Cluster(policy)
+    for name in "abc":
+        cluster.join(name, gpus=8, cpus=16)
+    cluster.run(gpus=8, cpu_milli=2_000, estimate_ms=3_600_000)
+    waits: dict[str, Any] = {"members": 3, "gpus": 8, "cpu_milli": 2_000, **gang}
+    blocked_id = cluster.submit(**waits)
+    assert cluster.state.reservations[blocked_id].members == (1, 1, 1)
+    return cluster
+
+
+def test_cpu_work_runs_on_the_idle_cpus_of_nodes_that_a_gpu_gang_waits_for() -> None:
+    cluster = with_a_blocked_gang()
+    small = [cluster.submit(cpu_milli=1_000) for _ in range(43)]
+    started = [job_id for job_id in small if cluster.job(job_id).phase is Phase.STARTING]
+    assert len(started) == 3 * 14, "the gang needs 2 of 16 CPUs on each node"
+    gang, last = "j2", small[-1]
+    why = waiting_reason(cluster.state, cluster.job(last), cluster.policy, cluster.now_ms)
+    assert gang in why and "set aside" in why, why
+    cluster.wait(3_600_000)
+    cluster.end("j1")
+    assert cluster.job(gang).phase is Phase.STARTING, "nothing delayed it"
+
+
+def test_a_gang_takes_as_many_members_beside_another_as_cannot_delay_it() -> None:
+    cluster = with_a_blocked_gang(cpu_milli=10_000)
+    assert cluster.job(cluster.submit(members=19, cpu_milli=1_000)).phase is Phase.WAITING
+    wide = cluster.job(cluster.submit(members=18, cpu_milli=1_000))
+    assert Counter(member.slice.node for member in wide.members) == {"a": 6, "b": 6, "c": 6}
+    cluster.wait(3_600_000)
+    cluster.end("j1")
+    assert cluster.job("j2").phase is Phase.STARTING
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        {"gpus": 1, "cpu_milli": 0},
+        {"cpu_milli": 14_500},
+        {"memory_mb": 300, "cpu_milli": 0},
+        {"whole_nodes": True, "cpu_milli": 1_000},
+    ],
+)
+def test_what_would_take_something_that_the_gang_needs_still_waits(wish: dict[str, Any]) -> None:
+    cluster = with_a_blocked_gang(memory_mb=800)
+    assert cluster.job(cluster.submit(**wish)).phase is Phase.WAITING
+
+
+def test_nobody_uses_the_rest_of_a_node_that_is_wanted_as_a_whole() -> None:
+    cluster = with_a_blocked_gang(whole_nodes=True)
+    assert cluster.job(cluster.submit(cpu_milli=1_000)).phase is Phase.WAITING
+
+
+def test_gpus_that_are_too_many_for_the_gang_are_not_set_aside() -> None:
+    """On a, two of eight GPUs are busy for ten seconds; then j2 will need seven of them."""
+    cluster = Cluster(POLICY)
+    cluster.join("a", gpus=8)
+    cluster.run(gpus=2, cpu_milli=0, estimate_ms=10_000)
+    cluster.submit(gpus=7, cpu_milli=0, estimate_ms=10_000)
+    one = cluster.submit(gpus=1, cpu_milli=0)
+    assert where(cluster, one) == "a"
+    assert where(cluster, cluster.submit(gpus=1, cpu_milli=0)) == "waiting"
+    cluster.wait(10_000)
+    cluster.end("j1")
+    assert cluster.job("j2").phase is Phase.STARTING

@@ -93,12 +93,14 @@ class JobPlaced(JobEvent, frozen=True, kw_only=True):
 
 
 class JobReserved(JobEvent, frozen=True, kw_only=True):
-    """The job is blocked at the front of the queue; these nodes are set aside for it from about
-    `start_ms` on. None: the end of the jobs running there is not known."""
+    """The job is blocked at the front of the queue; room for `members` of it is set aside on each
+    of these nodes from about `start_ms` on. None: the end of the jobs running there is not known.
+    Without `members` (before 0.7.0), the whole nodes are set aside."""
 
     start_ms: int | None
     nodes: tuple[str, ...]
     why: str
+    members: tuple[int, ...] = ()
 
 
 class JobClaimed(JobEvent, frozen=True, kw_only=True):

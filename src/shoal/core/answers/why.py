@@ -13,7 +13,7 @@ from shoal.core.answers.why_after import awaited, begins
 from shoal.core.answers.why_ends import ends_first
 from shoal.core.answers.why_sleep import sleepers_note
 from shoal.core.scheduling.again import kept_from, shunned, spares_kept_from
-from shoal.core.scheduling.backfill import GAP_TRIES_MAX, SAFE, delayed_by, nodes_of
+from shoal.core.scheduling.backfill import GAP_TRIES_MAX, SAFE, delayed_by, set_aside
 from shoal.core.scheduling.beds import asleep_reason
 from shoal.core.scheduling.capacity import held_when_empty
 from shoal.core.scheduling.expect import run_ms
@@ -263,21 +263,21 @@ def _set_aside(state: State, job: Job, now_ms: int) -> Reason | None:
         for other in state.reservations
         if other != job.id and place_in_line(state, state.jobs[other], now_ms) < mine
     ]
-    avoid = nodes_of(state, delayed_by(state, job, ahead, now_ms))
-    if avoid:
-        avoid |= kept_from(state, job, now_ms)
+    delayed = delayed_by(state, job, ahead, now_ms)
     names = ", ".join(ahead[:3])
     position = _position(state, job)
     if ahead and position >= GAP_TRIES_MAX:
         text = f"number {position + 1} among jobs like it; room is set aside for {names}"
         return Reason(Waits.TURN, text, ahead[0])
-    if not avoid or fit(state, gang_of(job), avoid) is not None:
-        return None
+    gang, kept = gang_of(job), kept_from(state, job, now_ms) if delayed else set[int]()
+    with set_aside(state, gang, delayed, now_ms) as aside:
+        if not delayed or fit(state, gang, kept | aside.avoid) is not None:
+            return None
     expected = run_ms(state, job, SAFE)
     own = "it has no --time-limit or --estimate"
     if expected is not None:
         own = f"it may take {duration_text(expected - job.attained_ms)}"
-    text = f"it fits only on nodes set aside for {names} and might delay them: {own}"
+    text = f"it fits only in room set aside for {names} and might delay them: {own}"
     return Reason(Waits.TURN, text, ahead[0])
 
 

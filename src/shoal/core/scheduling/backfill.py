@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from itertools import islice
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import islice, zip_longest
 from typing import NamedTuple
 
 from shoal.core.phases.round import Round
@@ -13,11 +13,14 @@ from shoal.core.scheduling.ends import last_starts
 from shoal.core.scheduling.expect import left_ms, run_ms
 from shoal.core.scheduling.fit import area_of, members_here
 from shoal.core.scheduling.order import takes_turns
+from shoal.core.state.apply_room import Overlay
 from shoal.core.state.queue import Gang, gang_of
+from shoal.core.state.room import Room
 from shoal.core.state.state import State
 from shoal.model.events import JobReserved
 from shoal.model.job import Job, Phase
 from shoal.model.policy import Preempt
+from shoal.model.resources import WHOLE_GPU_MILLI, Demand, Slice
 
 TYPICAL = 50  # percent of jobs done by then: gives the most likely time
 # In a very large cluster the search for an opening covers this many nodes, plus one per member. It
@@ -34,6 +37,7 @@ class Opening(NamedTuple):
 
     start_ms: int
     nodes: tuple[int, ...]
+    members: tuple[int, ...]  # of the gang, on each of these nodes
 
 
 def reserve(round_: Round, job: Job) -> None:
@@ -41,7 +45,7 @@ def reserve(round_: Round, job: Job) -> None:
     of the running jobs is unknown, it only records since when the job is in front."""
     state, now_ms = round_.state, round_.now_ms
     held = state.reservations.get(job.id)
-    if held is not None and held.start_ms is not None and now_ms < held.start_ms:
+    if held is not None and held.members and held.start_ms and now_ms < held.start_ms:
         ends = last_starts(state, job)
         if all(ends.get(index, held.start_ms) >= held.start_ms for index in held.nodes):
             return
@@ -51,22 +55,37 @@ def reserve(round_: Round, job: Job) -> None:
     opening = first_opening(state, job, now_ms, TYPICAL)
     if opening is None:
         if held is None:
-            _emit(round_, job, None, (), "first in line")
+            _emit(round_, job, None, (), (), "first in line")
         return
     again_ms = now_ms + RENEW_AFTER_MS
-    if held is not None and held.nodes == opening.nodes and opening.start_ms < again_ms:
+    late = held is not None and (held.nodes, held.members) == opening[1:]
+    if late and opening.start_ms < again_ms:
         round_.look_again(again_ms)  # the jobs there are late; the reservation stays as it is
         return
     names = tuple(state.order[index].id for index in opening.nodes)
     shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     round_.look_again(max(now_ms + 1, opening.start_ms))
     why = f"on {shown}, when the jobs there end"
-    _emit(round_, job, opening.start_ms, names, why)
+    _emit(round_, job, opening.start_ms, names, opening.members, why)
 
 
-def _emit(round_: Round, job: Job, start_ms: int | None, nodes: tuple[str, ...], why: str) -> None:
+def _emit(
+    round_: Round,
+    job: Job,
+    start_ms: int | None,
+    nodes: tuple[str, ...],
+    members: tuple[int, ...],
+    why: str,
+) -> None:
     round_.emit(
-        JobReserved(at_ms=round_.now_ms, job=job.id, start_ms=start_ms, nodes=nodes, why=why)
+        JobReserved(
+            at_ms=round_.now_ms,
+            job=job.id,
+            start_ms=start_ms,
+            nodes=nodes,
+            members=members,
+            why=why,
+        )
     )
 
 
@@ -86,9 +105,91 @@ def delayed_by(state: State, job: Job, ahead: Iterable[str], now_ms: int) -> tup
     )
 
 
-def nodes_of(state: State, delayed: Iterable[str]) -> set[int]:
-    """The nodes reserved for these jobs."""
-    return {index for other in delayed for index in state.reservations[other].nodes}
+class set_aside(Overlay):  # noqa: N801
+    """While a plan is made for a gang, treat as held what the jobs that it might delay will need
+    when they start. What is left on their nodes cannot delay them. `avoid`: nodes of theirs on
+    which not even one member of the gang is left room for."""
+
+    def __init__(self, state: State, gang: Gang, delayed: Iterable[str], now_ms: int) -> None:
+        super().__init__(state)
+        self.avoid: set[int] = set()
+        for index, needs in _needs(state, delayed).items():
+            room = state.rooms[index]
+            shared = not gang.whole_nodes and all(need.members for need in needs)
+            if not shared or not room.holds(gang.demand):
+                self.avoid.add(index)
+                continue
+            left, kept = room.copy(), list(_kept(state, index, needs, now_ms))
+            for slice_ in kept:
+                left.change(slice_, -1)
+            if not left.holds(gang.demand):
+                self.avoid.add(index)
+                continue
+            for slice_ in kept:
+                self.change(slice_, -1)
+
+
+class _Need(NamedTuple):
+    """What a reservation wants of one node. No members: all of it."""
+
+    start_ms: int
+    gang: Gang
+    members: int
+
+
+def _needs(state: State, delayed: Iterable[str]) -> dict[int, list[_Need]]:
+    """By node, the reservation that begins first comes first."""
+    found: dict[int, list[_Need]] = {}
+    for other in delayed:
+        held, gang = state.reservations[other], gang_of(state.jobs[other])
+        counts = held.members if not gang.whole_nodes else ()
+        for index, members in zip_longest(held.nodes, counts, fillvalue=0):
+            found.setdefault(index, []).append(_Need(held.start_ms or 0, gang, members))
+    for needs in found.values():
+        needs.sort(key=lambda need: need.start_ms)
+    return found
+
+
+def _kept(state: State, index: int, needs: list[_Need], now_ms: int) -> Iterator[Slice]:
+    """What is free on the node now and must be free, or be held by jobs that have ended, when the
+    reservations begin. They may have been made without regard to each other; together they take
+    what there will be."""
+    room, future = state.rooms[index], state.rooms[index].copy()
+    ends = _ends(state, index, now_ms, TYPICAL)
+    cpu_milli = memory_mb = 0
+    taken, back = [0] * len(room.gpu_milli), [0] * len(room.gpu_milli)
+    cpu_back = memory_back = 0
+    for need in needs:
+        while ends and ends[0][0] <= need.start_ms:
+            _end(future, *ends.pop(0)[1:])
+        demand = need.gang.demand
+        _take(room, future, taken, demand, need.members)
+        cpu_milli += demand.cpu_milli * need.members
+        memory_mb += demand.memory_mb * need.members
+        cpu_back = max(cpu_back, room.cpu_milli - max(0, future.cpu_milli - cpu_milli))
+        memory_back = max(memory_back, room.memory_mb - max(0, future.memory_mb - memory_mb))
+        for gpu, milli in enumerate(room.gpu_milli):
+            back[gpu] = max(back[gpu], milli - max(0, future.gpu_milli[gpu] - taken[gpu]))
+    name = state.order[index].id
+    yield Slice(name, (), cpu_back, memory_back)
+    for share in sorted({*back} - {0}):
+        gpus = tuple(gpu for gpu, milli in enumerate(back) if milli == share)
+        yield Slice(name, gpus, 0, 0, share)
+
+
+def _take(room: Room, future: Room, taken: list[int], demand: Demand, members: int) -> None:
+    """The GPUs that these members will take: those that will be free enough, and of these the ones
+    that others use now, so that free ones stay free."""
+    share = demand.share_milli(room.kind)
+    each = 1 if share < WHOLE_GPU_MILLI else demand.gpus * members
+    for _ in range(members * bool(demand.gpus) if share < WHOLE_GPU_MILLI else bool(each)):
+        left = [milli - taken[gpu] for gpu, milli in enumerate(future.gpu_milli)]
+        best = sorted(
+            range(len(left)),
+            key=lambda gpu: (left[gpu] < share, room.gpu_milli[gpu], -left[gpu], gpu),
+        )
+        for gpu in best[:each]:
+            taken[gpu] += share
 
 
 def first_opening(state: State, job: Job, now_ms: int, percent: int) -> Opening | None:
@@ -132,7 +233,7 @@ def _opening_among(
     for index in nodes:
         gains.extend(_gains(state, index, gang, now_ms, percent))
     gains.sort()
-    room, chosen = 0, dict[int, int]()
+    room, unit, chosen = 0, gang.per_node or 1, dict[int, int]()
     for when_ms, index, more in gains:
         if ends:  # the gang would start now, so that nodes that end soon do not count any more
             for late in [node for node in chosen if ends.get(node, when_ms) < when_ms]:
@@ -142,7 +243,9 @@ def _opening_among(
         room += more
         chosen[index] = chosen.get(index, 0) + more
         if room >= gang.members:
-            return Opening(when_ms, tuple(sorted(chosen)))
+            chosen[index] -= (room - gang.members) // unit * unit
+            nodes_ = tuple(sorted(node for node, members in chosen.items() if members))
+            return Opening(when_ms, nodes_, tuple(chosen[node] for node in nodes_))
     return None
 
 
@@ -159,13 +262,17 @@ def _gains(
         return gains
     future = room.copy()
     for end_ms, job, number in _ends(state, index, now_ms, percent):
-        held, lent = job.members[number].held, job.members[number].lent
-        future.change(held, +1, exclusive=job.spec.whole_nodes and not lent, asleep=lent)
+        _end(future, job, number)
         now_holds = members_here(gang, room.kind, future.level)
         if now_holds > holds:
             gains.append((end_ms, index, now_holds - holds))
             holds = now_holds
     return gains
+
+
+def _end(room: Room, job: Job, number: int) -> None:
+    held, lent = job.members[number].held, job.members[number].lent
+    room.change(held, +1, exclusive=job.spec.whole_nodes and not lent, asleep=lent)
 
 
 def _ends(state: State, index: int, now_ms: int, percent: int) -> list[tuple[int, Job, int]]:

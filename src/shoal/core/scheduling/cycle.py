@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from shoal.core.phases.round import Round
 from shoal.core.phases.sleeping import rouse
 from shoal.core.scheduling.again import again, spares_beside, spares_kept_from
-from shoal.core.scheduling.backfill import GAP_TRIES_MAX, delayed_by, nodes_of, reserve
+from shoal.core.scheduling.backfill import GAP_TRIES_MAX, delayed_by, reserve, set_aside
 from shoal.core.scheduling.defragment import defragment
 from shoal.core.scheduling.elastic import grow, widest
 from shoal.core.scheduling.ends import cut_short, margin_ms, must_leave, too_short
@@ -21,7 +21,7 @@ from shoal.core.scheduling.spread import spread
 from shoal.core.scheduling.wake import Sleepers
 from shoal.core.scheduling.weak_links import without_weak_links
 from shoal.core.state.apply_queue import wake_delayed
-from shoal.core.state.queue import Lane, gang_of
+from shoal.core.state.queue import Gang, Lane, gang_of
 from shoal.core.state.room import Room
 from shoal.core.state.state import Node, State
 from shoal.model.durations import duration_text
@@ -198,10 +198,12 @@ def _place_one(round_: Round, lane: Lane, ahead: list[str]) -> bool:
             if (delayed, short) in tried:
                 continue  # like one before it
             tried.add((delayed, short))
-        avoid = nodes_of(state, delayed) | spares | short
-        apart = fit(state, lane.gang, avoid) if avoid else plan
-        if apart is not None:
-            _start(round_, job, lane, avoid, apart)
+        with set_aside(state, lane.gang, delayed, now_ms) as aside:
+            avoid = aside.avoid | spares | short
+            apart = fit(state, lane.gang, avoid) if avoid or delayed else plan
+            found = _slices(round_, job, lane.gang, avoid, apart) if apart is not None else None
+        if found is not None:
+            _give(round_, job, *found)
             return True
         if spares:
             spared = True  # these nodes change with every job, so the result is not kept
@@ -214,9 +216,12 @@ def _place_one(round_: Round, lane: Lane, ahead: list[str]) -> bool:
     return False
 
 
-def _start(round_: Round, job: Job, lane: Lane, avoid: set[int], apart: GangFit) -> None:
-    """Place it, preferably on nodes that see its checkpoints and live until it is done."""
-    state, gang = round_.state, lane.gang
+def _slices(
+    round_: Round, job: Job, gang: Gang, avoid: set[int], apart: GangFit
+) -> tuple[tuple[Slice, ...], str]:
+    """What it gets, preferably on nodes that see its checkpoints and live until it is done, and the
+    reason for them."""
+    state = round_.state
     for worse in (blind_nodes(state, job), cut_short(state, job, round_.now_ms)):
         better = fit(state, gang, avoid | worse) if worse - avoid else None
         if better is not None:
@@ -224,15 +229,10 @@ def _start(round_: Round, job: Job, lane: Lane, avoid: set[int], apart: GangFit)
     avoid, apart = without_weak_links(state, gang, avoid, apart)
     before = again(state, job, gang, avoid)
     if before is not None:
-        _give(round_, job, *before)
-        return
+        return before
     wider = widest(state, job, gang, avoid | spares_beside(state, job, round_.now_ms))
-    _place(round_, job, lane, wider or spread(state, job, gang, avoid, apart) or apart)
-
-
-def _place(round_: Round, job: Job, lane: Lane, plan: GangFit) -> None:
-    given = slices(round_.state, plan, lane.gang.demand)
-    _give(round_, job, given, _plan_text(round_.state, plan))
+    plan = wider or spread(state, job, gang, avoid, apart) or apart
+    return slices(state, plan, gang.demand), _plan_text(state, plan)
 
 
 def _give(round_: Round, job: Job, given: tuple[Slice, ...], where: str) -> None:

@@ -8,7 +8,7 @@ import heapq
 from shoal.core.phases.round import Round
 from shoal.core.phases.sleeping import rouse
 from shoal.core.scheduling.again import kept_from
-from shoal.core.scheduling.backfill import delayed_by, nodes_of
+from shoal.core.scheduling.backfill import delayed_by, set_aside
 from shoal.core.scheduling.beds import behind
 from shoal.core.scheduling.fit import fit, slices
 from shoal.core.scheduling.keep import line_key
@@ -90,10 +90,11 @@ def _go_elsewhere(round_: Round, job: Job) -> None:
     if gang in state.agenda.hopeless:
         return
     delayed = delayed_by(state, job, state.reservations, now_ms)
-    plan = fit(state, gang, {*kept_from(state, job, now_ms), *nodes_of(state, delayed)})
-    if plan is None:
+    with set_aside(state, gang, delayed, now_ms) as aside:
+        plan = fit(state, gang, kept_from(state, job, now_ms) | aside.avoid)
+        found = slices(state, plan, gang.demand) if plan is not None else ()
+    if not found:
         return
-    found = slices(state, plan, gang.demand)
     nodes = ", ".join(dict.fromkeys(slice_.node for slice_ in found))
     why = (
         f"restarts on {nodes}, because its own nodes have had no room for it for "

@@ -102,13 +102,16 @@ def _job_placed(state: State, event: JobPlaced) -> None:
 
 
 def _job_reserved(state: State, event: JobReserved) -> None:
-    nodes = tuple(sorted(state.nodes[node].index for node in event.nodes))
+    counts = event.members or (0,) * len(event.nodes)
+    named = sorted(zip((state.nodes[node].index for node in event.nodes), counts, strict=True))
+    nodes, members = tuple(index for index, _ in named), tuple(count for _, count in named)
     before = state.reservations.get(event.job)
     promised_ms = event.at_ms if event.start_ms is None else event.start_ms
     if before is not None:
         promised_ms = before.promised_ms
-    reservation = Reservation(event.start_ms, nodes, event.at_ms, promised_ms)
-    state.reservations[event.job] = reservation
+    state.reservations[event.job] = Reservation(
+        event.start_ms, nodes, event.at_ms, promised_ms, members if event.members else ()
+    )
     state.agenda.other_gaps()
 
 

@@ -10,12 +10,13 @@ NODE_BELIEF_MS = 30 * 24 * 3600 * 1000  # the prior: one loss a month on each no
 
 
 class Reservation(msgspec.Struct, frozen=True):
-    """Nodes, by index in ascending order, that are reserved for a job at the front."""
+    """Room on these nodes, by index in ascending order, is reserved for a job at the front."""
 
     start_ms: int | None
     nodes: tuple[int, ...]
     made_ms: int
     promised_ms: int  # its first start time, or when it came to the front if unknown
+    members: tuple[int, ...] = ()  # of the job, on each of the nodes; empty: the whole nodes
 
 
 class Wear(msgspec.Struct):
