@@ -6,8 +6,10 @@ from typing import Any
 
 import msgspec
 
+from shoal.core.answers.outlook import outlook
 from shoal.core.policies import SHIPPED
 from shoal.core.scheduling.predict import predict
+from shoal.core.state.room import Room
 from shoal.model.job import Phase
 from shoal.model.policy import Preempt
 from tests.core.build import POLICY, Cluster
@@ -99,3 +101,77 @@ def test_no_start_is_predicted_for_a_running_job() -> None:
     cluster = one_node()
     job_id = cluster.run(gpus=1, **NO_CPU)
     assert predict(cluster.state, cluster.job(job_id), cluster.now_ms) is None
+
+
+# -- others will be stopped for it -----------------------------------------------------------
+
+
+def with_run_min(**numbers: Any) -> Cluster:
+    quiet = {"silent_after_ms": 10**9, "grace_ms": 10**9, "run_ms_min": 60_000}
+    cluster = Cluster(msgspec.structs.replace(POLICY, **quiet, **numbers))
+    cluster.join("a", gpus=4)
+    return cluster
+
+
+def test_who_may_stop_others_starts_when_they_have_run_for_the_minimum() -> None:
+    """However long those would have run: it was promised in 3 h to 4 d, and started at once."""
+    cluster = with_run_min()
+    low = cluster.run(gpus=4, preemptible=True, stop_grace_ms=7_000, time_limit_ms=99 * HOUR_MS)
+    cluster.wait(20_000)
+    high = cluster.submit(gpus=4, priority=10)
+    assert said(cluster, high) == (40_000, 47_000)
+    found = outlook(cluster.state, cluster.job(high), cluster.policy, cluster.now_ms)
+    assert f"{low} will be stopped for it, in 40s at the earliest" in found.why
+    cluster.wait(40_000)
+    cluster.hear("a")
+    assert cluster.job(low).phase is Phase.STOPPING
+
+
+def test_only_those_are_named_that_have_to_go_and_the_last_of_them_decides() -> None:
+    cluster = with_run_min()
+    first = cluster.run(gpus=1, preemptible=True, **NO_CPU)
+    cluster.wait(10_000)
+    second = cluster.run(gpus=2, preemptible=True, **NO_CPU)
+    cluster.run(gpus=1, priority=99, preemptible=True, **NO_CPU)
+    cluster.wait(10_000)
+    high = cluster.submit(gpus=3, priority=10, **NO_CPU)
+    found = predict(cluster.state, cluster.job(high), cluster.now_ms)
+    assert found is not None and found.stops is not None
+    assert {victim.job.id for victim in found.stops.victims} == {first, second}
+    assert found.early_ms - cluster.now_ms == 50_000
+    one = cluster.submit(gpus=1, priority=11, **NO_CPU)
+    found = predict(cluster.state, cluster.job(one), cluster.now_ms)
+    assert found is not None and found.stops is not None
+    assert [victim.job.id for victim in found.stops.victims] == [first]
+    assert found.early_ms - cluster.now_ms == 40_000
+
+
+def test_who_ends_before_it_may_be_stopped_decides() -> None:
+    cluster = with_run_min()
+    cluster.run(gpus=4, preemptible=True, estimate_ms=30_000)
+    cluster.wait(10_000)
+    assert said(cluster, cluster.submit(gpus=4, priority=10)) == (20_000, 20_000)
+
+
+def test_nobody_is_named_if_the_policy_stops_nobody_or_nobody_would_give_way() -> None:
+    for numbers, priority in (({"preempt": Preempt.NEVER}, 10), ({}, 0)):
+        cluster = with_run_min(**numbers)
+        cluster.run(gpus=4, preemptible=True, estimate_ms=HOUR_MS)
+        waits = cluster.submit(gpus=4, priority=priority)
+        assert said(cluster, waits) == (HOUR_MS, HOUR_MS)
+        found = outlook(cluster.state, cluster.job(waits), cluster.policy, cluster.now_ms)
+        assert "for it" not in found.why
+
+
+def test_a_prediction_changes_nothing() -> None:
+    cluster = with_run_min()
+    cluster.run(gpus=4, preemptible=True)
+    high = cluster.submit(gpus=4, priority=10)
+    before = msgspec.json.encode(cluster.state.snapshot()), list(map(vars_of, cluster.state.rooms))
+    assert said(cluster, high) is not None
+    after = msgspec.json.encode(cluster.state.snapshot()), list(map(vars_of, cluster.state.rooms))
+    assert before == after
+
+
+def vars_of(room: Room) -> tuple[object, ...]:
+    return (tuple(room.gpu_milli), room.cpu_milli, room.memory_mb, room.level)

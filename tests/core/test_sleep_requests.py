@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from shoal.model.job import JobSpec, Phase
-from shoal.model.report import Accepted, Refused, Request, SleepJob, WakeJob
+from shoal.model.report import Accepted, Refused, Request, SetPolicy, SleepJob, WakeJob
 from shoal.model.sweep import IndexRange, Sweep
 from tests.core.build import Cluster
 from tests.core.test_sleep import cluster, nap, rouse
@@ -86,3 +87,14 @@ def test_to_ask_twice_changes_nothing() -> None:
     assert made.job(one).phase is Phase.RUNNING
     kinds = [type(event).__name__ for event in made.log[events:]]
     assert kinds == ["JobTouched", "JobWaking", "MembersAwake", "JobAwake"]
+
+
+def test_a_policy_that_allows_fewer_sleepers_may_come_in_the_step_in_which_one_falls_asleep() -> (
+    None
+):
+    made = cluster()
+    one = made.run(gpus=1)
+    fewer = msgspec.structs.replace(made.policy, sleepers_max=0)
+    done = made.step(requests=(SleepJob(one, "ann"), SetPolicy(fewer, "ann")))
+    assert all(isinstance(answer, Accepted) for answer in done.answers)
+    assert made.job(one).phase is Phase.DOZING

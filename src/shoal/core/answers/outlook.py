@@ -7,7 +7,7 @@ from typing import NamedTuple
 from shoal.core.answers.why import Waits, explain, reason_of
 from shoal.core.scheduling.predict import predict
 from shoal.core.state.state import State
-from shoal.model.durations import span_text
+from shoal.model.durations import duration_text, span_text
 from shoal.model.job import Job, Phase
 from shoal.model.policy import Policy
 
@@ -36,7 +36,10 @@ def outlook(state: State, job: Job, policy: Policy, now_ms: int) -> Outlook:
         return Outlook(why)
     expected = predict(state, job, now_ms)
     if expected is not None:
-        early_ms, late_ms = expected
+        early_ms, late_ms, stops = expected
+        if stops is not None:
+            at = duration_text(max(0, stops.at_ms - now_ms))
+            why = f"{why}; {stops}, in {at} at the earliest"
         when = span_text(early_ms - now_ms, late_ms - now_ms)
         return Outlook(why, f"it will probably start {when}", early_ms, late_ms)
     if reason is not None and reason.kind in (Waits.RETRY, Waits.BEGIN):

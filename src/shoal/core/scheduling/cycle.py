@@ -14,7 +14,7 @@ from shoal.core.scheduling.ends import cut_short, margin_ms, must_leave, too_sho
 from shoal.core.scheduling.fit import GangFit, fit, slices
 from shoal.core.scheduling.holding import could_ever, holds_queue
 from shoal.core.scheduling.order import ORDERINGS, Rank, Walk, place_in_line
-from shoal.core.scheduling.preempt import preempt
+from shoal.core.scheduling.preempt import PREEMPTORS_MAX, preempt
 from shoal.core.scheduling.roots import blind_nodes, where_from
 from shoal.core.scheduling.score import look_ahead
 from shoal.core.scheduling.spread import spread
@@ -31,8 +31,6 @@ from shoal.model.job import Job, Phase
 from shoal.model.policy import Policy
 from shoal.model.resources import Slice, plural
 
-# At most this many jobs at the front of the queue may have others stopped for them in one cycle.
-PREEMPTORS_MAX = 8
 # After this many cycles that look only at changes, one looks at the whole queue.
 PARTIAL_MAX = 16
 SOON_MS = 600_000  # gangs do not grow into room that a job wants within this time

@@ -1,8 +1,9 @@
 """When a waiting job will probably start, as a range: from running jobs and the jobs ahead of it.
 
-There are three ways to look, and the truth is probably between them. The first opening: when it
+There are four ways to look, and the truth is probably between them. The first opening: when it
 would fit if it waited alone. Its turn: when all jobs ahead of it have started one after the other,
-each as soon as enough GPUs are free anywhere. A claim: others were stopped for it.
+each as soon as enough GPUs are free anywhere. A claim: others were stopped for it. And jobs that
+will be stopped for it as soon as they have run for the policy's minimum.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from shoal.core.scheduling.backfill import NODES_MAX, SAFE, TYPICAL, first_openi
 from shoal.core.scheduling.ends import too_short
 from shoal.core.scheduling.expect import left_ms, run_ms
 from shoal.core.scheduling.order import Rank, gpu_milli_of, place_in_line, takes_turns
+from shoal.core.scheduling.preempt import PREEMPTORS_MAX, Stops, will_stop
 from shoal.core.scheduling.sleeping import sleep_ms
 from shoal.core.state.room import Level
 from shoal.core.state.state import Node, State
@@ -30,14 +32,15 @@ AHEAD_MAX = 1000  # a job further back gets the range of the job at this place
 
 
 class Prediction(NamedTuple):
-    """The start is probably between these two moments."""
+    """The start is probably between these two moments. `stops`: who will be stopped for it."""
 
     early_ms: int
     late_ms: int
+    stops: Stops | None = None
 
 
 def predict(state: State, job: Job, now_ms: int) -> Prediction | None:
-    """None if the run times of the jobs it waits for are unknown."""
+    """None if the run times of the jobs it waits for are unknown, and none is stopped for it."""
     if job.phase is not Phase.WAITING or job.awaits or state.accounts.held_by(job.spec.tenant):
         return None
     if job.id in state.claims:
@@ -45,10 +48,33 @@ def predict(state: State, job: Job, now_ms: int) -> Prediction | None:
     openings = [first_opening(state, job, now_ms, percent) for percent in (TYPICAL, SAFE)]
     early, late = (None if opening is None else opening.start_ms for opening in openings)
     least_ms = max(now_ms, job.not_before_ms)
+    ahead = _ahead(state, job, now_ms)
+    leads = (
+        state.queue.leads(job)
+        and len({state.queue.lane[one.number] for one in ahead}) < PREEMPTORS_MAX
+    )
+    stops = will_stop(state, job, least_ms) if leads else None
+    if stops is not None and not ahead:
+        gone_ms = stops.at_ms + max(one.job.spec.stop_grace_ms for one in stops.victims)
+        ends_ms = [time_ms for time_ms in (early, late) if time_ms is not None and time_ms > now_ms]
+        first_ms, last_ms = min([stops.at_ms, *ends_ms]), min([gone_ms, *ends_ms[1:]])
+        return Prediction(max(least_ms, first_ms), max(least_ms, first_ms, last_ms), stops)
     if state.policy.preempt is Preempt.RANK and takes_turns(job):
         # Running jobs may be stopped for it as soon as it is its turn; or they end first.
-        return None if late is None else Prediction(least_ms, max(least_ms, late))
-    ahead = _ahead(state, job, now_ms)
+        return None if late is None else Prediction(least_ms, max(least_ms, late), stops)
+    return _in_turn(state, job, ahead, now_ms, early, late, stops)
+
+
+def _in_turn(
+    state: State,
+    job: Job,
+    ahead: list[Job],
+    now_ms: int,
+    early: int | None,
+    late: int | None,
+    stops: Stops | None,
+) -> Prediction | None:
+    """`early`, `late`: its first opening if it waited alone."""
     turns = [_turn_ms(state, job, ahead, now_ms, percent) for percent in (TYPICAL, LONG)]
     held = state.reservations.get(job.id)
     times = [*turns, late, held.start_ms if held is not None else None]
@@ -57,10 +83,13 @@ def predict(state: State, job: Job, now_ms: int) -> Prediction | None:
         times.append(reserved.start_ms if reserved is not None else None)
     if early is not None and early > now_ms:
         times.append(early)  # otherwise it would have started
+    if stops is not None:  # for it, or for a job ahead of it
+        times.append(max(now_ms + 1, stops.at_ms))
     known = [time_ms for time_ms in times if time_ms is not None and time_ms > now_ms]
     if not known:
         return None
-    return Prediction(max(least_ms, min(known)), max(least_ms, *known))
+    least_ms = max(now_ms, job.not_before_ms)
+    return Prediction(max(least_ms, min(known)), max(least_ms, *known), stops)
 
 
 def _when_let_go(state: State, job: Job, now_ms: int) -> Prediction:

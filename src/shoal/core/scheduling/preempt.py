@@ -12,8 +12,9 @@ gets work done even in a chain of ever more entitled jobs.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from itertools import chain
+from typing import NamedTuple
 
 from shoal.core.phases.round import Round
 from shoal.core.phases.sleeping import doze
@@ -21,6 +22,7 @@ from shoal.core.scheduling.again import kept_from
 from shoal.core.scheduling.fit import fit, slices
 from shoal.core.scheduling.order import ORDERINGS, Rank, gpu_milli_of
 from shoal.core.scheduling.sleeping import Beds, bed, cost_ms, why_not
+from shoal.core.scheduling.stoppable import may_stop_ms
 from shoal.core.scheduling.turns import turns_of
 from shoal.core.scheduling.victims import (
     VICTIMS_MAX,
@@ -31,7 +33,7 @@ from shoal.core.scheduling.victims import (
     victim_of,
 )
 from shoal.core.state.apply_room import Overlay
-from shoal.core.state.queue import Gang, gang_of
+from shoal.core.state.queue import gang_of
 from shoal.core.state.state import State
 from shoal.model.durations import duration_text
 from shoal.model.events import JobClaimed, JobStopping
@@ -40,6 +42,9 @@ from shoal.model.policy import Preempt
 from shoal.model.resources import Slice, plural
 
 Find = Callable[[], tuple[Slice, ...] | None]
+# At most this many jobs at the front of the queue may have others stopped for them in one cycle.
+PREEMPTORS_MAX = 8
+NAMED_MAX = 3  # jobs that will be stopped
 
 
 def preempt(round_: Round, job: Job) -> bool:
@@ -48,18 +53,14 @@ def preempt(round_: Round, job: Job) -> bool:
     stops = bool(state.preemptible) and state.policy.preempt is not Preempt.NEVER
     if not turns and not stops:
         return False
-    gang, avoid = scope(state, job, round_.now_ms)
-    find: Find = lambda: bed(state, job)  # noqa: E731
-    if job.phase is not Phase.ASLEEP:
-        kept = kept_from(state, job, round_.now_ms)
-        find = lambda: _room_for(state, job, kept)  # noqa: E731
-    candidates = _candidates(round_, job, gang, avoid) if stops else []
+    find = _find(state, job, round_.now_ms)
+    candidates = _candidates(round_, job) if stops else []
     lends = turns and not job.spec.whole_nodes
     over, later = turns_of(round_, job, candidates) if lends else ([], [])
     candidates += over
-    found = _try_out(round_, job, candidates, find) if candidates else None
+    found = _try_out(state, round_.now_ms, job, candidates, find) if candidates else None
     if found is None:
-        if later and _try_out(round_, job, candidates + later, find) is not None:
+        if later and _try_out(state, round_.now_ms, job, candidates + later, find) is not None:
             state.agenda.turn_for = state.agenda.turn_for or job.id
         return False
     _commit(round_, job, *found)
@@ -67,19 +68,87 @@ def preempt(round_: Round, job: Job) -> bool:
     return True
 
 
-def _room_for(state: State, job: Job, avoid: set[int]) -> tuple[Slice, ...] | None:
-    gang = gang_of(job)
-    plan = fit(state, gang, avoid)
-    return slices(state, plan, gang.demand) if plan is not None else None
+class Stops(NamedTuple):
+    """Jobs that will be stopped for one that waits, unless they end before, and when."""
+
+    at_ms: int
+    victims: list[Victim]
+
+    def __str__(self) -> str:
+        names = ", ".join(victim.job.label for victim in self.victims[:NAMED_MAX])
+        more = len(self.victims) - NAMED_MAX
+        asleep = all(victim.sleeps is not None for victim in self.victims)
+        deed = "be put to sleep" if asleep else "make room"
+        if all(not victim.shrinks and victim.sleeps is None for victim in self.victims):
+            deed = "be stopped"
+        return f"{names}{f' and {more} more' if more > 0 else ''} will {deed} for it"
 
 
-def _candidates(round_: Round, job: Job, gang: Gang, avoid: Container[int]) -> list[Victim]:
-    """Jobs that may be stopped for this one, the cheapest first: jobs on borrowed GPUs, then those
-    that only have to shrink, then by work lost since a checkpoint per GPU freed."""
+def will_stop(state: State, job: Job, now_ms: int) -> Stops | None:
+    """The first moment at which enough jobs may be stopped for this one, if none ends before: each
+    has to run for the policy's minimum. None if there are not enough of them."""
+    if not state.preemptible or state.policy.preempt is Preempt.NEVER:
+        return None
+    mine = _entitlement(state, job, now_ms, holding=False)
+    due: list[tuple[int, Rank, Job]] = []
+    for job_id in state.preemptible:
+        other = state.jobs[job_id]
+        if other.phase in (Phase.STARTING, Phase.RUNNING) and not any(
+            m.over for m in other.members
+        ):
+            theirs = _entitlement(state, other, now_ms, holding=True)
+            if theirs > mine:
+                due.append((_due_ms(state, other, now_ms), theirs, other))
+    times = sorted({at_ms for at_ms, _, _ in due})
+    found, low, high = None, 0, len(times)
+    while low < high:  # the more may be stopped, the sooner it fits
+        middle = (low + high) // 2
+        may = [(theirs, other) for at_ms, theirs, other in due if at_ms <= times[middle]]
+        may.sort(key=lambda entry: (entry[0], entry[1].number), reverse=True)
+        victims = _cheapest(state, job, may, now_ms)
+        room = _try_out(state, now_ms, job, victims, _find(state, job, now_ms)) if victims else None
+        if room is None:
+            low = middle + 1
+        else:
+            found, high = Stops(times[middle], room[0]), middle
+    return found
+
+
+def _due_ms(state: State, job: Job, now_ms: int) -> int:
+    running_ms = now_ms if job.running_ms is None else job.running_ms
+    policy = state.policy
+    return max(now_ms, may_stop_ms(job, running_ms, policy.run_ms_min, policy.turn_ms_min))
+
+
+def _find(state: State, job: Job, now_ms: int) -> Find:
+    """What looks for room for it."""
+    if job.phase is Phase.ASLEEP:
+        return lambda: bed(state, job)
+    kept, gang = kept_from(state, job, now_ms), gang_of(job)
+
+    def find() -> tuple[Slice, ...] | None:
+        plan = fit(state, gang, kept)
+        return slices(state, plan, gang.demand) if plan is not None else None
+
+    return find
+
+
+def _candidates(round_: Round, job: Job) -> list[Victim]:
+    """Jobs that may be stopped for this one now."""
     state, now_ms = round_.state, round_.now_ms
     mine = _entitlement(state, job, now_ms, holding=False)
+    return _cheapest(state, job, _stoppable(round_, mine), now_ms)
+
+
+def _cheapest(
+    state: State, job: Job, stoppable: list[tuple[Rank, Job]], now_ms: int
+) -> list[Victim]:
+    """The cheapest first: jobs on borrowed GPUs, then those that only have to shrink, then by work
+    lost since a checkpoint per GPU freed."""
+    gang, avoid = scope(state, job, now_ms)
+    mine = _entitlement(state, job, now_ms, holding=False)
     found = []
-    for theirs, other in _stoppable(round_, mine):
+    for theirs, other in stoppable:
         if theirs[:2] == mine[:2] and not other.spec.checkpoint_ms:
             continue  # jobs that start over would take turns for ever and get nowhere
         if not of_use(state, other, gang, avoid):
@@ -169,11 +238,10 @@ def _resizing(state: State) -> list[Victim]:
 
 
 def _try_out(
-    round_: Round, job: Job, candidates: list[Victim], find: Find
+    state: State, now_ms: int, job: Job, candidates: list[Victim], find: Find
 ) -> tuple[list[Victim], tuple[Slice, ...]] | None:
     """Remove victims one by one until the gang fits, then put back, in reverse, those that were not
     needed. The state is unchanged when this returns. `find`: room for the gang, if there is any."""
-    state, now_ms = round_.state, round_.now_ms
     mine = _entitlement(state, job, now_ms, holding=False)
     freed_milli: dict[str, int] = {}  # by the tenant whose quota it is
     with WithoutVictims(state) as overlay:

@@ -38,9 +38,7 @@ class Stoppable:
         long as this since it last slept."""
         if job.phase is not Phase.RUNNING or not job.spec.yields or job.running_ms is None:
             return
-        at_ms = job.running_ms + run_ms_min
-        if job.naps and job.awake_ms is not None:
-            at_ms = max(at_ms, job.awake_ms + min(run_ms_min, awake_ms_min))
+        at_ms = may_stop_ms(job, job.running_ms, run_ms_min, awake_ms_min)
         self.watch(job, at_ms)
         self._turn[job.id] = at_ms
         heapq.heappush(self._turns, (at_ms, job.id))
@@ -99,6 +97,14 @@ class Stoppable:
         place = self._place.pop(job_id, None)
         if place is not None:
             del self._line[bisect_left(self._line, place)]
+
+
+def may_stop_ms(job: Job, running_ms: int, run_ms_min: int, awake_ms_min: int) -> int:
+    """When a job that runs since `running_ms` may be stopped for others."""
+    at_ms = running_ms + run_ms_min
+    if job.naps and job.awake_ms is not None:
+        at_ms = max(at_ms, job.awake_ms + min(run_ms_min, awake_ms_min))
+    return at_ms
 
 
 def _lives(entry: tuple[int, str, int], jobs: Mapping[str, Job]) -> bool:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from shoal.model.events import Event, JobDozing
+from shoal.model.events import Event, JobDozing, PolicyChanged
 from shoal.model.job import Job, Member, MemberStatus, Phase
 
 if TYPE_CHECKING:
@@ -51,7 +51,9 @@ def doze_problem(state: State, events: Iterable[Event]) -> str:
     policy may have changed, and members may take more or less than was expected."""
     nodes: dict[str, None] = {}
     for event in events:
-        if isinstance(event, JobDozing):
+        if isinstance(event, PolicyChanged):
+            nodes.clear()  # also in the same step
+        elif isinstance(event, JobDozing):
             job = state.jobs.get(event.job)
             if job is not None and job.phase is Phase.DOZING:
                 nodes.update(dict.fromkeys(member.slice.node for member in job.members))
