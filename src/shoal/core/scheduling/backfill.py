@@ -155,13 +155,16 @@ def _kept(state: State, index: int, needs: list[_Need], now_ms: int) -> Iterator
     reservations begin. They may have been made without regard to each other; together they take
     what there will be."""
     room, future = state.rooms[index], state.rooms[index].copy()
-    ends = _ends(state, index, now_ms, TYPICAL)
+    ends, next_ = _ends(state, index, now_ms, TYPICAL), 0
     cpu_milli = memory_mb = 0
     taken, back = [0] * len(room.gpu_milli), [0] * len(room.gpu_milli)
     cpu_back = memory_back = 0
     for need in needs:
-        while ends and ends[0][0] <= need.start_ms:
-            _end(future, *ends.pop(0)[1:])
+        while next_ < len(ends) and ends[next_].at_ms <= need.start_ms:
+            future.change(
+                ends[next_].held, +1, exclusive=ends[next_].alone, asleep=ends[next_].lent
+            )
+            next_ += 1
         demand = need.gang.demand
         _take(room, future, taken, demand, need.members)
         cpu_milli += demand.cpu_milli * need.members
@@ -261,8 +264,8 @@ def _gains(
     if holds >= gang.members:
         return gains
     future = room.copy()
-    for end_ms, job, number in _ends(state, index, now_ms, percent):
-        _end(future, job, number)
+    for end_ms, held, alone, lent in _ends(state, index, now_ms, percent):
+        future.change(held, +1, exclusive=alone, asleep=lent)
         now_holds = members_here(gang, room.kind, future.level)
         if now_holds > holds:
             gains.append((end_ms, index, now_holds - holds))
@@ -270,21 +273,27 @@ def _gains(
     return gains
 
 
-def _end(room: Room, job: Job, number: int) -> None:
-    held, lent = job.members[number].held, job.members[number].lent
-    room.change(held, +1, exclusive=job.spec.whole_nodes and not lent, asleep=lent)
+class _End(NamedTuple):
+    """What a member will give back. `alone`: it uses its whole node."""
+
+    at_ms: int
+    held: Slice
+    alone: bool
+    lent: bool
 
 
-def _ends(state: State, index: int, now_ms: int, percent: int) -> list[tuple[int, Job, int]]:
-    found = []
+def _ends(state: State, index: int, now_ms: int, percent: int) -> list[_End]:
+    found: list[tuple[int, int, int, Job]] = []
     for ref, job in state.placed[state.order[index].id].items():
         if job.phase is Phase.ASLEEP:
             continue  # it cannot end before it wakes
         left = left_ms(state, job, now_ms, percent)
         if left is not None:
             found.append((now_ms + left, job.number, ref.member, job))
-    return [(end_ms, job, member) for end_ms, _, member, job in sorted(found, key=_by_time)]
-
-
-def _by_time(entry: tuple[int, int, int, Job]) -> tuple[int, int, int]:
-    return entry[:3]
+    found.sort(key=lambda entry: entry[:3])
+    ends = []
+    for at_ms, _, number, job in found:
+        member = job.members[number]
+        alone = job.spec.whole_nodes and not member.lent
+        ends.append(_End(at_ms, member.held, alone, member.lent))
+    return ends
