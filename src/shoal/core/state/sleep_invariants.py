@@ -52,7 +52,7 @@ def doze_problem(state: State, events: Iterable[Event]) -> str:
     nodes: dict[str, None] = {}
     for event in events:
         if isinstance(event, PolicyChanged):
-            nodes.clear()  # also in the same step
+            nodes = {}  # also in the same step
         elif isinstance(event, JobDozing):
             job = state.jobs.get(event.job)
             if job is not None and job.phase is Phase.DOZING:
