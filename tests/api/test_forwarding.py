@@ -337,6 +337,34 @@ def test_a_leader_that_hangs_is_given_up_when_it_no_longer_leads(tmp_path: Path)
 # -- websockets ----------------------------------------------------------------------------------
 
 
+def test_a_standby_that_ends_answers_in_our_words_what_it_has_forwarded(tmp_path: Path) -> None:
+    """As one does that begins to lead: its server waits for a moment, and no longer."""
+    forwarded, over = threading.Event(), threading.Event()
+
+    def hang(_: socket.socket) -> None:
+        forwarded.set()
+        over.wait(30)
+
+    leader = FakeLeader(hang)
+    with standby(tmp_path / "b", leader.url) as other:
+        connection = other.connect()
+        replies: list[Reply] = []
+        thread = threading.Thread(
+            target=lambda: replies.append(exchange(connection, OPERATORS, "POST", "/v1/jobs", SPEC))
+        )
+        thread.start()
+        assert forwarded.wait(30)
+        other.server.config.timeout_graceful_shutdown = 0
+        other.server.should_exit = True
+        thread.join(30)
+        connection.close()
+    over.set()
+    leader.close()
+    (reply,) = replies
+    assert (reply.status, reply.headers["shoal-standby"]) == (502, "outcome unknown")
+    assert "whether it did this is not known" in reply.message
+
+
 def test_a_meeting_is_held_through_a_standby(pair: tuple[Server, Standby]) -> None:
     leader, other = pair
     key, name = "secret", "a" * 32

@@ -46,8 +46,8 @@ def test_bars_and_moments_are_the_same_in_a_file_and_on_a_server(
     log = rebuilt.log
     notable = log.notable(last, 5)
     assert [one.seq for one in notable] == sorted(one.seq for one in notable)[-5:]
-    events = (one.event for one in log.events(0, last))
-    submitted = next(one for one in events if isinstance(one, JobSubmitted))
+    stored = (one.event for one in log.events(0, last))
+    submitted = next(one for one in stored if isinstance(one, JobSubmitted))
     assert log.submitted(submitted.job) == submitted
     assert (log.mark(last + 1), bool(log.mark(last))) == (None, True)
     bars.begin_again(list(was)[-2])

@@ -6,6 +6,7 @@ forwarded carries a signed header with what the leader cannot see itself: where 
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import hmac
@@ -18,13 +19,18 @@ from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 from shoal import reaching
 from shoal.api.limits import PROVEN
+from shoal.api.problems import SAFE_HEADERS
 from shoal.model.service import GatewayEntry
+from shoal.model.views import Problem
 
 FORWARDED = "shoal.forwarded"  # in a request's scope: what the head that forwarded it says
 HEADER = b"shoal-forwarded"
 # In the app's state: what a server serves, who may do what, and (a function) the URLs of all heads.
 SERVED, ACCESS, HEAD_URLS = "served", "access", "head_urls"
-SEQ, HEADS = reaching.SEQ.lower().encode(), reaching.HEADS.lower().encode()
+SEQ, HEADS, STANDBY = (
+    name.lower().encode() for name in (reaching.SEQ, reaching.HEADS, reaching.STANDBY)
+)
+UNKNOWN = "the head that leads ended before it answered; whether it did this is not known"
 
 
 class Forwarded(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,6 +106,7 @@ class Headed:
         self._urls = urls
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """No request goes without an answer of ours, whatever ends it."""
         if scope["type"] == "lifespan":  # type: ignore[comparison-overlap]
             await self._app(scope, receive, send)
             return
@@ -108,12 +115,21 @@ class Headed:
         if said is not None:
             _as_it_was(scope, said)
 
+        started = False
+
         async def numbered(message: Message) -> None:
+            nonlocal started
+            started = True
             if message["type"] == "http.response.start":
                 self._number(message)
             await send(message)
 
-        await self._app(scope, receive, numbered)
+        try:
+            await self._app(scope, receive, numbered)
+        except asyncio.CancelledError:  # the server ends, and has waited for as long as it will
+            if started or scope["type"] == "websocket":  # type: ignore[comparison-overlap]
+                raise
+            await answer(numbered, 502, UNKNOWN, standby="outcome unknown")
 
     def _number(self, message: Any) -> None:
         headers = list(message.get("headers", ()))
@@ -123,6 +139,19 @@ class Headed:
             if urls:
                 headers.append((HEADS, ",".join(urls).encode()))
         message["headers"] = headers
+
+
+async def answer(
+    send: Send, status: int, message: str, field: str = "", retry_s: int = 0, standby: str = ""
+) -> None:
+    """Without the app. `standby`: why this is not the leader's answer."""
+    body = msgspec.json.encode(Problem(message=message, field=field))
+    headers = [(name.encode(), value.encode()) for name, value in SAFE_HEADERS.items()]
+    headers += [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    headers += [(b"retry-after", b"%d" % retry_s)] if retry_s else []
+    headers += [(STANDBY, standby.encode())] if standby else []
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
 def _as_it_was(scope: Any, said: Forwarded) -> None:

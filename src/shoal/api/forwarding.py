@@ -15,7 +15,6 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, NoReturn, Protocol
 
-import msgspec
 from litestar import Litestar
 from litestar.connection import ASGIConnection
 from litestar.types import ASGIApp, Receive, Scope, Send
@@ -28,26 +27,27 @@ from shoal.api.forwarded import (
     HEADER,
     SEQ,
     SERVED,
+    UNKNOWN,
     Forwarded,
+    answer,
     headed,
     header,
 )
 from shoal.api.principal import SAFE_METHODS, Principal
-from shoal.api.problems import SAFE_HEADERS, Refusal
+from shoal.api.problems import Refusal
 from shoal.api.relay import Line, Relay, Unsent
 from shoal.api.tunnel import hold_link, refuse, tunnel
 from shoal.channel import LINK_PATH
 from shoal.control.loop import Unreadable
 from shoal.model.ids import JOB_ID_PATTERN
 from shoal.model.service import GatewayEntry
-from shoal.model.views import Problem
 
 BEHIND_S_MAX = 1.0  # a reader who has seen newer events waits this long for them
 LOOK_S = 0.5  # whether the leader that has our request still leads
 RETRY_S = 1
 UNDER_WAY_MAX = 512  # requests at the leader ...
 STRANGERS_MAX = 64  # ... and those of callers who have not shown a token that we know
-AS_OF, STANDBY = (name.lower().encode() for name in (reaching.AS_OF, reaching.STANDBY))
+AS_OF = reaching.AS_OF.lower().encode()
 OURS = re.compile(r"/|/favicon\.ico|/web/[^/]+|/schema(/.*)?|/v1/certificate|/v1/heads")
 ENDED_JOB = re.compile(rf"/v1/jobs/({JOB_ID_PATTERN})(/(logs|explanation|files))?")
 # They change something, though they are read: sign-ins are in the leader's memory.
@@ -57,7 +57,6 @@ OF_ONE_CONNECTION = frozenset(
     b"connection keep-alive transfer-encoding te trailer upgrade expect proxy-connection".split()
 )
 NOBODY = "no head leads at the moment; try again in a few seconds"
-UNKNOWN = "the head that leads ended before it answered; whether it did this is not known"
 
 Connection = ASGIConnection[Any, Any, Any, Any]
 
@@ -340,17 +339,9 @@ class _Answered(Exception):
     """Nothing is left to do for this request."""
 
 
-async def _answer(
-    send: Send, status: int, message: str, field: str = "", retry_s: int = 0, standby: str = ""
-) -> NoReturn:
+async def _answer(send: Send, status: int, message: str, *more: Any, **words: Any) -> NoReturn:
     """Raises `_Answered`, so that nothing after it runs."""
-    body = msgspec.json.encode(Problem(message=message, field=field))
-    headers = [(name.encode(), value.encode()) for name, value in SAFE_HEADERS.items()]
-    headers += [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-    headers += [(b"retry-after", b"%d" % retry_s)] if retry_s else []
-    headers += [(STANDBY, standby.encode())] if standby else []
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body, "more_body": False})
+    await answer(send, status, message, *more, **words)
     raise _Answered
 
 

@@ -102,12 +102,18 @@ class Line(asyncio.Protocol):
         self._headers, self._done = [], False
         self._queue.clear()
         self._queued = 0
-        self._transport.write(head)
+        self._send(head)
 
     async def write(self, data: bytes) -> None:
         await self._writable.wait()
-        if self._lost is None:
+        self._send(data)
+
+    def _send(self, data: bytes) -> None:
+        """A transport that is closed raises what is no OSError; `next` tells of the loss."""
+        if self._lost is None and not self._transport.is_closing():
             self._transport.write(data)
+        else:
+            self._fail(OSError("the connection to the leader ended"))
 
     # -- the answer ----------------------------------------------------------------------------
 
@@ -122,7 +128,8 @@ class Line(asyncio.Protocol):
         piece = self._queue.popleft()
         if isinstance(piece, bytes):
             self._queued -= len(piece)
-            if self._queued < QUEUED_BYTES_MAX // 2 and self._lost is None:
+            ended = self._lost is not None or self._transport.is_closing()
+            if self._queued < QUEUED_BYTES_MAX // 2 and not ended:
                 self._transport.resume_reading()
         return piece
 
