@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
+from collections.abc import Iterator
 
 import msgspec
 import pytest
@@ -46,6 +49,38 @@ def test_a_replica_that_has_moved_is_served_where_it_is_at_once(world: World) ->
     (moved,) = world.start("two")
     world.serve(CHAT, msgspec.structs.replace(moved, id="one"))
     assert world.get("/chat/").body == "two"
+
+
+def test_a_request_that_tries_a_replica_where_it_was_gets_its_answer_where_it_is(
+    world: World,
+) -> None:
+    """As when a head comes back whose gateway knows only replicas that have moved meanwhile: the
+    request must not fail because its last server was taken from it."""
+    with dropping() as port:
+        (moved,) = world.start("one")
+        world.serve(CHAT, msgspec.structs.replace(moved, port=port))
+        answers: list[Answer] = []
+        asking = threading.Thread(target=lambda: answers.append(world.get("/chat/")))
+        asking.start()
+        until(lambda: world.gateway.in_flight("chat", "one") == 1, "the request")
+        world.serve(CHAT, moved)
+        asking.join()
+    assert [(one.status, one.body) for one in answers] == [(200, "one")]
+
+
+@contextlib.contextmanager
+def dropping() -> Iterator[int]:
+    """A port at which the kernel answers nobody, as that of a machine which was cut off: its queue
+    is full."""
+    with contextlib.ExitStack() as stack:
+        door = stack.enter_context(socket.socket())
+        door.bind(("127.0.0.1", 0))
+        door.listen(0)
+        for _ in range(4):
+            filling = stack.enter_context(socket.socket())
+            filling.setblocking(False)
+            filling.connect_ex(door.getsockname())
+        yield door.getsockname()[1]
 
 
 @pytest.mark.parametrize(

@@ -133,9 +133,12 @@ def test_what_is_unwanted_is_drained_and_deleted_when_it_is_idle() -> None:
     assert gone == ["set server chat/a state", "del server chat/a"]
 
 
-def test_a_replica_that_moved_is_deleted_before_it_is_added_again() -> None:
-    assert planned({"a": READY}, [actual("a", port=81)], {"a": 1}) == ["set server chat/a state"]
-    assert planned({"a": READY}, [actual("a", port=81)])[-1] == "del server chat/a"
+def test_a_replica_that_moved_stays_the_same_server_at_another_address() -> None:
+    moved = ["set server chat/a addr", "set server chat/a health"]
+    for busy in ({}, {"a": 1}):
+        assert planned({"a": READY}, [actual("a", port=81)], busy) == moved
+    back = planned({"a": READY}, [actual("a", port=81, draining=True)])
+    assert back == [*moved, "set server chat/a state"]
 
 
 def test_the_end_of_the_log_is_read_once_over_cuts_and_nonsense(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ def changes(
     weights: Weights | None = None,
 ) -> list[str]:
     """Commands, in order. A server that is no longer wanted is drained; a later call deletes it,
-    once `busy` shows nothing in flight. A replica whose address changed is drained and deleted the
-    same way before it is added again."""
+    once `busy` shows nothing in flight. A replica that runs elsewhere now stays the same server: so
+    requests that still try its old address go on at the new one."""
     there = {(server.service, server.replica): server for server in actual}
     services = {served.route.service for served in wanted.services}
     commands: list[str] = []
@@ -31,9 +31,11 @@ def changes(
             server = there.get(key)
             if server is None:
                 commands += _add(served.route, replica, (weights or {}).get(key))
-            elif _same_place(server, replica):
-                commands += _set_state(server, replica)
-                del there[key]
+                continue
+            if not _same_place(server, replica):
+                commands += _move(server, replica)
+            commands += _set_state(server, replica)
+            del there[key]
     for key, server in there.items():
         if key[0] in services:
             commands += _remove(server, busy.get(key, 0))
@@ -54,6 +56,13 @@ def _add(route: Route, replica: Replica, weight: int | None) -> list[str]:
 def _same_place(server: ActualServer, replica: Replica) -> bool:
     there, wanted = ip_address(server.address), ip_address(replica.address)
     return (there, server.port) == (wanted, replica.port)
+
+
+def _move(server: ActualServer, replica: Replica) -> list[str]:
+    """Up at once: it is ready, whatever the checks of its old address have shown."""
+    name = quote.server(server.service, server.replica)
+    where = f"addr {quote.word(replica.address)} port {replica.port}"
+    return [f"set server {name} {where}", f"set server {name} health up"]
 
 
 def _set_state(server: ActualServer, replica: Replica) -> list[str]:

@@ -153,17 +153,13 @@ class Gateway:
             self._proxy.reload(text, target)
 
     def _tell_replicas(self, wanted: Wanted) -> None:
-        """Twice if need be: a replica that has moved is first removed where it was. Until the next
-        look, a service with no other replica would answer with an error."""
-        for _ in range(2):
-            commands = changes(
-                wanted,
-                self._proxy.runtime.servers(),
-                busy(read_counts(self._proxy.runtime.table())),
-                self._weights,
-            )
-            if not commands:
-                return
+        commands = changes(
+            wanted,
+            self._proxy.runtime.servers(),
+            busy(read_counts(self._proxy.runtime.table())),
+            self._weights,
+        )
+        if commands:
             self._proxy.runtime.tell(commands)
 
     def _follow(self, counts: Mapping[str, ServiceCount]) -> None:
