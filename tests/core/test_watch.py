@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from shoal.core.answers.why import explain
+from shoal.core.phases.watch import SAVED_MS
 from shoal.core.state.invariants import Violation, verify
 from shoal.model.commands import Stop
-from shoal.model.events import JobCheckpointed, JobStopping, NodeChecked, NodeJudged
+from shoal.model.events import JobCheckpointed, JobStopping, NodeChecked, NodeJudged, NodeLost
 from shoal.model.health import Standing
 from shoal.model.job import MemberRef, Outcome, Phase, StopCause
 from shoal.model.node import NodeIntent
+from shoal.model.progress import Beat
 from shoal.model.report import Accepted, CheckNode, Refused
 from tests.core.training import Training, policy
 
@@ -27,6 +31,16 @@ def train(cluster: Training, members: int = 4, **fields: object) -> str:
     return cluster.run(gpus=1, members=members, **fields)
 
 
+def say(cluster: Training, job_id: str, **fields: Any) -> None:
+    """The members' next beat, without a step."""
+    job = cluster.job(job_id)
+    for number in range(len(job.members)):
+        ref = MemberRef(job_id, job.attempt, number)
+        cluster.beats[ref] = Beat(ref=str(ref), **fields)
+        cluster.stepped_ms[ref] = cluster.now_ms
+    cluster.tell()
+
+
 # -- checkpoints ---------------------------------------------------------------------------
 
 
@@ -38,6 +52,34 @@ def test_a_saved_step_becomes_an_event_once(cluster: Training) -> None:
     saved = cluster.events_of(JobCheckpointed)
     assert [event.step for event in saved] == [2, 4]
     assert cluster.job(job_id).saved_step == 4
+
+
+def test_a_job_that_saves_all_the_time_is_noted_now_and_then(cluster: Training) -> None:
+    """A node may lie about how often, too. What happens to the job next knows the newest."""
+    job_id = train(cluster, 1)
+    for step in range(1, 401):
+        cluster.wait(10)
+        say(cluster, job_id, saved_step=step)
+    assert [event.step for event in cluster.events_of(JobCheckpointed)] == [1]
+    cluster.wait(SAVED_MS)
+    say(cluster, job_id, saved_step=401)
+    say(cluster, job_id, saved_step=402)
+    cluster.learn_gone(cluster.nodes_of(job_id)[0])
+    assert [event.step for event in cluster.events_of(JobCheckpointed)] == [1, 401, 402]
+    assert cluster.job(job_id).saved_step == 402
+    both = [type(event) for event in cluster.log if isinstance(event, JobCheckpointed | NodeLost)]
+    assert both[-2:] == [JobCheckpointed, NodeLost], "before its node is written off"
+    assert not cluster.state.heard.unsaved
+
+
+def test_a_save_that_only_the_exit_tells_of_counts(cluster: Training) -> None:
+    job_id = train(cluster, 1)
+    say(cluster, job_id, saved_step=3)
+    (ref,) = [ref for book in cluster.books.values() for ref in book.alive if ref.job == job_id]
+    book = next(book for book in cluster.books.values() if ref in book.alive)
+    book.exited(ref, 1, saved_step=7)
+    cluster.tell()
+    assert [event.step for event in cluster.events_of(JobCheckpointed)] == [3, 7]
 
 
 def test_what_was_saved_does_not_go_back_with_a_new_attempt(cluster: Training) -> None:

@@ -20,6 +20,9 @@ TAKEN_AT_ONCE_MAX = 64
 # Bound on the metrics in one report; beats beyond it are reported without their metrics.
 METRICS_BYTES_MAX = 256 * 1024
 
+# A save is reported at once, but a member that saves all the time does not make its node do so.
+SAVED_S = 1.0
+
 NOBODY = -1
 _CREDENTIALS = struct.Struct("3i")  # process, user, group; vouched for by the kernel
 # Room for the credentials only: file descriptors that a sender attaches are dropped.
@@ -40,6 +43,8 @@ class Heartbeat:
 class Beats:
     def __init__(self, on_saved: Callable[[], None]) -> None:
         self._on_saved = on_saved
+        self._saved_at = -SAVED_S
+        self._saying: asyncio.TimerHandle | None = None
         self._living: dict[str, tuple[MemberRef, int]] = {}  # and the user that it runs as
         self._newest: dict[MemberRef, Heartbeat] = {}
         self._decode = msgspec.msgpack.Decoder(Beat).decode
@@ -54,6 +59,8 @@ class Beats:
         asyncio.get_running_loop().add_reader(self._socket.fileno(), self.take)
 
     def close(self) -> None:
+        if self._saying is not None:
+            self._saying.cancel()
         self._socket.close()
 
     def expect(self, ref: MemberRef, user: int | None = None) -> None:
@@ -122,8 +129,22 @@ class Beats:
             last.beat = beat
             last.size = len(data)
         if beat.saved_step > saved_before:
-            self._on_saved()
+            self._say_saved(now)
         return True
+
+    def _say_saved(self, now: float) -> None:
+        if self._saying is not None:
+            return  # it will be in that report
+        rest_s = self._saved_at + SAVED_S - now
+        if rest_s > 0:
+            self._saying = asyncio.get_running_loop().call_later(rest_s, self._say_later)
+        else:
+            self._saved_at = now
+            self._on_saved()
+
+    def _say_later(self) -> None:
+        self._saying, self._saved_at = None, time.monotonic()
+        self._on_saved()
 
 
 def _sender(extra: list[tuple[int, int, bytes]]) -> int:

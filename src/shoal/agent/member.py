@@ -99,7 +99,9 @@ class Member:
         self.become(State.ENDED)
         if self.kill is not None:
             self.kill.cancel()
-        step, spent = (beat.step, spent_of(beat)) if beat is not None else (None, None)
-        self.exit = MemberExit(self.ref, code, why, stopped, step, fault, spent)
+        step, spent, saved = None, None, 0
+        if beat is not None:
+            step, spent, saved = beat.step, spent_of(beat), beat.saved_step
+        self.exit = MemberExit(self.ref, code, why, stopped, step, fault, spent, saved)
         self.ended_at = time.monotonic()
         return self.exit

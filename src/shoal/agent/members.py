@@ -325,7 +325,15 @@ class Members:
             return
         if late or self._shipping.complete(ref):
             member.become(State.REPORTED)
-            self._book.exited(ref, exit_.code, exit_.why, exit_.step, exit_.fault, exit_.spent)
+            self._book.exited(
+                ref,
+                exit_.code,
+                exit_.why,
+                exit_.step,
+                exit_.fault,
+                exit_.spent,
+                exit_.saved_step,
+            )
             self._changed()
 
     def _goes_with_the_node(self, member: Member, exit_: MemberExit) -> bool:

@@ -213,6 +213,7 @@ class NodeBook:
         step: int | None = None,
         fault: Fault = Fault.NONE,
         spent: Spent | None = None,
+        saved_step: int = 0,
     ) -> None:
         books = (self.alive, self.getting, self.dozing, self.asleep, self.waking, self.woke)
         for book in (*books, self.refused, self.touched):
@@ -220,7 +221,7 @@ class NodeBook:
         stopped = ref in self.stopping and ref not in self.ended
         self.stopping.pop(ref, None)
         self.ended.pop(ref, None)
-        self.exits[ref] = MemberExit(ref, code, why, stopped, step, fault, spent)
+        self.exits[ref] = MemberExit(ref, code, why, stopped, step, fault, spent, saved_step)
 
     def measured(self, result: CheckResult) -> None:
         self._drop_pairs()

@@ -47,6 +47,7 @@ class MemberExit(msgspec.Struct, frozen=True):
     step: int | None = None  # from its last beat, if it counts steps
     fault: Fault = Fault.NONE
     spent: Spent | None = None  # from its last beat, too
+    saved_step: int = 0  # and this
 
 
 class Getting(msgspec.Struct, frozen=True):

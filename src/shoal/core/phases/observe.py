@@ -229,8 +229,9 @@ def _take_exits(round_: Round, node: Node, exits: tuple[MemberExit, ...]) -> Non
             why = f"member {exit_.ref.member} was stopped on {node.id} by an outdated command"
             _lose_member(round_, exit_.ref, node, why)
         else:
+            if exit_.saved_step > job.saved_step:  # its node may have heard a later beat than we
+                round_.state.heard.unsaved[job.id] = exit_.saved_step
             beat = _last_beat(round_.state, exit_.ref)
-            # Its node may have heard a later beat than we.
             last_step = exit_.step if exit_.step is not None or beat is None else beat.step
             spent = exit_.spent if exit_.spent is not None or beat is None else spent_of(beat)
             round_.emit(

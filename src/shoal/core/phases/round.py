@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from shoal.core.state.apply import apply
 from shoal.core.state.state import State
-from shoal.model.events import ArrayFinished, Event, JobFinished
+from shoal.model.events import (
+    ArrayFinished,
+    Event,
+    JobCheckpointed,
+    JobEvent,
+    JobFinished,
+    NodeLost,
+)
 from shoal.model.job import Job
 from shoal.model.policy import Policy
 from shoal.model.report import Ended
@@ -50,7 +57,24 @@ class Round:
     def look_again(self, at_ms: int) -> None:
         self.state.agenda.look_again(at_ms)
 
+    def note_saved(self, job: Job) -> None:
+        step = self.state.heard.unsaved.pop(job.id)
+        if step > job.saved_step:
+            saved = JobCheckpointed(at_ms=self.now_ms, job=job.id, attempt=job.attempt, step=step)
+            self.emit(saved)
+
+    def _before(self, event: Event) -> None:
+        """What a job has saved is known before anything else happens to it."""
+        if isinstance(event, NodeLost):
+            jobs = {ref.job for ref in self.state.placed[event.node]}
+        else:
+            jobs = {event.job} if isinstance(event, JobEvent) else set()
+        for job_id in sorted(jobs & self.state.heard.unsaved.keys()):
+            self.note_saved(self.state.jobs[job_id])
+
     def emit(self, event: Event) -> None:
+        if self.state.heard.unsaved:
+            self._before(event)
         if type(event) is JobFinished or type(event) is ArrayFinished:
             known = self.state.jobs if type(event) is JobFinished else self.state.arrays
             job = known[event.job]

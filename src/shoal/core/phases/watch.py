@@ -10,7 +10,7 @@ from shoal.core.phases.round import Round
 from shoal.core.state.heard import Watch
 from shoal.core.state.state import Node, State
 from shoal.model.commands import Check, Command
-from shoal.model.events import JobCheckpointed, JobStopping, MemberExited, NodeChecked, NodeJudged
+from shoal.model.events import JobStopping, MemberExited, NodeChecked, NodeJudged
 from shoal.model.health import CheckResult, HealthRule, Record, Standing, Suspicion
 from shoal.model.job import Job, Phase, StopCause
 from shoal.model.node import NodeIntent
@@ -21,6 +21,11 @@ from shoal.model.report import NodeReport
 # A gang that has to stay on a node in quarantine, because there is no room elsewhere, is looked
 # at again after this long.
 STILL_THERE_MS = 30_000
+
+
+# A member may save as often as it likes, but each save that is noted is an event for ever. Those in
+# between are noted with the next one, or before anything else happens to the job.
+SAVED_MS = 5_000
 
 
 def rule_of(policy: Policy) -> HealthRule:
@@ -142,9 +147,12 @@ def _hear(round_: Round, node: Node, progress: Progress) -> None:
     due_ms = hang.wake_ms(watch_.pace, rule, job.hangs)
     if state.agenda.watch_ms is None or due_ms < state.agenda.watch_ms:
         state.agenda.watch_ms = due_ms
-    if beat.saved_step > job.saved_step:
-        saved = JobCheckpointed(at_ms=now_ms, job=job.id, attempt=job.attempt, step=beat.saved_step)
-        round_.emit(saved)
+    if beat.saved_step > max(job.saved_step, state.heard.unsaved.get(job.id, 0)):
+        state.heard.unsaved[job.id] = beat.saved_step
+    if job.id in state.heard.unsaved and (
+        job.saved_ms is None or now_ms - job.saved_ms >= SAVED_MS or now_ms < job.saved_ms
+    ):
+        round_.note_saved(job)
     for change in scoring.hear(watch_.gang, member, beat, now_ms, rule):
         _take_change(round_, job, watch_, change)
 

@@ -83,6 +83,7 @@ class Heard:
         # node -> members that were used while they slept, and how often
         self.touched: dict[str, dict[MemberRef, int]] = {}
         self.watches: dict[str, Watch] = {}  # of jobs whose members report their steps
+        self.unsaved: dict[str, int] = {}  # job -> a saved step that no event has noted yet
         self.idles: dict[str, tuple[int, dict[int, int]]] = {}  # job -> attempt, member -> since
         self.warm: dict[str, dict[str, int]] = {}  # job -> nodes ready for it, and when heard
         self.copied: dict[str, Copied] = {}  # job -> the head's newest copy of its checkpoints

@@ -11,7 +11,7 @@ from shoal.model.fabric import Pair, Tour
 from shoal.model.health import CheckResult
 from shoal.model.job import Fault, MemberRef
 from shoal.model.node import NodeSpec
-from shoal.model.progress import Progress
+from shoal.model.progress import Progress, spent_of
 from shoal.model.report import Idle, MemberExit, NodeReport, Still, Uses
 from shoal.model.storage import PHASES, READ_MBS, WRITE_MBS, Storage
 from shoal.sim.storm.naps import Naps, Nights, Sleepy
@@ -315,8 +315,11 @@ class StormNode:
             self.book.ends(ref)
             stopped = ref in self.book.stopping
             trained = process.trainer
-            spent = trained.spent(self._timeline.now_ms) if trained is not None else None
-            exit_ = MemberExit(ref, code, "", stopped, fault=fault, spent=spent)
+            spent, saved = None, 0
+            if trained is not None:
+                beat = trained.progress(self._timeline.now_ms).beat
+                spent, saved = spent_of(beat), beat.saved_step
+            exit_ = MemberExit(ref, code, "", stopped, fault=fault, spent=spent, saved_step=saved)
             self._unshipped[ref] = exit_
             if process.fate.shipping_ms:
                 book = self.book
@@ -328,5 +331,11 @@ class StormNode:
         """Unless the node has restarted."""
         if self.book is book:
             del self._unshipped[exit_.ref]
-            book.exited(exit_.ref, exit_.code, fault=exit_.fault, spent=exit_.spent)
+            book.exited(
+                exit_.ref,
+                exit_.code,
+                fault=exit_.fault,
+                spent=exit_.spent,
+                saved_step=exit_.saved_step,
+            )
             self.report()

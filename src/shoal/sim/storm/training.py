@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from shoal.model.job import MemberRef
-from shoal.model.progress import Beat, Progress, Spent, spent_of
+from shoal.model.progress import Beat, Progress
 
 SLOW_FACTOR = 3  # a slow node takes this many times as long for a member's own work
 OWN_SHARE = 4  # one part in this many of a step is the member's own work
@@ -56,9 +56,6 @@ class Trainer:
             self._saves = steps // plan.saves_every
             saved = self._from_step + self._saves * plan.saves_every
             self._saved[self.ref.job] = max(self._saved.get(self.ref.job, 0), saved)
-
-    def spent(self, now_ms: int) -> Spent:
-        return spent_of(self.progress(now_ms).beat)
 
     def progress(self, now_ms: int) -> Progress:
         saved = self._from_step + self._saves * self.plan.saves_every
