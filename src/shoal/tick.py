@@ -11,7 +11,7 @@ start a thread or wait; the only call that blocks is `commit`.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Protocol
 
 import msgspec
@@ -22,6 +22,7 @@ from shoal.core.state.apply import apply
 from shoal.core.state.invariants import verify, verify_touched
 from shoal.core.state.state import State
 from shoal.core.step import Step, step
+from shoal.doubts import Doubts
 from shoal.model.after import conditions
 from shoal.model.budget import Spending
 from shoal.model.commands import Command, Envelope
@@ -81,6 +82,11 @@ class Decision(msgspec.Struct, frozen=True):
     step: Step
     replies: list[Reply]
 
+    @property
+    def believed(self) -> Report:
+        """With what the nodes reported of their own members, as far as it was new."""
+        return msgspec.structs.replace(self.report, nodes=tuple(self.step.reports))
+
 
 def verify_step(state: State, _: Policy, done: Step, __: int) -> None:
     """Cheap: looks only at what the step touched."""
@@ -132,6 +138,7 @@ class Tick:
         self._envelopes = 0  # sent in this epoch
         self._decision: Decision | None = None
         self._stored_seq = 0
+        self.doubts = Doubts()
         self._asked: list[tuple[Request, Reply]] = []
         self._reports: dict[str, NodeReport] = {}
         self._newest: dict[str, tuple[int, int]] = {}  # incarnation and sequence, by node
@@ -179,6 +186,8 @@ class Tick:
     def still(self, still: Still) -> bool:
         """Kept for the next step, which need not come sooner for it. False: the state does not have
         the report that this one refers to, so the node should report in full."""
+        if self.doubts.holds(still.node):
+            return True  # it did, and is not believed for now
         node = self.state.nodes.get(still.node)
         said = self.state.heard.said.get(still.node)
         ready = node is not None and node.health is NodeHealth.READY
@@ -260,16 +269,24 @@ class Tick:
         return decision
 
     def decide(self, now_ms: int) -> Decision:
-        """Empty the inbox into one step. If that fails, the requests in it get the error."""
+        """Empty the inbox into one step. If that fails, the next goes without these reports: only
+        if it fails, too, the requests get the error."""
         assert self.stage is Stage.READY, self.stage
-        report, replies = self._collect(now_ms)
+        report, asked = self._collect(now_ms)
+        replies = [reply for _, reply in asked]
+        spoke = list(dict.fromkeys([one.spec.id for one in report.nodes]))
+        spoke += [one.node for one in report.gone if one.node not in spoke]
         self.stage = Stage.DECIDED
         try:
             done = step(self.state, report, self.policy, now_ms)
             self._verify(self.state, self.state.policy, done, now_ms)
         except Exception as error:
+            if self.doubts.failed(spoke, error, now_ms):
+                self._put_back(report, asked)
+                replies = []
             self.fail(error, replies)
             raise
+        self.doubts.passed(spoke)
         self._decision = Decision(report, done, replies)
         return self._decision
 
@@ -319,7 +336,10 @@ class Tick:
         assert self.settled, self.stage
         return self.last_seq, msgspec.json.encode(self.state.snapshot())
 
-    def _collect(self, now_ms: int) -> tuple[Report, list[Reply]]:
+    def _collect(self, now_ms: int) -> tuple[Report, list[tuple[Request, Reply]]]:
+        trial = self.doubts.trial
+        if trial is not None:
+            return self._of_nodes(trial), []
         asked, self._asked = self._asked, []
         kept = [
             (ready, reply)
@@ -327,24 +347,44 @@ class Tick:
             if self._is_new(request, reply)
             and (ready := self._with_record(request, reply)) is not None
         ]
-        report = Report(
+        unheard = self.doubts.unheard(now_ms)
+        heard = self._of_nodes({*self._reports, *(node for node, _ in self._gone)} - unheard)
+        report = msgspec.structs.replace(
+            heard,
             requests=tuple(request for request, _ in kept),
             ended=tuple(self._ends.values()),
             dues=dues_of(self.state, now_ms),
-            nodes=tuple(self._reports.values()),
-            gone=tuple(self._gone.values()),
             still=tuple(self._still.values()),
             services=tuple(self._loads.values()),
             supplies=tuple(self._supplies.values()),
             spendings=self._spendings,
             copied=tuple(self._copied.values()),
-            drift_ms=self._drift_ms,
-            fences=self.fences,
         )
-        self._spendings, self._ends = (), {}
-        self._reports, self._gone, self._loads = {}, {}, {}
+        self._spendings, self._ends, self._loads = (), {}, {}
         self._supplies, self._still, self._copied = {}, {}, {}
-        return report, [reply for _, reply in kept]
+        return report, kept
+
+    def _of_nodes(self, nodes: Container[str]) -> Report:
+        """What these have reported, in the order in which it came."""
+        reports = [one for node, one in self._reports.items() if node in nodes]
+        gone = [one for one in self._gone.values() if one.node in nodes]
+        for report in reports:
+            del self._reports[report.spec.id]
+        for one in gone:
+            del self._gone[one.node, one.incarnation]
+        return Report(
+            nodes=tuple(reports), gone=tuple(gone), drift_ms=self._drift_ms, fences=self.fences
+        )
+
+    def _put_back(self, report: Report, asked: list[tuple[Request, Reply]]) -> None:
+        """The step that took it has failed, and nothing of it is stored."""
+        self._asked = asked + self._asked
+        self._reports |= {one.spec.id: one for one in report.nodes}
+        self._gone |= {(one.node, one.incarnation): one for one in report.gone}
+        self._loads |= {one.service: one for one in report.services}
+        self._supplies |= {one.engine: one for one in report.supplies}
+        self._copied |= {one.job: one for one in report.copied}
+        self._spendings = self._spendings or report.spendings
 
     def _is_new(self, request: Request, reply: Reply) -> bool:
         """The state knows the keys of jobs that live, the store those of jobs that have ended."""

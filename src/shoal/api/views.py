@@ -176,6 +176,8 @@ def node_view(reach: Reach, node: Node) -> NodeView:
 
 
 def node_why(reach: Reach, node: Node) -> str:
+    if (aside := reach.loop.tick.doubts.aside.get(node.id)) is not None:
+        return aside.why if reach.who.sees_all else STANDING_HIDDEN
     if node.health is not NodeHealth.READY or node.record.standing is Standing.OK:
         return node.why
     return node.record.why if reach.who.sees_all else STANDING_HIDDEN

@@ -268,12 +268,15 @@ class ControlLoop:
                 self.tick.fail(error)
                 await self._recover()
                 wake_ms = None
+                self._wake.set()  # what the step had taken from the inbox may be there again
 
     def _count_broken_step(self, error: Exception) -> None:
         """Once may be chance. Twice, and the loop does without users' functions."""
         self._broken_steps += 1
         if self._broken_steps > 1 and plugins.distrust(error):
             self._broken_steps = 0
+            self.tick.doubts.absolve()
+        self.alarms.show("nodes", self.tick.doubts.alarm())
 
     async def _sleep_until(self, wake_ms: int | None) -> None:
         # Even if there is work: readers and answered requests run before the next step is decided.
@@ -304,6 +307,9 @@ class ControlLoop:
         if self.policy is not self.tick.policy:
             self.policy = self.tick.policy
             self.look_at_policy()
+        if self.tick.doubts.open:
+            self._wake.set()
+        self.alarms.show("nodes", self.tick.doubts.alarm())
         self._gate.set()
         self._publish(decision)
         await self._keep_snapshot()
@@ -314,9 +320,10 @@ class ControlLoop:
         done = decision.step
         ended = {job.id: job.spec.tenant for job in done.finished}
         self.counters.happened(self.tick.state, done.events, ended)
+        believed = decision.believed
         for follower in self.followers:
             try:
-                follower.stepped(decision.report, done.events, self.last_seq)
+                follower.stepped(believed, done.events, self.last_seq)
             except Exception:
                 log.exception("a follower failed; it finds what it missed in the log")
         if done.events and self._watchers:

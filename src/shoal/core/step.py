@@ -33,7 +33,7 @@ from shoal.model.commands import Command
 from shoal.model.events import Event, PolicyChanged
 from shoal.model.job import Job
 from shoal.model.policy import Policy
-from shoal.model.report import Answer, Report
+from shoal.model.report import Answer, NodeReport, Report
 from shoal.model.supply import SupplyCommand
 
 
@@ -41,7 +41,8 @@ class Step(msgspec.Struct, frozen=True):
     """`events` are already applied to the state, and must be stored before `commands` are sent
     and `answers` (one per request, in order) are given. `finished` holds the whole records of
     the jobs that left the state. Without a report, no step is needed before `wake_ms`. `supplies`
-    are commands for suppliers, sent when the events are stored."""
+    are commands for suppliers, sent when the events are stored. `reports` are those that were new,
+    with what their nodes may say."""
 
     events: list[Event]
     commands: list[Command]
@@ -49,6 +50,7 @@ class Step(msgspec.Struct, frozen=True):
     finished: list[Job]
     wake_ms: int | None
     supplies: list[SupplyCommand] = []
+    reports: list[NodeReport] = []
 
 
 def step(state: State, report: Report, policy: Policy, now_ms: int) -> Step:
@@ -85,4 +87,4 @@ def step(state: State, report: Report, policy: Policy, now_ms: int) -> Step:
     if report.fences:
         commands += fences_wanted(round_)  # which silent nodes the engine should end
     wake_ms = next_wake(round_)
-    return Step(round_.events, commands, answers, round_.finished, wake_ms, supplies)
+    return Step(round_.events, commands, answers, round_.finished, wake_ms, supplies, fresh)

@@ -6,6 +6,7 @@ from shoal.core.phases.ends import has_ended, note_end
 from shoal.core.phases.faults import UNSTARTED, take_faults
 from shoal.core.phases.keys import void_keys
 from shoal.core.phases.leaving import note_leaving, note_left
+from shoal.core.phases.own_members import Strays, present, split
 from shoal.core.phases.round import Round
 from shoal.core.phases.sleeping import hear_sleep
 from shoal.core.state.state import Node, State
@@ -32,7 +33,8 @@ SUPPLIER_FENCE_MS = 60_000  # time for whoever brought a node to end its machine
 
 
 def observe(round_: Round, report: Report) -> list[NodeReport]:
-    """Record what changed; return the inventories that were new, for `reconcile` to compare."""
+    """Record what changed; return the inventories that were new, with the members of their own
+    nodes. All phases see these alone; `Round.strays` has the members that do not belong there."""
     for gone in report.gone:
         node = round_.state.nodes.get(gone.node)
         if node is not None and node.incarnation == gone.incarnation and not node.dead:
@@ -42,19 +44,21 @@ def observe(round_: Round, report: Report) -> list[NodeReport]:
     for copied in report.copied:
         if copied.job in round_.state.jobs:
             round_.state.heard.copied[copied.job] = copied
-    fresh = [inventory for inventory in report.nodes if _hear(round_, inventory)]
+    fresh = [own for said in report.nodes if (own := _hear(round_, said)) is not None]
     for still in report.still:
         _note_contact(round_, still)
     _expire_silent(round_, fences=report.fences)
     return fresh
 
 
-def _hear(round_: Round, inventory: NodeReport) -> bool:
+def _hear(round_: Round, said: NodeReport) -> NodeReport | None:
     """Take in one inventory, unless something newer was already heard from that node."""
-    state, node_id = round_.state, inventory.spec.id
-    if _stale(state, inventory):
-        return False
-    _meet(round_, inventory)
+    state, node_id = round_.state, said.spec.id
+    if _stale(state, said):
+        return None
+    _meet(round_, said)
+    inventory, strays = split(said, state.placed[node_id])
+    round_.strays[node_id] = strays
     state.heard.contacts.pop(node_id, None)  # the latest heard stands last
     state.heard.contacts[node_id] = round_.now_ms
     state.heard.getting.pop(node_id, None)
@@ -68,12 +72,12 @@ def _hear(round_: Round, inventory: NodeReport) -> bool:
     _take_exits(round_, node, inventory.exits)
     _take_vanished(round_, node, inventory)
     hear_sleep(round_, node, inventory)
-    if node.health is not NodeHealth.READY and not _strangers(state, inventory):
+    if node.health is not NodeHealth.READY and not _strangers(state, inventory, strays):
         why = "heard again" if node.health is NodeHealth.SILENT else "no unknown process runs there"
         round_.emit(NodeReady(at_ms=round_.now_ms, node=node_id, why=why))
     note_leaving(round_, node, inventory)
     note_end(round_, node, inventory)
-    return True
+    return inventory
 
 
 def _note_contact(round_: Round, still: Still) -> None:
@@ -277,11 +281,10 @@ def _lose_member(round_: Round, ref: MemberRef, node: Node, why: str) -> None:
     )
 
 
-def _strangers(state: State, inventory: NodeReport) -> bool:
+def _strangers(state: State, inventory: NodeReport, strays: Strays) -> bool:
     """Does anything run there that should not? Until it is gone, its GPUs are not free."""
     placed = state.placed[inventory.spec.id]
-    refs = (*inventory.alive, *(one.ref for one in inventory.getting))
-    return any(ref not in placed for ref in refs)
+    return any(ref not in placed for ref in present(inventory, strays))
 
 
 def fences_wanted(round_: Round) -> list[Command]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from shoal.core.phases.gang_hosts import EVERYWHERE_MAX, HOSTS, hosts_text
+from shoal.core.phases.own_members import Strays, present
 from shoal.core.phases.round import Round
 from shoal.core.phases.serve_sleep import may_freeze
 from shoal.core.phases.sleeping import naps_wanted
@@ -45,26 +46,28 @@ def reconcile(round_: Round, inventories: list[NodeReport]) -> list[Command]:
                     commands[ref] = _command(state, job, ref)
     acknowledgements: list[Command] = []
     for inventory in inventories:
-        _compare(state, inventory, commands, acknowledgements)
+        strays = round_.strays[inventory.spec.id]
+        _compare(state, inventory, strays, commands, acknowledgements)
     return [*commands.values(), *acknowledgements]
 
 
 def _compare(
     state: State,
     inventory: NodeReport,
+    strays: Strays,
     commands: dict[MemberRef, Command],
     acknowledgements: list[Command],
 ) -> None:
     node_id = inventory.spec.id
     placed = state.placed[node_id]
-    for exit_ in inventory.exits:
-        if exit_.ref not in placed:
+    for ref in (*(one.ref for one in inventory.exits), *strays.exits):
+        if ref not in placed:
             acknowledgements.append(
-                Acknowledge(node=node_id, incarnation=inventory.incarnation, ref=exit_.ref)
+                Acknowledge(node=node_id, incarnation=inventory.incarnation, ref=ref)
             )
     # A member that is getting ready has its command already, like one that is alive.
-    alive = dict.fromkeys((*inventory.alive, *(one.ref for one in inventory.getting)))
-    told = set(inventory.stopping)
+    alive = present(inventory, strays)
+    told = {*inventory.stopping, *strays.stopping}
     strangers = [ref for ref in alive if ref not in placed]
     for ref in strangers:
         if ref not in told:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shoal.core.phases.own_members import Strays
 from shoal.core.state.apply import apply
 from shoal.core.state.state import State
 from shoal.model.events import (
@@ -33,6 +34,7 @@ class Round:
         "quiet",
         "quotas",
         "state",
+        "strays",
         "supplies",
     )
 
@@ -46,6 +48,7 @@ class Round:
         self.ends: dict[str, Ended] = {}  # jobs that are over, and that others may wait for
         self.judged = False  # were all running jobs ranked since a job was last stopped?
         self.supplies: list[SupplyCommand] = []  # for those who bring nodes
+        self.strays: dict[str, Strays] = {}  # node -> members there that it is not to have
         self.quiet: list[str] = []  # replicas that may be put to sleep now
         self.more = False  # work is left that another step should take up at once
 

@@ -216,7 +216,7 @@ class Replay:
         tick, begin_ns = self.tick, time.perf_counter_ns()
         decision = tick.decide(self.now_ms)
         self.outcome.step_ns.append(time.perf_counter_ns() - begin_ns)
-        self.ledger.stepped(decision.report, decision.step.events, self.now_ms)
+        self.ledger.stepped(decision.believed, decision.step.events, self.now_ms)
         tick.commit()
         self._predict(decision.step)
         tick.finish()
