@@ -94,6 +94,7 @@ TRIES: dict[str, list[Try]] = {
     "join": [Try(("head:6379",), ON_HEAD, 2)],
     "leave": [Try((), ON_HEAD, 2)],
     "install-service": [Try((), ON_HEAD, 2)],
+    "slurm-commands": [Try(("bin",), "sbatch")],
     "ends": [Try(("--in", "2m"), ON_HEAD, 2)],
     "heads": [
         Try((), "one head and no database"),

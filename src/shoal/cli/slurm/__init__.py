@@ -1,0 +1,1 @@
+"""sbatch, srun, squeue, scancel, sacct and scontrol over Shoal, for scripts written for Slurm."""
