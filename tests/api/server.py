@@ -114,7 +114,8 @@ class Server:
         ticking = asyncio.create_task(self.loop.run())
         sending = asyncio.create_task(posting.run())
         serving = asyncio.create_task(self.server.serve(sockets=[door]))
-        await self.loop.changed("", 30)  # the node has joined
+        while "n1" not in self.loop.tick.state.nodes:
+            await self.loop.changed("", 30)  # the node has joined, or had before
         self._ready.set()  # the socket listens since it was made
         await serving
         app.state[SERVED].close()
@@ -152,12 +153,15 @@ class Server:
     def tenant(self, name: str) -> None:
         self.ask(AddTenant(name))
 
-    def token(self, user: str, tenant: str, role: Role = Role.MEMBER) -> str:
+    def token(self, user: str, tenant: str, role: Role = Role.MEMBER, until_ms: int = 0) -> str:
         """A new token of a user, who is made as needed."""
         if user not in self.loop.tick.state.identity.users:
             self.ask(SetUser(User(name=user, roles={tenant: role}), add=True))
         token_id, token, hash_ = new_token()
-        self.ask(SetToken(Token(id=token_id, user=user, tenant=tenant, role=role, hash=hash_)))
+        made = Token(
+            id=token_id, user=user, tenant=tenant, role=role, hash=hash_, until_ms=until_ms
+        )
+        self.ask(SetToken(made))
         return token
 
     def connect(self) -> http.client.HTTPConnection:

@@ -131,7 +131,8 @@ def test_another_tenant_who_knows_a_meeting_enters_with_its_key_and_never_hosts_
 def test_a_meeting_goes_on_when_its_hosts_token_is_looked_up_while_a_step_is_stored(
     people: People, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoal.api.meeting.LOOK_S", 0.05)
+    monkeypatch.setattr("shoal.api.watcher.TIMER_S_MAX", 0.05)
+    monkeypatch.setattr("shoal.api.watcher.AGAIN_S", 0.05)
     storing, looks = threading.Event(), queue.SimpleQueue[bool]()
 
     def settled(tick: Tick) -> bool:
@@ -139,7 +140,8 @@ def test_a_meeting_goes_on_when_its_hosts_token_is_looked_up_while_a_step_is_sto
             looks.put(True)
         return not storing.is_set()
 
-    invitation = people.open(people.server.token("ann", "red"))
+    until_ms = people.server.loop.clock.now_ms() + 3_600_000
+    invitation = people.open(people.server.token("ann", "red", until_ms=until_ms))
     monkeypatch.setattr(Tick, "settled", property(settled))
     storing.set()
     assert looks.get(timeout=WAIT_S)
@@ -153,7 +155,6 @@ def test_a_meeting_goes_on_when_its_hosts_token_is_looked_up_while_a_step_is_sto
 def test_a_host_whose_token_was_revoked_loses_its_meeting_and_its_guests(
     people: People, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    monkeypatch.setattr("shoal.api.meeting.LOOK_S", 0.05)
     monkeypatch.setattr("shoal.api.meeting.AWAY_S_MAX", 0.05)
     ann = people.server.token("ann", "red")
     invitation = people.open(ann)

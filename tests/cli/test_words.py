@@ -78,6 +78,7 @@ from shoal.model.events import (
     ServiceSet,
     ServiceStopped,
     ServiceStopping,
+    SignInEnded,
     SleepRefused,
     TenantAdded,
     TenantRemoved,
@@ -481,6 +482,10 @@ SENTENCES: list[tuple[Event, str]] = [
     (UserRemoved(at_ms=0, user="bob"), "user bob was removed"),
     (TokenSet(at_ms=0, token=TOKEN, who="ann"), "token 0a1b2c3d of bob was set by ann"),
     (TokenRemoved(at_ms=0, token="0a1b2c3d"), "token 0a1b2c3d was removed"),
+    (
+        SignInEnded(at_ms=0, token="", session="s", until_ms=1, who="operator"),
+        "a sign-in of the operator was ended by operator",
+    ),
     (KeySet(at_ms=0, key=KEY, who="ann"), "the key of n1 was set by ann (0a1b2c3d)"),
     (
         KeySet(at_ms=0, key=NodeKey(id="0a1b2c3d", hash="0" * 64)),

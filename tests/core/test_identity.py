@@ -13,6 +13,7 @@ from shoal.core.state.load import restore
 from shoal.core.state.state import Snapshot, State
 from shoal.model.commands import Launch
 from shoal.model.identity import (
+    ENDED_EACH_MAX,
     TENANT_UIDS,
     TENANTS_MAX,
     TOKENS_PER_USER_MAX,
@@ -29,6 +30,7 @@ from shoal.model.report import (
     Accepted,
     AddTenant,
     Answer,
+    EndSignIn,
     Refused,
     RemoveTenant,
     RemoveToken,
@@ -306,3 +308,44 @@ def test_what_is_left_of_something_removed_is_noticed(spoiled: str) -> None:
         people.tokens["efgh5678"] = token(id="efgh5678", **{spoiled: "gone"})
     with pytest.raises(Violation):
         verify(cluster.state)
+
+
+def test_a_sign_in_that_was_ended_is_known_until_it_would_have_expired() -> None:
+    cluster = peopled()
+    until_ms = cluster.now_ms + 1_000
+    for _ in range(2):
+        cluster.ask(EndSignIn("abcd1234", "one", until_ms))
+    cluster.ask(EndSignIn("", "operators", until_ms))
+    cluster.ask(EndSignIn("gone0000", "of a token that was removed", until_ms))
+    for known in (identity(cluster), restored(cluster).identity):
+        assert known.has_ended("abcd1234", "one", until_ms)
+        assert known.has_ended("", "operators", until_ms)
+        assert not known.has_ended("abcd1234", "another", until_ms)
+        assert not known.has_ended("", "one", until_ms)
+    assert sum(type(event).__name__ == "SignInEnded" for event in cluster.log) == 2
+    cluster.now_ms = until_ms
+    cluster.ask(EndSignIn("", "later", until_ms + 1_000))
+    assert list(identity(cluster).ended) == [""]
+    assert list(identity(cluster).ended[""].names) == ["later"]
+
+
+def test_too_many_ended_sign_ins_of_one_token_end_more_of_its_own_and_nobody_elses() -> None:
+    """What is forgotten must not come to life again, and one user must not make another's be."""
+    cluster = peopled()
+    first_ms = cluster.now_ms + 10_000
+    cluster.ask(EndSignIn("", "operators", first_ms))
+    for number in range(ENDED_EACH_MAX + 5):
+        cluster.ask(EndSignIn("abcd1234", f"s{number}", first_ms + number))
+    known = identity(cluster)
+    assert len(known.ended["abcd1234"].names) == ENDED_EACH_MAX
+    assert all(
+        known.has_ended("abcd1234", f"s{number}", first_ms + number)
+        for number in range(ENDED_EACH_MAX + 5)
+    )
+    assert known.has_ended("abcd1234", "unnamed", first_ms)
+    assert not known.has_ended("abcd1234", "unnamed", first_ms + ENDED_EACH_MAX)
+    assert list(known.ended[""].names) == ["operators"]
+    verify(cluster.state)
+    cluster.ask(RemoveUser("ann"))
+    assert list(known.ended) == [""]
+    verify(cluster.state)

@@ -12,24 +12,32 @@ from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 from urllib.parse import urlsplit
 
-import msgspec
 from litestar.connection import ASGIConnection
 from litestar.exceptions import NotAuthorizedException
 from litestar.handlers import BaseRouteHandler
 
 from shoal.api.forwarded import FORWARDED
 from shoal.api.limits import PROVEN
-from shoal.api.principal import SAFE_METHODS, SCOPE, THE_OPERATOR, Needs, Principal, machine
+from shoal.api.principal import (
+    SAFE_METHODS,
+    SCOPE,
+    THE_OPERATOR,
+    Needs,
+    Principal,
+    Proof,
+    Session,
+    machine,
+)
 from shoal.api.problems import Refusal
 from shoal.api.quotas import Quotas
-from shoal.api.tickets import enter
+from shoal.api.tickets import ENTRY, enter, is_stream
+from shoal.api.watcher import Entry, Watcher
 from shoal.model.identity import OPERATOR, Identity, NodeKey, Token
 
 SESSION_MS = 12 * 3600 * 1000
 CODE_MS = 120_000
 CODES_MAX = 1_000  # sign-in links not opened yet ...
 CODES_EACH_MAX = 4  # ... and those of one token
-ENDED_MAX = 10_000  # sessions that were signed out before they expired
 TRIES_MAX = 10  # wrong tokens or codes ...
 TRIES_MS = 60_000  # ... allowed within this time from one address
 ADDRESSES_MAX = 1_000
@@ -45,15 +53,6 @@ WRONG_KEY = (
 )
 
 Connection = ASGIConnection[Any, Any, Any, Any]
-
-
-class Session(msgspec.Struct, frozen=True):
-    """A signed cookie: it stays valid when the controller restarts. It acts for a token (empty: the
-    operator's own), and ends with it or with the token's secret."""
-
-    name: str
-    until_ms: int
-    token: str = ""
 
 
 async def _at_once() -> None: ...
@@ -77,13 +76,13 @@ class Access:
         self._identity = identity
         self.settled = settled
         self.quotas = Quotas()
+        self.watcher = Watcher(self.stands, now_ms)
         # A cookie belongs to a host, not a port: two clusters on one machine must not share one.
         self.cookie = f"shoal-{self._sign('cookie')[:8]}"
         # Our own names. Another name may have been pointed at this host by an attacker (DNS
         # rebinding), so that a browser takes their page for ours.
         self._names = {"localhost", socket.gethostname().lower(), *names}
         self._codes: dict[str, tuple[int, str]] = {}  # -> expiry, token
-        self._ended: dict[str, int] = {}
         self._tries: dict[str, deque[int]] = {}
 
     def is_foreign(self, connection: Connection) -> bool:
@@ -119,6 +118,7 @@ class Access:
             if who is None:
                 enter(self.quotas, connection, handler, None)
                 raise NotAuthorizedException(self._wrong(connection, needs))
+        self._watch(connection, handler, self._proof(who, session), needs)
         proven(connection, who)
         connection.scope[SCOPE] = who  # type: ignore[literal-required]
         enter(self.quotas, connection, handler, who, session.name if session else "")
@@ -137,10 +137,30 @@ class Access:
             return "the join token has expired; get another from an admin"
         return WRONG_KEY
 
-    def still(self, connection: Connection, who: Principal) -> bool:
-        """Whether the sender of a long request would still be let in."""
-        now = self.principal(connection) or self.of_session(self.session(connection))
-        return now is not None and (now.user, now.tenant) == (who.user, who.tenant)
+    def _watch(
+        self, connection: Connection, handler: BaseRouteHandler, proof: Proof, needs: Needs
+    ) -> None:
+        entry = connection.scope.get(ENTRY)
+        if isinstance(entry, Entry):
+            self.watcher.enter(entry, proof, needs, stream=is_stream(connection, handler))
+
+    def _proof(self, who: Principal, session: Session | None) -> Proof:
+        identity = self._identity() if who.token or who.key else None
+        token = identity and (identity.tokens.get(who.token) or identity.keys.get(who.key))
+        if not token:
+            return Proof(who, until_ms=session.until_ms if session else 0, session=session)
+        until_ms = session.until_ms if session else token.until_ms  # no later than its token's
+        return Proof(who, token.hash, until_ms, session)
+
+    def stands(self, proof: Proof) -> Principal | None:
+        """The sender by now, by what was shown then; None: it is void."""
+        if proof.session is not None and self._over(proof.session):
+            return None
+        if not proof.hash:
+            return THE_OPERATOR
+        identity = self._identity()
+        known = identity.tokens.get(proof.who.token) or identity.keys.get(proof.who.key)
+        return self._of_token(known) if known is not None and known.hash == proof.hash else None
 
     def principal(self, connection: Connection) -> Principal | None:
         """The sender, by the token in the request."""
@@ -189,8 +209,11 @@ class Access:
         if not hmac.compare_digest(signature.encode(), signed.encode()):
             return None
         session = Session(name, int(until), token)
-        over = session.until_ms <= self._now_ms() or name in self._ended
-        return None if over else session
+        return None if self._over(session) else session
+
+    def _over(self, session: Session) -> bool:
+        over = session.until_ms <= self._now_ms()
+        return over or self._identity().has_ended(session.token, session.name, session.until_ms)
 
     def refuse_forgery(self, connection: Connection, session: Session) -> None:
         """Another site can make a browser send its cookie, but cannot read our CSRF token."""
@@ -234,13 +257,6 @@ class Access:
         secret = token.hash if token is not None else ""
         host = connection.headers.get("host", "")
         return self._sign("session", name, until, token_id, secret, host)
-
-    def end(self, session: Session) -> None:
-        now_ms = self._now_ms()
-        if len(self._ended) >= ENDED_MAX:
-            self._ended = {name: until for name, until in self._ended.items() if until > now_ms}
-            self._ended.pop(next(iter(self._ended), ""), None)
-        self._ended[session.name] = session.until_ms
 
     def new_code(self, who: Principal) -> tuple[str, int]:
         """A code for a link that signs its sender in once and expires soon."""

@@ -173,7 +173,7 @@ class Cluster(Controller):
             left_s = (deadline_ms - loop.clock.now_ms()) / 1000
             if left_s <= 0:
                 break
-            await reach.changed("", left_s)
+            await reach.loop.changed("", left_s)
         if view is None:
             raise Refusal(404, f"there is no check {check[:64]!r} of {node[:64]!r}", "check")
         return view
@@ -301,7 +301,8 @@ def build(
         Access(token, loop.clock.now_ms, names, lambda: loop.state.identity, loop.settled),
         Feed(loop, lambda: kept.newest),
     )
-    meetings, tries, moments = Meetings(access, urls_of(reach)), Tries(entry), Moments(home)
+    loop.people_changed = access.watcher.look
+    meetings, tries, moments = Meetings(urls_of(reach)), Tries(entry), Moments(home)
 
     def provide_ledger() -> LiveLedger | None:
         return live_ledger

@@ -69,7 +69,7 @@ class Events(Controller):
             left_s = deadline_s - time.monotonic()
             if found or left_s <= 0:
                 break
-            await reach.changed(job, left_s)
+            await reach.loop.changed(job, left_s)
         body = await aside(lambda: encoded(EventsView(events=found, next_after=after)), limit)
         return respond(body)
 

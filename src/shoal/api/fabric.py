@@ -58,7 +58,7 @@ class FabricApi(Controller):
             left_s = (deadline_ms - loop.clock.now_ms()) / 1000
             if left_s <= 0:
                 break
-            await reach.changed("", left_s)
+            await reach.loop.changed("", left_s)
         if view is None and (kept := await history.tour(tour)) is not None:
             view = fabric_view(kept.tour, kept.fabric)
         if view is None:

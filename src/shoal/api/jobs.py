@@ -93,7 +93,7 @@ class Jobs(Controller):
                 left_s = (deadline_ms - loop.clock.now_ms()) / 1000
                 if left_s <= 0:
                     break
-                await reach.changed(job_id, left_s)
+                await reach.loop.changed(job_id, left_s)
                 job = reach.job(job_id)
         return job_view(reach, job)
 

@@ -7,23 +7,21 @@ from typing import Any
 from litestar import Controller, WebSocket, websocket
 from litestar.exceptions import WebSocketException
 
-from shoal.api.access import Access
 from shoal.api.audit import QUIET
 from shoal.api.principal import SCOPE, Needs, Principal
 from shoal.api.tickets import TICKET
 from shoal.api.upgraded import LINE, Upgraded
-from shoal.control.loop import Unreadable
+from shoal.api.watcher import REFUSED
 from shoal.engines.linked.engine import LinkedEngine
 
 AnySocket = WebSocket[Any, Any, Any]
-REFUSED = 4403
 
 
 class NodeLink(Controller):
     path = "/v1/link"
 
     @websocket(opt=Needs.NODE.opt)
-    async def link(self, socket: AnySocket, access: Access, linked: LinkedEngine | None) -> None:
+    async def link(self, socket: AnySocket, linked: LinkedEngine | None) -> None:
         """Messages go straight to the engine. What is left here is the end of the connection."""
         who: Principal = socket.scope[SCOPE]  # type: ignore[literal-required]
         line: Any = socket.scope.get(LINE)
@@ -36,13 +34,6 @@ class NodeLink(Controller):
         # A thousand links that come back are not a thousand deeds: the join was one.
         socket.scope[QUIET] = True  # type: ignore[literal-required]
         await socket.accept()
-
-        def valid() -> bool:
-            try:
-                return access.still(socket, who)
-            except Unreadable:
-                return True
-
-        line.hand_over(linked.accept(who.node, valid))
+        line.hand_over(linked.accept(who.node))
         while (await socket.receive())["type"] != "websocket.disconnect":
             pass

@@ -58,7 +58,7 @@ class Logs(Controller):
         view = await _search(reach, job, attempt or job.attempt, member, offset, search)
         deadline_s = time.monotonic() + wait_s
         while not view.data and not view.ended and (left_s := deadline_s - time.monotonic()) > 0:
-            await reach.changed(job_id, left_s)
+            await reach.loop.changed(job_id, left_s)
             job = reach.job(job_id)
             offset = max(offset, view.next_offset) if search else offset
             view = await _search(reach, job, attempt or job.attempt, member, offset, search)
@@ -97,7 +97,7 @@ class Logs(Controller):
             if view.pieces or view.ended or back or left_s <= 0:
                 return view
             if view.ends == want.places:  # otherwise a search has more to read
-                await reach.changed(job_id, left_s)
+                await reach.loop.changed(job_id, left_s)
             want = want._replace(places=view.ends)
             job = reach.job(job_id)
 

@@ -18,12 +18,12 @@ from litestar import Controller, WebSocket, websocket
 from litestar.exceptions import WebSocketException
 from litestar.params import Parameter
 
-from shoal.api.access import NO_HASH, Access
+from shoal.api.access import NO_HASH
 from shoal.api.limits import PROVEN
 from shoal.api.principal import SCOPE, Needs, Principal
 from shoal.api.tickets import TICKET
+from shoal.api.watcher import REFUSED
 from shoal.meeting import DONE, KEY_HEADER, PARTNER_GONE, Announced, Opening, key_hash
-from shoal.ports import StoreError
 
 MEETINGS_MAX = 256
 MEETINGS_PER_TENANT_MAX = 64
@@ -31,8 +31,6 @@ GUESTS_MAX = 512  # in all meetings, as each holds memory and two connections
 GUESTS_PER_MEETING_MAX = 256
 AWAY_S_MAX = 60.0  # without its host; then the meeting ends
 PICKED_UP_S_MAX = 30.0  # a guest that its host does not receive
-LOOK_S = 10.0  # how often it is checked that the host's token is still valid
-REFUSED = 4403
 FULL = 4429
 
 AnySocket = WebSocket[Any, Any, Any]
@@ -58,8 +56,7 @@ class _Meeting:
 class Meetings:
     """They are in memory: after a restart of the head, hosts open them again under their names."""
 
-    def __init__(self, access: Access, urls: Callable[[AnySocket], tuple[str, ...]]) -> None:
-        self._access = access
+    def __init__(self, urls: Callable[[AnySocket], tuple[str, ...]]) -> None:
         self._urls = urls
         self._meetings: dict[str, _Meeting] = {}
         self._numbers = itertools.count(1)
@@ -77,9 +74,14 @@ class Meetings:
         for waiting, guest in meeting.guests.items():
             if not guest.host.done():
                 meeting.announcements.put_nowait(waiting)
-        announcing = asyncio.create_task(self._announce(end, meeting, number))
-        code = await _last_code(end)
-        announcing.cancel()
+        announcing, code = asyncio.create_task(_announce(end, meeting, number)), DONE
+        try:
+            code = await _last_code(end)
+        finally:  # its sender may no longer hold it: then it ends, as if the host had said so
+            announcing.cancel()
+            self._left(name, meeting, number, code)
+
+    def _left(self, name: str, meeting: _Meeting, number: int, code: int) -> None:
         if meeting.host != number:
             return  # its host has opened it again
         meeting.host = 0
@@ -106,28 +108,6 @@ class Meetings:
             raise WebSocketException(detail="too many meetings", code=FULL)
         meeting = self._meetings[name] = _Meeting(who, hash_)
         return meeting
-
-    async def _announce(self, end: AnySocket, meeting: _Meeting, number: int) -> None:
-        while meeting.host == number:
-            guest = 0
-            with contextlib.suppress(TimeoutError):
-                guest = await asyncio.wait_for(meeting.announcements.get(), LOOK_S)
-            if not await self._may_hold(end):
-                for one in tuple(meeting.guests.values()):  # they leave meanwhile
-                    await _close(one.end, PARTNER_GONE)
-                await _close(end, REFUSED)
-                return
-            if guest in meeting.guests:
-                await _say(end, Announced(guest))
-
-    async def _may_hold(self, end: AnySocket) -> bool:
-        """False: its token was removed or has expired, or its user is only a viewer now."""
-        try:
-            await self._access.settled()
-        except StoreError:
-            return True  # nobody can say so now; it is looked at again
-        who = self._access.principal(end)
-        return who is not None and who.may(Needs.WRITE)
 
     def _end(self, name: str) -> None:
         meeting = self._meetings.pop(name, None)
@@ -173,6 +153,13 @@ class Meetings:
         finally:
             meeting.guests.pop(number, None)
             guest.host.cancel()
+
+
+async def _announce(end: AnySocket, meeting: _Meeting, number: int) -> None:
+    while meeting.host == number:
+        guest = await meeting.announcements.get()
+        if guest in meeting.guests:
+            await _say(end, Announced(guest))
 
 
 def _count_here(end: AnySocket) -> None:

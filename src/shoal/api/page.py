@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-from litestar import Controller, Request
+from litestar import Controller
 from litestar.di import Provide
 
 from shoal.api.access import Access
@@ -52,10 +51,10 @@ def provided(
         await loop.settled()
         return feed
 
-    async def provide_reach(request: Request[Any, Any, Any], who: Principal) -> Reach:
+    async def provide_reach(who: Principal) -> Reach:
         """Needs `who`, so that it is provided last: handlers start from the stored state."""
         await loop.settled()
-        return Reach(loop, who, lambda: access.still(request, who))
+        return Reach(loop, who)
 
     return {
         "who": Provide(principal_of, sync_to_thread=False),

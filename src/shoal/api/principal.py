@@ -69,6 +69,24 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
                 return False
 
 
+class Session(msgspec.Struct, frozen=True):
+    """A signed cookie: it stays valid when the controller restarts. It acts for a token (empty: the
+    operator's own), and ends with it or with the token's secret."""
+
+    name: str
+    until_ms: int
+    token: str = ""
+
+
+class Proof(msgspec.Struct, frozen=True):
+    """What let a request in. `hash`: of the token or key; with another secret, it is void."""
+
+    who: Principal
+    hash: str = ""
+    until_ms: int = 0  # 0: never
+    session: Session | None = None
+
+
 def machine(key: NodeKey) -> Principal:
     """The sender of a request with this key."""
     name = f"node {key.node}" if key.node else JOINING

@@ -4,11 +4,10 @@ alone, so that what a sender may not see cannot be found by accident."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import cached_property
 
 import msgspec
-from litestar.exceptions import NotAuthorizedException
 
 from shoal.api.principal import Principal
 from shoal.api.problems import Refusal
@@ -22,8 +21,6 @@ from shoal.model.job import DEFAULT_TENANT, Job, JobSpec
 from shoal.model.policy import Others, Policy
 from shoal.model.service import Service
 
-LOOK_S = 2.0
-ENDED = "the token ended while this was under way; ask an admin for another, then: shoal login"
 SOMEBODY = "a user"  # the operator, in reasons that everybody may read
 RANGE_MAX = 100  # jobs of a range such as j3-j9 that are looked at one by one
 # A job in a reason: j7, j7.3, j7.1.0, j7-j9, j7 (NAME), j7 (NAME) (priority 5, tenant lab).
@@ -36,21 +33,9 @@ REPEATED = re.compile(f"{ANOTHER}(?:, {ANOTHER})+")
 
 
 class Reach:
-    """`still`: whether the sender would be let in now."""
-
-    def __init__(
-        self, loop: ControlLoop, who: Principal, still: Callable[[], bool] = lambda: True
-    ) -> None:
+    def __init__(self, loop: ControlLoop, who: Principal) -> None:
         self.loop = loop
         self.who = who
-        self._still = still
-
-    async def changed(self, job_id: str, timeout_s: float) -> None:
-        """As the loop's, but it returns after 2 s, and a sender whose token has ended is sent
-        away: so callers look again until their time is up."""
-        await self.loop.changed(job_id, min(timeout_s, LOOK_S))
-        if not self._still():
-            raise NotAuthorizedException(ENDED)
 
     # -- what the sender may see ---------------------------------------------------------------
 

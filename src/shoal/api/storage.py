@@ -47,7 +47,7 @@ class StorageApi(Controller):
             left_s = (deadline_ms - loop.clock.now_ms()) / 1000
             if left_s <= 0:
                 break
-            await reach.changed("", left_s)
+            await reach.loop.changed("", left_s)
         if view is None:
             what = "it was lost when the controller restarted, or another has begun since"
             raise Refusal(404, f"there is no storage check {check[:64]!r}: {what}", "check")

@@ -1,4 +1,5 @@
-"""Gives each request a ticket, and closes it when the request is over, however it ends."""
+"""Gives each request a ticket, and closes it when the request is over, however it ends. The same
+holds for its entry at the watcher."""
 
 from __future__ import annotations
 
@@ -11,8 +12,9 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 
 from shoal.api.principal import Principal
 from shoal.api.quotas import STREAMED_BODY_BYTES, UNKNOWN_BODY_BYTES, Ask, Quotas, Ticket
+from shoal.api.watcher import Entry, watched
 
-TICKET = "shoal.ticket"  # in a request's scope
+TICKET, ENTRY = "shoal.ticket", "shoal.entry"  # in a request's scope
 LENGTH_DIGITS = 20
 STREAM = "stream"  # in a route's `opt`: it answers for as long as the client listens
 
@@ -21,10 +23,10 @@ Connection = ASGIConnection[Any, Any, Any, Any]
 
 def tickets(app: ASGIApp) -> ASGIApp:
     async def counted(scope: Scope, receive: Receive, send: Send) -> None:
-        ticket = Ticket()
-        scope[TICKET] = ticket  # type: ignore[literal-required]
+        ticket, entry = Ticket(), Entry()
+        scope[TICKET], scope[ENTRY] = ticket, entry  # type: ignore[literal-required]
         try:
-            await app(scope, receive, send)
+            await watched(entry, app, scope, receive, send)
         finally:
             ticket.close()
 
@@ -42,7 +44,7 @@ def enter(
     ticket = connection.scope.get(TICKET)
     if not isinstance(ticket, Ticket):
         return  # only its schema is asked for, without a route
-    ask = Ask(_body_bytes(connection, handler), _is_stream(connection, handler))
+    ask = Ask(_body_bytes(connection, handler), is_stream(connection, handler))
     local = connection.client is None
     if who is not None:
         quotas.enter(ticket, ask, who, session=session, local=local)
@@ -50,8 +52,8 @@ def enter(
         quotas.enter_stranger(ticket, ask, connection.client.host if connection.client else "")
 
 
-def _is_stream(connection: Connection, handler: BaseRouteHandler) -> bool:
-    if handler.opt.get(STREAM) or connection.scope["type"] is ScopeType.WEBSOCKET:
+def is_stream(connection: Connection, handler: BaseRouteHandler) -> bool:
+    if handler.opt.get(STREAM) or connection.scope["type"] == ScopeType.WEBSOCKET:
         return True
     if b"wait_s=" not in connection.scope.get("query_string", b""):
         return False

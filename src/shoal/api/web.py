@@ -13,10 +13,12 @@ from litestar import Controller, Request, Response, get, post
 from litestar.datastructures import Cookie
 from litestar.response import Redirect
 
-from shoal.api.access import SESSION_MS, Access, Session
+from shoal.api.access import SESSION_MS, Access
 from shoal.api.audit import note
-from shoal.api.principal import Needs, Principal
-from shoal.api.problems import Refusal
+from shoal.api.principal import Needs, Principal, Session
+from shoal.api.problems import Refusal, accepted
+from shoal.control.loop import ControlLoop
+from shoal.model.report import EndSignIn
 
 FOLDER = Path(__file__).parent.parent / "web"
 TYPES = {
@@ -112,10 +114,14 @@ class Sessions(Controller):
         return view
 
     @post("/end", status_code=200, opt=Needs.SIGNED_IN.opt)
-    async def sign_out(self, request: AnyRequest, access: Access) -> Response[None]:
+    async def sign_out(
+        self, request: AnyRequest, access: Access, loop: ControlLoop, who: Principal
+    ) -> Response[None]:
+        """A fact, so that it holds at every head and after a restart."""
         session = access.session(request)
         if session is not None:
-            access.end(session)
+            ended = EndSignIn(session.token, session.name, session.until_ms, who.user)
+            accepted(await loop.request(ended))
         return Response(None, cookies=[session_cookie(request, access, "", 0)])
 
     @post("/code", status_code=200, opt=Needs.SIGNED_IN.opt)

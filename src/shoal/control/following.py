@@ -24,7 +24,7 @@ from shoal.core.state.apply import apply
 from shoal.core.state.state import State
 from shoal.database.base import StoreAway
 from shoal.database.lease import Head
-from shoal.model.events import Recorded, jobs_of
+from shoal.model.events import Recorded
 from shoal.model.report import Answer, Request
 from shoal.ports import Clock, Engine, Store, StoreError
 from shoal.tick import Stage, Tick
@@ -159,7 +159,7 @@ class Following(ControlLoop):
         self._follow(rows)
         events = [row.event for row in rows]
         self.counters.happened(self.tick.state, events, {})
-        self._notify([*jobs_of(events), ""])
+        self._happened(events)
 
     def _is_other_log(self, rows: Sequence[Recorded]) -> bool:
         """It does not go on from the newest event that is known here: this head is too far behind,
@@ -195,6 +195,7 @@ class Following(ControlLoop):
         self._newest = None
         self._trouble = ""
         self._gate.set()
+        self.people_changed()
         self._notify(list(self._watchers))
 
     def _note(self, reason: str) -> None:

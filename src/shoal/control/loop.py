@@ -8,7 +8,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from shoal.control import plugins
 from shoal.control.alarms import Alarms
@@ -25,7 +25,7 @@ from shoal.core.state.state import State
 from shoal.database.base import Deposed
 from shoal.model.budget import Spending
 from shoal.model.commands import Envelope
-from shoal.model.events import jobs_of
+from shoal.model.events import Event, IdentityEvent, jobs_of
 from shoal.model.policy import Policy
 from shoal.model.report import (
     Answer,
@@ -95,6 +95,7 @@ class ControlLoop:
         self.alarms = alarms or Alarms()
         self.samples: dict[str, NodeSample] = {}  # the newest of each node, for the history
         self.followers: list[Follower] = []
+        self.people_changed: Callable[[], None] = alone  # tenants, users, tokens, sign-ins
         self.check: Callable[[], None] = alone  # before whatever others can see
         self._engine = engine
         self._snapshot_tried = 0
@@ -326,8 +327,15 @@ class ControlLoop:
                 follower.stepped(believed, done.events, self.last_seq)
             except Exception:
                 log.exception("a follower failed; it finds what it missed in the log")
-        if done.events and self._watchers:
-            self._notify([*jobs_of(done.events), ""])
+        if done.events:
+            self._happened(done.events)
+
+    def _happened(self, events: Sequence[Event]) -> None:
+        """Wakes whoever waits for them."""
+        if any(isinstance(event, IdentityEvent) for event in events):
+            self.people_changed()
+        if self._watchers:
+            self._notify([*jobs_of(events), ""])
 
     def _notify(self, keys: Iterable[str]) -> None:
         for key in keys:
@@ -388,6 +396,7 @@ class ControlLoop:
                 pause_s = min(RECOVERY_PAUSE_S_MAX, pause_s * 2)
         self._trouble = ""
         self.alarms.clear("store")
+        self.people_changed()  # a commit of unknown outcome may have removed somebody
         await self._engine.resend()
 
     def _refuse(self, error: Exception) -> None:

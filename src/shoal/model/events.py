@@ -19,6 +19,7 @@ from shoal.model.eventbase import NodeEvent as NodeEvent
 from shoal.model.identity_events import IdentityEvent as IdentityEvent
 from shoal.model.identity_events import KeyRemoved as KeyRemoved
 from shoal.model.identity_events import KeySet as KeySet
+from shoal.model.identity_events import SignInEnded as SignInEnded
 from shoal.model.identity_events import TenantAdded as TenantAdded
 from shoal.model.identity_events import TenantRemoved as TenantRemoved
 from shoal.model.identity_events import TokenRemoved as TokenRemoved
@@ -329,6 +330,7 @@ Event = (
     | UserRemoved
     | TokenSet
     | TokenRemoved
+    | SignInEnded
     | KeySet
     | KeyRemoved
     | PolicyChanged

@@ -27,6 +27,7 @@ TOKENS_MAX = 20_000
 TOKENS_PER_USER_MAX = 50
 KEYS_MAX = 20_000  # of nodes
 JOIN_TOKENS_MAX = 100
+ENDED_EACH_MAX = 32  # sign-ins of one token that were ended and are known by name
 
 Name = Annotated[str, msgspec.Meta(max_length=63, pattern=JOB_NAME_PATTERN)]
 UserName = Annotated[
@@ -98,10 +99,19 @@ class NodeKey(msgspec.Struct, frozen=True, kw_only=True):
     note: Annotated[str, msgspec.Meta(max_length=200)] = ""
 
 
+class EndedSignIns(msgspec.Struct):
+    """Sign-ins of one token that were ended before they would have expired: `names`, with that time
+    of each. Those that were too many to name: all that expire by `until_ms`."""
+
+    names: dict[str, int] = {}
+    until_ms: int = 0
+
+
 class Identity(msgspec.Struct):
     """A part of the facts: only `apply` changes it. `next_uid`: the Unix users before it were given
     out, perhaps to a tenant that is gone and whose files are still there. `removed`: since when
-    tenants are gone, so that nothing of theirs runs as the agent's user."""
+    tenants are gone, so that nothing of theirs runs as the agent's user. `ended`: sign-ins that
+    were ended, by token ("": the operator's own), until they would have expired."""
 
     tenants: dict[str, TenantRecord] = {}
     users: dict[str, User] = {}
@@ -109,6 +119,12 @@ class Identity(msgspec.Struct):
     keys: dict[str, NodeKey] = {}
     next_uid: int = TENANT_UIDS.start
     removed: dict[str, int] = {}
+    ended: dict[str, EndedSignIns] = {}
+
+    def has_ended(self, token: str, session: str, until_ms: int) -> bool:
+        """Whether somebody has signed out of it."""
+        known = self.ended.get(token)
+        return known is not None and (session in known.names or until_ms <= known.until_ms)
 
     def keys_of(self, node: str) -> list[NodeKey]:
         """Never more than one; "" gives the join tokens."""

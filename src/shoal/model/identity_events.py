@@ -44,6 +44,15 @@ class TokenRemoved(IdentityEvent, frozen=True, kw_only=True):
     token: str
 
 
+class SignInEnded(IdentityEvent, frozen=True, kw_only=True):
+    """Somebody signed out of a sign-in that was made with a token ("": the operator's own), and
+    that would have expired at `until_ms`. Then it is forgotten."""
+
+    token: str
+    session: str
+    until_ms: int
+
+
 class KeySet(IdentityEvent, frozen=True, kw_only=True):
     """A join token, or the key of a node that joins."""
 

@@ -269,6 +269,15 @@ class RemoveToken(msgspec.Struct, frozen=True):
     who: str = "a user"
 
 
+class EndSignIn(msgspec.Struct, frozen=True):
+    """Sign out of a sign-in, which the API has verified."""
+
+    token: str
+    session: str
+    until_ms: int
+    who: str = "a user"
+
+
 class SetKey(msgspec.Struct, frozen=True):
     """A join token (replaces one of that id), or the key of a node that joins and voids its earlier
     ones. A machine that was this node shows its last `incarnation`, or `before`: its key's id."""
@@ -322,7 +331,7 @@ class Nothing(msgspec.Struct, frozen=True):
     """Answered when the next step is stored."""
 
 
-PeopleRequest = AddTenant | RemoveTenant | SetUser | RemoveUser | SetToken | RemoveToken
+PeopleRequest = AddTenant | RemoveTenant | SetUser | RemoveUser | SetToken | RemoveToken | EndSignIn
 IdentityRequest = PeopleRequest | SetKey | RemoveKey
 NoticeRequest = LabelJob | NoteJob | SetRule | RemoveRule
 Request = (

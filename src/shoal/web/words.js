@@ -83,6 +83,7 @@ const OTHERS = {
   UserRemoved: (e) => `user ${e.user} was removed`,
   TokenSet: (e) => `token ${e.token?.id} of ${e.token?.user} was set`,
   TokenRemoved: (e) => `token ${e.token} was removed`,
+  SignInEnded: (e) => `a sign-in ${e.token ? `with token ${e.token}` : "of the operator"} was ended`,
   ClusterRestored: (e) => `restored from a backup: new jobs begin at j${e.first_job}`,
   ControllerStarted: (e) => `controller start ${e.epoch}`,
 };

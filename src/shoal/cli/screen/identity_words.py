@@ -6,6 +6,7 @@ from shoal.model.events import (
     IdentityEvent,
     KeyRemoved,
     KeySet,
+    SignInEnded,
     TenantAdded,
     TenantRemoved,
     TokenRemoved,
@@ -32,6 +33,9 @@ def about_identity(event: IdentityEvent) -> str:
             return f"token {event.token.id} of {event.token.user} was set{by}"
         case TokenRemoved():
             return f"token {event.token} was removed{by}"
+        case SignInEnded():
+            whose = f"with token {event.token}" if event.token else "of the operator"
+            return f"a sign-in {whose} was ended{by}"
         case KeySet():
             what = f"the key of {event.key.node}" if event.key.node else "a join token"
             return f"{what} was set{by} ({event.key.id})"

@@ -53,6 +53,7 @@ from shoal.model.report import (
     CancelWorkflow,
     CheckNetwork,
     CheckNode,
+    EndSignIn,
     LabelJob,
     NoteJob,
     Nothing,
@@ -131,6 +132,8 @@ def _admit_one(round_: Round, request: Request) -> Answer:
         case StopService():
             return stop_service(round_, request)
         case AddTenant() | RemoveTenant() | SetUser() | RemoveUser() | SetToken() | RemoveToken():
+            return change_identity(round_, request)
+        case EndSignIn():
             return change_identity(round_, request)
         case LabelJob() | NoteJob() | SetRule() | RemoveRule():
             return change_notices(round_, request)

@@ -7,6 +7,7 @@ import msgspec
 from shoal.core.phases.round import Round
 from shoal.core.phases.schedules import drop_schedules
 from shoal.model.events import (
+    SignInEnded,
     TenantAdded,
     TenantRemoved,
     TokenRemoved,
@@ -33,6 +34,7 @@ from shoal.model.report import (
     Accepted,
     AddTenant,
     Answer,
+    EndSignIn,
     PeopleRequest,
     Refused,
     RemoveTenant,
@@ -57,6 +59,8 @@ def change_identity(round_: Round, request: PeopleRequest) -> Answer:
             return _set_token(round_, request)
         case RemoveToken():
             return _remove_token(round_, request)
+        case EndSignIn():
+            return _end_sign_in(round_, request)
 
 
 def _add_tenant(round_: Round, request: AddTenant) -> Answer:
@@ -187,6 +191,27 @@ def _remove_token(round_: Round, request: RemoveToken) -> Answer:
         return _no("token", request.token)
     round_.emit(TokenRemoved(at_ms=round_.now_ms, token=request.token, who=request.who))
     return Accepted(request.token)
+
+
+def _end_sign_in(round_: Round, request: EndSignIn) -> Answer:
+    """One that is over anyway needs no fact."""
+    identity, until_ms = round_.state.identity, request.until_ms
+    known = not request.token or request.token in identity.tokens
+    if (
+        known
+        and until_ms > round_.now_ms
+        and not identity.has_ended(request.token, request.session, until_ms)
+    ):
+        round_.emit(
+            SignInEnded(
+                at_ms=round_.now_ms,
+                token=request.token,
+                session=request.session,
+                until_ms=until_ms,
+                who=request.who,
+            )
+        )
+    return Accepted("")
 
 
 def _no(field: str, name: str) -> Refused:

@@ -13,6 +13,7 @@ from shoal.model.events import (
     EventBase,
     KeyRemoved,
     KeySet,
+    SignInEnded,
     TenantAdded,
     TenantRemoved,
     TokenRemoved,
@@ -20,7 +21,7 @@ from shoal.model.events import (
     UserRemoved,
     UserSet,
 )
-from shoal.model.identity import REMOVED_MAX, TENANT_UIDS
+from shoal.model.identity import ENDED_EACH_MAX, REMOVED_MAX, TENANT_UIDS, EndedSignIns, Token
 
 
 def _tenant_added(state: State, event: TenantAdded) -> None:
@@ -38,8 +39,7 @@ def _tenant_removed(state: State, event: TenantRemoved) -> None:
     if len(identity.removed) > REMOVED_MAX:
         del identity.removed[next(iter(identity.removed))]
     forget_rules(state, lambda rule: rule.tenant == event.tenant)
-    for token in [token for token in identity.tokens.values() if token.tenant == event.tenant]:
-        del identity.tokens[token.id]
+    _drop_tokens(state, lambda token: token.tenant == event.tenant)
     for user in list(identity.users.values()):
         if event.tenant in user.roles:
             roles = {name: role for name, role in user.roles.items() if name != event.tenant}
@@ -54,8 +54,14 @@ def _user_removed(state: State, event: UserRemoved) -> None:
     identity = state.identity
     del identity.users[event.user]
     forget_rules(state, lambda rule: rule.owner == event.user)
-    for token in [token for token in identity.tokens.values() if token.user == event.user]:
+    _drop_tokens(state, lambda token: token.user == event.user)
+
+
+def _drop_tokens(state: State, which: Callable[[Token], bool]) -> None:
+    identity = state.identity
+    for token in [token for token in identity.tokens.values() if which(token)]:
         del identity.tokens[token.id]
+        identity.ended.pop(token.id, None)
 
 
 def _token_set(state: State, event: TokenSet) -> None:
@@ -64,6 +70,24 @@ def _token_set(state: State, event: TokenSet) -> None:
 
 def _token_removed(state: State, event: TokenRemoved) -> None:
     del state.identity.tokens[event.token]
+    state.identity.ended.pop(event.token, None)
+
+
+def _sign_in_ended(state: State, event: SignInEnded) -> None:
+    """Bounded for each token, so nobody makes another's be forgotten. Of too many, those that
+    expire first are not told from sign-ins that expire before them: all of those have ended."""
+    ended = state.identity.ended
+    for token, known in list(ended.items()):
+        names = {name: until for name, until in known.names.items() if until > event.at_ms}
+        if names or known.until_ms > event.at_ms:
+            known.names = names
+        else:
+            del ended[token]
+    own = ended.setdefault(event.token, EndedSignIns())
+    own.names[event.session] = event.until_ms
+    while len(own.names) > ENDED_EACH_MAX:
+        first = min(own.names, key=lambda name: own.names[name])
+        own.until_ms = max(own.until_ms, own.names.pop(first))
 
 
 def _key_set(state: State, event: KeySet) -> None:
@@ -81,6 +105,7 @@ APPLY_IDENTITY: dict[type[EventBase], Callable[[State, Any], None]] = {
     UserRemoved: _user_removed,
     TokenSet: _token_set,
     TokenRemoved: _token_removed,
+    SignInEnded: _sign_in_ended,
     KeySet: _key_set,
     KeyRemoved: _key_removed,
 }

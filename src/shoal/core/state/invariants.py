@@ -240,6 +240,8 @@ def _verify_identity(state: State) -> None:
     for token in identity.tokens.values():
         if token.user not in identity.users or token.tenant not in (*identity.tenants, "*"):
             raise Violation(f"the token {token.id} has outlived its user or its tenant")
+    if gone := set(identity.ended) - {*identity.tokens, ""}:
+        raise Violation(f"sign-ins of the token {sorted(gone)[0]} have outlived it")
     named = Counter(key.node for key in identity.keys.values() if key.node)
     if twice := [node for node, count in named.items() if count > 1]:
         raise Violation(f"{twice[0]} has two keys")

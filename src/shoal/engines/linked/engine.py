@@ -57,8 +57,6 @@ SILENT_S = 20.0  # an agent reports every second, and pings every 5
 LOOK_S = 5.0
 LAST_WORD_S = 1.0  # for a node that is turned away to hear why
 
-Valid = Callable[[], bool]
-
 
 class LinkedEngine:
     fences = False  # a machine that cannot be reached cannot be ended
@@ -76,9 +74,9 @@ class LinkedEngine:
         self.inbox = inbox
         self._task = asyncio.create_task(enduring("the watch on the links", self._watch))
 
-    def accept(self, node: str, valid: Valid = lambda: True) -> Link:
-        """The head's end of a new connection of this node; `valid`: its key still is."""
-        return Line(self, node, valid).link
+    def accept(self, node: str) -> Link:
+        """The head's end of a new connection of this node."""
+        return Line(self, node).link
 
     def send(self, node: str, envelope: Envelope) -> None:
         line = self._lines.get(node)
@@ -168,10 +166,7 @@ class LinkedEngine:
             if self._told and told != self._told:  # nodes that linked before may know less
                 await self.resend()
             for line in self._all():
-                if not line.valid():
-                    log.warning("the key of %s is no longer valid; its link is closed", line.node)
-                    line.link.close()
-                elif line.heard_at < latest:
+                if line.heard_at < latest:
                     log.warning("nothing comes from %s; its link is closed", line.node)
                     line.link.close()
 
@@ -179,9 +174,8 @@ class LinkedEngine:
 class Line:
     """One connection of one node, which speaks for itself alone."""
 
-    def __init__(self, engine: LinkedEngine, node: str, valid: Valid) -> None:
+    def __init__(self, engine: LinkedEngine, node: str) -> None:
         self.node = node
-        self.valid = valid
         self.heard_at = time.monotonic()
         self._engine = engine
         self.life = 0  # the incarnation of its agent
