@@ -180,7 +180,7 @@ async def _lead(
     parts = history, ledger, doors, encryption, config, engine, posting, heads, bars
     server = api_server(loop, home, stores, *parts)
     api_task = asyncio.create_task(server.run())
-    tasks += _serve_gateway(home, config, loop, won)
+    tasks += _serve_gateway(home, config, loop, won, encryption)
     tasks += begin(
         ("the supply of nodes", _supplying(home, config, loop, stores).run),
         ("the history", history.run),
@@ -222,12 +222,16 @@ def _end_if_deposed(task: asyncio.Task[None]) -> None:
 
 
 def _serve_gateway(
-    home: Home, config: ClusterConfig, loop: ControlLoop, won: Won | None
+    home: Home,
+    config: ClusterConfig,
+    loop: ControlLoop,
+    won: Won | None,
+    encryption: Encryption | None,
 ) -> list[asyncio.Task[None]]:
     if won is not None:
         won.gateway_link.serve(loop)
         return []
-    link = GatewayLink(loop, balancer_of(home), lambda: entry_of(home, config))
+    link = GatewayLink(loop, balancer_of(home), lambda: entry_of(home, config, encryption))
     return begin(("the gateway link", link.run))
 
 

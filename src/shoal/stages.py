@@ -10,6 +10,7 @@ import ssl
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -75,9 +76,12 @@ def balancer_of(home: Home) -> Balancer:
     return _LazyBalancer(home)
 
 
-def entry_of(home: Home, config: ClusterConfig) -> GatewayEntry:
+def entry_of(home: Home, config: ClusterConfig, encryption: Encryption | None) -> GatewayEntry:
     """The services' shared port: the first free one from 8080 on; it stays the same afterwards."""
-    entry = GatewayEntry(address=config.host, domain=config.domain)
+    names = [socket.gethostname(), config.host, urlsplit(config.reach).hostname or ""]
+    names += encryption.served.names if encryption else ()
+    known = tuple(dict.fromkeys(name.lower() for name in names if name))
+    entry = GatewayEntry(address=config.host, domain=config.domain, names=known)
     if home.gateway_port.exists():
         with contextlib.suppress(ValueError):
             return msgspec.structs.replace(entry, port=int(home.gateway_port.read_text()))
@@ -135,7 +139,7 @@ def api_server(
 
     names = encryption.served.names if encryption else ()
     reach = config.reach if "://" in config.reach else ""
-    token, entry = home.read_token(), lambda: entry_of(home, config)
+    token, entry = home.read_token(), lambda: entry_of(home, config, encryption)
     linked = engine.linked if engine is not None else None
     app = build(loop, token, entry, history, ledger, home.path, names, reach, linked, stores)
     if engine is not None:

@@ -59,7 +59,7 @@ async def stand_by(
     clock = DatabaseClock(lease.now_ms)
     loop = Following(open_store, clock, LogStore(home.logs), PackageStore(home.packages))
     heads = Heads(lease, config.head, __version__, lambda: node_url(config, home), loop)
-    link = GatewayLink(loop, balancer_of(home), lambda: entry_of(home, config))
+    link = GatewayLink(loop, balancer_of(home), lambda: entry_of(home, config, encryption))
     link.report, link.others = heads.report_loads, heads.other_loads
     stores = stores_of(home, config, lease)
     server = api_server(

@@ -78,6 +78,7 @@ from shoal.control.home import Home
 from shoal.control.loop import Busy, ControlLoop, Unreadable
 from shoal.control.stores import Stores
 from shoal.core.answers.caps import caps_of
+from shoal.core.phases.claims import owner_of
 from shoal.engines.linked.engine import LinkedEngine
 from shoal.ledger.live import LiveLedger
 from shoal.model.durations import DAY_MS
@@ -90,7 +91,7 @@ from shoal.model.report import (
     SetService,
     StopService,
 )
-from shoal.model.service import GatewayEntry, ServiceSpec
+from shoal.model.service import GatewayEntry, ServiceSpec, problem_with_host
 from shoal.model.views import (
     CheckView,
     Done,
@@ -201,9 +202,6 @@ class Services(Controller):
             if known.spec.name == name and data.replica == without_keys(known.spec.replica):
                 # As it was shown, masks and all: what they hide stays.
                 data = msgspec.structs.replace(data, replica=known.spec.replica)
-        if data.route is not None and data.route.port == entry.port:
-            message = f"{entry.port} is the port that all services share; choose another"
-            raise Refusal(422, message, "port")
         return await self._set(reach, entry, data)
 
     @post("/{name:str}/rollback", status_code=200, opt=Needs.WRITE.opt)
@@ -227,6 +225,7 @@ class Services(Controller):
 
     async def _set(self, reach: Reach, entry: GatewayEntry, data: ServiceSpec) -> ServiceView:
         spec = msgspec.structs.replace(data, replica=reach.spec(data.replica))
+        _refuse_entry(reach, entry, spec)
         refuse_unknown_package(reach, spec.replica.package)
         refuse_unknown_secrets(reach.loop, spec.replica)
         accepted(await reach.loop.request(SetService(spec, reach.name, reach.tenant)))
@@ -239,6 +238,17 @@ class Services(Controller):
         request = StopService(name, reach.name, reach.tenant)
         answer = accepted(await reach.loop.request(request))
         return Done(id=answer.id, note=answer.note)
+
+
+def _refuse_entry(reach: Reach, entry: GatewayEntry, spec: ServiceSpec) -> None:
+    """What belongs to the gateway or its head; the gateway refuses it again."""
+    if spec.way.port == entry.port:
+        message = f"{entry.port} is the port that all services share; choose another"
+        raise Refusal(422, message, "port")
+    owner = owner_of(reach.loop.state, spec.replica.tenant)
+    problem = problem_with_host(entry, spec.way.host, owner)
+    if problem is not None:
+        raise Refusal(422, problem.removeprefix("host: "), "host")
 
 
 ROUTES: list[ControllerRouterHandler] = [

@@ -19,6 +19,7 @@ from shoal.control.engine_reader import EngineReader
 from shoal.control.gateways import read_reports, report_of, together
 from shoal.control.loop import Busy, ControlLoop, Unreadable
 from shoal.control.pulse import Pulse
+from shoal.core.phases.claims import owner_of
 from shoal.core.state.state import State
 from shoal.model.job import Job, Phase
 from shoal.model.service import (
@@ -181,7 +182,11 @@ def wanted_of(state: State, entry: GatewayEntry) -> Wanted:
     return Wanted(
         entry=entry,
         services=tuple(
-            Served(route=service.spec.way, replicas=tuple(_replicas(state, service)))
+            Served(
+                route=service.spec.way,
+                replicas=tuple(_replicas(state, service)),
+                owner=owner_of(state, service.spec.replica.tenant),
+            )
             for service in state.services.values()
         ),
     )

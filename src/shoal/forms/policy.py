@@ -242,7 +242,15 @@ def _tenant(name: str, about: Any) -> dict[str, Any]:
     datafile.check_names(about, TENANT_FIELDS, has, where)
     for field, value in about.items():
         _check_size(f"{where}.{field}", value)
-    return about
+    grants = {field: _grant(about[field]) for field in ("hosts", "ports") if field in about}
+    return {**about, **grants}
+
+
+def _grant(value: Any) -> Any:
+    """A list, or one port, as the text that is stored."""
+    parts = value if isinstance(value, list) else [value]
+    plain = all(isinstance(one, str | int) and not isinstance(one, bool) for one in parts)
+    return ", ".join(map(str, parts)) if plain else value
 
 
 def _where(path: str, changes: dict[str, Any]) -> str:

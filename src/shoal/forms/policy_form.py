@@ -23,7 +23,10 @@ TENANT_ABOUT = {
     "jobs_max": "jobs it may have at a time; 0: no limit of its own",
     "waiting_max": "jobs of these that may wait; 0: no limit of its own",
     "priority_max": "the highest priority that its members may ask for",
+    "hosts": "host names that its services may have, e.g. *.lab.example.com; *: any",
+    "ports": "ports of their own that they may have, e.g. 8443, 9000-9099; *: any",
 }
+TEXTS = ("parent", "hosts", "ports")
 # What a form shows first.
 COMMON = (
     *("order", "placement", "preempt", "reservations", "patience", "half_life", "spares"),
@@ -63,8 +66,8 @@ def described_tenant() -> list[PolicyField]:
         PolicyField(
             name=name,
             about=TENANT_ABOUT[name],
-            kind="choice" if name == "budget_period" else "text" if name == "parent" else "count",
-            usual=scalar(getattr(usual, name)) if name != "parent" else "",
+            kind="choice" if name == "budget_period" else "text" if name in TEXTS else "count",
+            usual=scalar(getattr(usual, name)) if name not in TEXTS else "",
             choices=periods if name == "budget_period" else [],
         )
         for name in TENANT_FIELDS

@@ -9,7 +9,16 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from shoal.gateway.quote import call, in_format, name, pattern, word
-from shoal.model.service import GatewayEntry, Replica, ReplicaState, Route, Routing, Served, Wanted
+from shoal.model.service import SESSION_COOKIE_PATTERN as COOKIE
+from shoal.model.service import (
+    GatewayEntry,
+    Replica,
+    ReplicaState,
+    Route,
+    Routing,
+    Served,
+    Wanted,
+)
 
 ENTRY = "_entry"  # not a valid service name, so it cannot clash
 NOWHERE = "_nowhere"
@@ -39,8 +48,6 @@ CHECK = (
     " observe layer4 error-limit 1 on-error sudden-death"
 )
 
-# The page's cookie (`api/access.py`), of this cluster and of others on the machine.
-COOKIE = "shoal-[0-9a-f]{8}"
 SESSION = f"'^(([^;]*;)* *)({COOKIE}=[^;]*)(; *|$)(.*)$'"
 HAS_SESSION = f"{{ req.fhdr(cookie) -m reg '(^|;) *{COOKIE}=' }}"
 # A cookie without a name (`Set-Cookie: =shoal-...=...`) comes back as if its value were one.
@@ -66,8 +73,9 @@ def render(wanted: Wanted, place: Place, weights: Weights | None = None) -> str:
 
 def digest(wanted: Wanted, place: Place) -> str:
     """Identifies a configuration without its replicas; a reload is needed only if it differs."""
-    bare = msgspec.structs.replace(
-        wanted, services=tuple(Served(route=served.route) for served in wanted.services)
+    bare = Wanted(
+        entry=msgspec.structs.replace(wanted.entry, names=()),
+        services=tuple(Served(route=served.route) for served in wanted.services),
     )
     said = _text(bare, place, {}, "").encode() + msgspec.msgpack.encode(bare)
     return hashlib.sha256(said).hexdigest()[:16]

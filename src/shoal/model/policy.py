@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import enum
 import hashlib
+import re
+from collections.abc import Iterable
 from typing import Annotated
 
 import msgspec
@@ -19,6 +21,11 @@ PORTS_END = 65_536
 SILENT_AFTER_MS_MIN = 1_500  # nodes report every second
 TENANTS_MAX = 10_000
 VERSION_LETTERS = 16
+_PORT = "[0-9]{1,5}"
+GRANTS = (
+    ("hosts", r"\*|(\*\.)?[a-z0-9-]+(\.[a-z0-9-]+)*", "chat.example.com or *.lab.example.com"),
+    ("ports", rf"\*|{_PORT}(-{_PORT})?", "8443 or 9000-9099"),
+)
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -38,6 +45,10 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     waiting_max: Count = 0
     # The highest priority that its members may ask for; services ask for 100.
     priority_max: Annotated[int, msgspec.Meta(ge=-1000, le=1000)] = 100
+    # What services of its members may have of the gateway: `a.example.com, *.lab.example.com` and
+    # `8443, 9000-9099`; *: any. Empty: only NAME.DOMAIN and paths on the shared port.
+    hosts: Annotated[str, msgspec.Meta(max_length=2_000)] = ""
+    ports: Annotated[str, msgspec.Meta(max_length=2_000)] = ""
 
     @property
     def has_budget(self) -> bool:
@@ -163,6 +174,27 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return tuple(reversed(chain))
 
 
+def grants_host(lineage: Iterable[Tenant], host: str) -> bool:
+    """What is granted to a tenant is granted to its branches."""
+    bare = host.lower().rstrip(".")
+    for grant in (one for tenant in lineage for one in _listed(tenant.hosts)):
+        if grant in ("*", bare) or (grant.startswith("*.") and bare.endswith(grant[1:])):
+            return True
+    return False
+
+
+def grants_port(lineage: Iterable[Tenant], port: int) -> bool:
+    for grant in (one for tenant in lineage for one in _listed(tenant.ports)):
+        first, _, last = grant.partition("-")
+        if grant == "*" or int(first) <= port <= int(last or first):
+            return True
+    return False
+
+
+def _listed(text: str) -> list[str]:
+    return [part.strip().lower() for part in text.split(",") if part.strip()]
+
+
 class SetPolicy(msgspec.Struct, frozen=True):
     """`expected` is the version of the policy that this one was made from; if another is in force
     meanwhile, it is refused. Empty: it replaces whatever is in force."""
@@ -190,6 +222,10 @@ def problem_with(policy: Policy) -> str | None:
         if tenant.name in names:
             return f"tenants: {tenant.name!r} is named twice"
         names.add(tenant.name)
+        for field, pattern, like in GRANTS:
+            for one in _listed(getattr(tenant, field)):
+                if not re.fullmatch(pattern, one):
+                    return f"tenants.{tenant.name}.{field}: {one!r} is not like {like}, or *"
     parents = {tenant.name: tenant.parent for tenant in policy.tenants}
     for tenant in policy.tenants:
         if tenant.parent and tenant.parent not in names:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from typing import Annotated
+import re
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -18,6 +19,10 @@ PLAIN_PATTERN = r"^[A-Za-z0-9._:/@+,=-]*(?!\n)$"
 
 # The last label starts with a letter, so that no IP address can be inside the domain.
 DOMAIN_PATTERN = r"\A([a-z0-9-]+\.)*[a-z][a-z0-9-]*\Z"
+
+HOST_PATTERN = r"[A-Za-z0-9][A-Za-z0-9-]*(\.[A-Za-z0-9][A-Za-z0-9-]*)*\.?"
+# The page's cookie (`api/access.py`), of this cluster and of others on the machine.
+SESSION_COOKIE_PATTERN = "shoal-[0-9a-f]{8}"
 
 Domain = Annotated[str, msgspec.Meta(max_length=190, pattern=DOMAIN_PATTERN)]
 ServiceName = Annotated[str, msgspec.Meta(max_length=63, pattern=SERVICE_NAME_PATTERN)]
@@ -78,7 +83,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """What no other service may use, by field."""
         found = {"path": f"path {self.prefix}"}
         if self.host:
-            found["host"] = f"host {self.host.lower()}"
+            found["host"] = f"host {_bare(self.host)}"
         if self.port:
             found["port"] = f"port {self.port}"
         return found
@@ -100,10 +105,12 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Served(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A route and the replicas behind it, possibly none."""
+    """A route and the replicas behind it, possibly none. `owner`: the tenant, if it is one that was
+    added; what belongs to no such tenant is the operator's."""
 
     route: Route
     replicas: tuple[Replica, ...] = ()
+    owner: str = ""
 
 
 class GatewayEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -114,6 +121,7 @@ class GatewayEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     certificate: Plain = ""
     domain: Domain = "localhost"  # a service is also at NAME.DOMAIN
     threads: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0  # 0: one for each core
+    names: tuple[str, ...] = ()  # of the head itself; *.NAME is every name below it
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -269,17 +277,83 @@ def problem_with_service(spec: ServiceSpec) -> tuple[str, str] | None:
 
 def problem_with_services(wanted: Wanted) -> str | None:
     """What is wrong beyond what the types refuse, in one sentence; None if nothing is."""
-    taken: dict[str, str] = {f"port {wanted.entry.port}": "the gateway itself"}
+    claims, names = Claims(), set[str]()
     for served in wanted.services:
         route = served.route
-        problem = _problem_with_route(route) or _problem_with_replicas(served)
+        clash = claims.clash(route, served.owner)
+        problem = (
+            _problem_with_route(route)
+            or _problem_with_replicas(served)
+            or problem_with_host(wanted.entry, route.host, served.owner)
+            or (f"{clash.claim} is already used by service {clash.holder}" if clash else None)
+        )
+        if route.service in names:
+            problem = "its name is already used by another service"
+        if route.port == wanted.entry.port:
+            problem = f"port {route.port} is already used by the gateway itself"
         if problem:
             return f"service {route.service}: {problem}"
-        for claim in (f"service {route.service}", *route.claims.values()):
-            if claim in taken:
-                return f"service {route.service}: {claim} is already used by {taken[claim]}"
-            taken[claim] = f"service {route.service}"
+        names.add(route.service)
+        claims.add(route, served.owner)
     return None
+
+
+class Clash(NamedTuple):
+    field: str
+    claim: str
+    holder: str  # a service
+
+
+class Claims:
+    """What services hold at the gateway. A path also holds what is below it against other owners:
+    the longest path wins, so a service there would get their requests."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, str] = {}  # claim -> service
+        self._paths: dict[str, tuple[str, str]] = {}  # path -> owner, service
+        self._above: dict[str, dict[str, str]] = {}  # path above others -> owner -> service
+
+    def add(self, route: Route, owner: str) -> None:
+        for claim in route.claims.values():
+            self._held[claim] = route.service
+        self._paths[route.prefix] = owner, route.service
+        for path in _above(route.prefix):
+            self._above.setdefault(path, {})[owner] = route.service
+
+    def clash(self, route: Route, owner: str) -> Clash | None:
+        for field, claim in route.claims.items():
+            if claim in self._held:
+                return Clash(field, claim, self._held[claim])
+        around = [self._paths[path] for path in _above(route.prefix) if path in self._paths]
+        for other, service in (*around, *self._above.get(route.prefix, {}).items()):
+            if other != owner:
+                return Clash("path", f"a path inside or around {route.prefix}", service)
+        return None
+
+
+def _above(path: str) -> list[str]:
+    parts = path.split("/")
+    return ["/".join(parts[:count]) for count in range(2, len(parts))]
+
+
+def problem_with_host(entry: GatewayEntry, host: str, owner: str) -> str | None:
+    """The names of the head and of its domain are the operator's to give: requests of all tenants
+    come by them."""
+    bare = _bare(host)
+    if not host or not owner:
+        return None
+    for name in (entry.domain, "localhost", *entry.names):
+        below = name.startswith("*.") or name in (entry.domain, "localhost")
+        name = name.removeprefix("*.").lower()
+        if bare == name or (below and bare.endswith(f".{name}")):
+            return f"host: {host!r} is a name of the head or in its domain; choose another"
+        if "." not in name and bare.startswith(f"{name}."):  # head, for head.example.com
+            return f"host: {host!r} is a name of the head or in its domain; choose another"
+    return None
+
+
+def _bare(host: str) -> str:
+    return host.lower().rstrip(".")
 
 
 def _problem_with_route(route: Route) -> str | None:
@@ -290,6 +364,12 @@ def _problem_with_route(route: Route) -> str | None:
         return "sticky_header and sticky_cookie need routing: sticky"
     if route.certificate and not route.port:
         return "certificate: a certificate of its own needs a port of its own; set port"
+    if route.sticky_cookie and re.match(SESSION_COOKIE_PATTERN, route.sticky_cookie):
+        return (
+            f"sticky_cookie: {route.sticky_cookie!r} is a cookie of the page; choose another name"
+        )
+    if route.host and not re.fullmatch(HOST_PATTERN, route.host):
+        return f"host: {route.host!r} is not a host name such as {route.service}.example.com"
     if route.host and _is_everybodys(route.host):
         return f"host: {route.host!r} is how every service is reached; choose a name of its own"
     if route.path and (route.path[0] != "/" or not route.path.strip("/")):
@@ -300,7 +380,7 @@ def _problem_with_route(route: Route) -> str | None:
 def _is_everybodys(host: str) -> bool:
     """An address, or this machine's usual name: a host wins over a path, so a service with such a
     host would get requests meant for others."""
-    bare = host.lower().rstrip(".")
+    bare = _bare(host)
     return bare == "localhost" or ":" in bare or _is_number(bare.rpartition(".")[2])
 
 

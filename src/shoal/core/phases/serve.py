@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import msgspec
 
+from shoal.core.phases.claims import taken, ungranted, within
 from shoal.core.phases.ending import cancel
 from shoal.core.phases.rollout import at_a_time, leave_first, side_by_side
 from shoal.core.phases.round import Round
 from shoal.core.phases.scale import RecentWork, Wish, wish
 from shoal.core.phases.serve_sleep import nap_and_wake, sized_to_sleep
 from shoal.core.scheduling.ends import end_text, lead_ms, stop_ms
-from shoal.core.state.state import State
 from shoal.model.durations import duration_text
 from shoal.model.events import (
     JobSubmitted,
@@ -27,7 +27,6 @@ from shoal.model.events import (
     ServiceStopped,
     ServiceStopping,
 )
-from shoal.model.identity import EVERY_TENANT
 from shoal.model.job import Job, JobSpec, Phase, Restart, StopCause
 from shoal.model.node import NodeHealth, NodeIntent
 from shoal.model.report import Accepted, Answer, Refused, SetService, StopService
@@ -58,15 +57,15 @@ def set_service(round_: Round, request: SetService, problem: Refused | None) -> 
     if problem is not None:
         return problem
     known = state.services.get(spec.name)
-    if known is not None and not _within(request.scope, known):
+    if known is not None and not within(request.scope, known):
         return Refused("name", f"{spec.name} is taken in this cluster; choose another name")
     if known is not None and known.stopping:
         return Refused("name", f"{spec.name} is stopping; wait until it is gone")
     if known is not None and known.spec == spec:
         return Accepted(spec.name, "nothing changed")
-    taken = _taken(state, spec, request.scope)
-    if taken is not None:
-        return taken
+    refused = ungranted(state, request) or taken(state, request)
+    if refused is not None:
+        return refused
     version = known.newest + 1 if known is not None else 1
     why = f"version {version} set by {request.who}"
     if known is not None and known.spec.replica == spec.replica:
@@ -84,32 +83,9 @@ def set_service(round_: Round, request: SetService, problem: Refused | None) -> 
     return Accepted(spec.name)
 
 
-def _within(scope: str, service: Service) -> bool:
-    return scope in (EVERY_TENANT, service.spec.replica.tenant)
-
-
-def _taken(state: State, spec: ServiceSpec, scope: str) -> Refused | None:
-    """With two services at one address, the gateway could serve neither. A service that may still
-    go back to its version before keeps that address too."""
-    for other in state.services.values():
-        if other.spec.name == spec.name:
-            continue
-        for known in (other.spec, other.before):
-            theirs = known.way.claims if known is not None else {}
-            for field, claim in spec.way.claims.items():
-                if theirs.get(field) == claim:
-                    name = (
-                        f" service {other.spec.name}"
-                        if _within(scope, other)
-                        else " another tenant"
-                    )
-                    return Refused(field, f"{claim} is already used by{name}")
-    return None
-
-
 def stop_service(round_: Round, request: StopService) -> Answer:
     service = round_.state.services.get(request.service)
-    if service is None or not _within(request.scope, service):
+    if service is None or not within(request.scope, service):
         return Refused("service", f"there is no service {request.service}", missing=True)
     if service.stopping:
         return Accepted(request.service, "it is already stopping")
