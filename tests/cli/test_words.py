@@ -62,6 +62,7 @@ from shoal.model.events import (
     NodesOrdered,
     OrderChanged,
     OrderEnded,
+    OrderUnused,
     PolicyChanged,
     ReplicaDraining,
     ReplicaReady,
@@ -288,6 +289,8 @@ SENTENCES: list[tuple[Event, str]] = [
         OrderEnded(at_ms=0, order="o1", supply="gpu", failed=True, why="NODE_FAIL"),
         "order o1 of gpu failed: NODE_FAIL",
     ),
+    (OrderUnused(at_ms=5, order="o1", since_ms=5), "order o1 is not used"),
+    (OrderUnused(at_ms=5, order="o1", since_ms=None), "order o1 is used or awaited again"),
     (
         PolicyChanged(at_ms=0, policy=Policy(name="mine", order="fifo")),
         "the policy is now 'mine': order fifo, placement shoal, preempt rank",

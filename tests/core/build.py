@@ -155,6 +155,11 @@ class Cluster:
         self.last = tick.run(self.now_ms).step
         return self.last
 
+    def restart(self) -> None:
+        """Another controller begins, and knows what was stored."""
+        self._tick.load()
+        self._tick.begin(self.now_ms)
+
     def ask(self, request: Request) -> Answer:
         (answer,) = self.step(requests=(request,)).answers
         return answer

@@ -106,11 +106,11 @@ class Pool:
             for name in one.nodes
         ]
 
-    def bring(self, order: str) -> None:
+    def bring(self, order: str, **fields: Any) -> None:
         """The supplier gives machines, and their agents report."""
         self.is_(order, OrderPhase.RUNNING)
         self.look()
         for spec in self.specs(order):
-            self.cluster.bring(spec)
+            self.cluster.bring(msgspec.structs.replace(spec, **fields))
             self.obey()
             self.cluster.deliver()

@@ -74,6 +74,7 @@ from shoal.model.supply_events import NodesOrdered as NodesOrdered
 from shoal.model.supply_events import OrderChanged as OrderChanged
 from shoal.model.supply_events import OrderEnded as OrderEnded
 from shoal.model.supply_events import OrderEvent as OrderEvent
+from shoal.model.supply_events import OrderUnused as OrderUnused
 
 
 class JobSubmitted(JobEvent, frozen=True, kw_only=True):
@@ -316,6 +317,7 @@ Event = (
     | NodesOrdered
     | OrderChanged
     | OrderEnded
+    | OrderUnused
     | ScheduleSet
     | ScheduleRan
     | ScheduleMissed

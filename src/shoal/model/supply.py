@@ -114,6 +114,7 @@ class Order(msgspec.Struct, kw_only=True):
     since_ms: int = 0  # in this phase
     release: str = ""  # why it is given back; empty: it is wanted
     failed: bool = False  # it is given back because it brought no node
+    unused_ms: int | None = None  # since when no job uses or awaits its nodes
 
 
 class Setback(msgspec.Struct, frozen=True, kw_only=True):

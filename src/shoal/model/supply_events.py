@@ -29,6 +29,13 @@ class OrderChanged(OrderEvent, frozen=True, kw_only=True):
     failed: bool = False
 
 
+class OrderUnused(OrderEvent, frozen=True, kw_only=True):
+    """No job uses or awaits its nodes since then; None: one does. Placing a job there, and waking
+    one, says so, too."""
+
+    since_ms: int | None
+
+
 class OrderEnded(OrderEvent, frozen=True, kw_only=True):
     """Nothing is left of the order. `failed`: the supply is asked again only after a while."""
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from shoal.model.events import NodesOrdered, OrderChanged, OrderEnded
+from shoal.model.events import NodesOrdered, OrderChanged, OrderEnded, OrderUnused
 from shoal.model.resources import plural
 
 
-def about_order(event: NodesOrdered | OrderChanged | OrderEnded) -> str:
+def about_order(event: NodesOrdered | OrderChanged | OrderEnded | OrderUnused) -> str:
     match event:
         case NodesOrdered():
             many = plural(len(event.nodes), "node")
@@ -19,6 +19,8 @@ def about_order(event: NodesOrdered | OrderChanged | OrderEnded) -> str:
             return f"is {event.phase.value} at its supplier{_because(event.reason)}"
         case OrderEnded():
             return f"of {event.supply} {'failed' if event.failed else 'ended'}{_because(event.why)}"
+        case OrderUnused():
+            return "is not used" if event.since_ms is not None else "is used or awaited again"
         case _:
             assert_never(event)
 

@@ -38,11 +38,11 @@ from shoal.core.scheduling.packing import could_bring
 from shoal.core.state.queue import gang_of_spec
 from shoal.core.state.room import UNLIMITED
 from shoal.core.state.sizes import bytes_of
-from shoal.core.state.state import State
+from shoal.core.state.state import Node, State
 from shoal.model.events import NodeIntended, NodeJudged
 from shoal.model.health import Standing
 from shoal.model.identity import EVERY_TENANT
-from shoal.model.job import DEFAULT_TENANT, JobSpec, Phase, StopCause
+from shoal.model.job import DEFAULT_TENANT, JobSpec, Phase, Restart, StopCause
 from shoal.model.labels import admits
 from shoal.model.node import NodeHealth, NodeIntent
 from shoal.model.report import (
@@ -89,6 +89,8 @@ from shoal.model.report import (
 from shoal.model.resources import cpus_text, plural
 from shoal.model.schedule import ScheduleSpec
 from shoal.model.storage import CheckStorage
+
+DRAIN_NAMED_MAX = 5
 
 
 def admit(round_: Round, requests: tuple[Request, ...]) -> list[Answer]:
@@ -402,4 +404,17 @@ def _set_intent(round_: Round, request: SetIntent) -> Answer:
         )
     )
     void_keys(round_, node)
-    return Accepted(node.id)
+    return Accepted(node.id, _kept_by(round_.state, node))
+
+
+def _kept_by(state: State, node: Node) -> str:
+    """Jobs that a drain waits for, because they must not run twice."""
+    if node.intent is not NodeIntent.DRAINING:
+        return ""
+    here = {job.id: job for job in state.placed[node.id].values()}
+    never = [job for job in here.values() if job.spec.restart is Restart.NEVER]
+    names = ", ".join(f"{job.label}{' (asleep)' * job.napping}" for job in never[:DRAIN_NAMED_MAX])
+    more = f" and {len(never) - DRAIN_NAMED_MAX} more" if len(never) > DRAIN_NAMED_MAX else ""
+    asleep = "; those that sleep are woken" * any(job.napping for job in never)
+    text = f"it is empty when {names}{more} have ended, which must not run twice (restart: never)"
+    return text + asleep if never else ""

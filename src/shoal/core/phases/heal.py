@@ -5,10 +5,11 @@ from __future__ import annotations
 from shoal.core.health.failures import Failure, FailureBook, blame, failed, same_way
 from shoal.core.phases.ending import CANCELLED_CODE, is_served, stop
 from shoal.core.phases.round import Round
-from shoal.core.phases.sleeping import rouse
+from shoal.core.phases.sleeping import rouse, touch
 from shoal.core.phases.watch import suspect
 from shoal.core.scheduling.ends import end_text, goes_on, must_leave
 from shoal.core.scheduling.leave import leave
+from shoal.core.scheduling.sleepers import has_to_finish, idle_on_given_back
 from shoal.core.scheduling.sleeping import bed
 from shoal.core.state.saving import kept_ms, worked_until_ms
 from shoal.model.durations import duration_text
@@ -50,6 +51,9 @@ def heal(round_: Round) -> None:
             cause = _cause_to_stop(round_, job)
             if cause is not None:
                 _end(round_, job, *cause)
+            elif not job.wants and (node := has_to_finish(round_.state, job, round_.now_ms)):
+                why = f"is to wake, to finish before {node} is gone: it must not run twice"
+                touch(round_, job, why)
             else:
                 leave(round_, job)
     # Stopping a job puts it here again, but nothing is left to decide until a member ends.
@@ -89,6 +93,8 @@ def _cause_to_stop(round_: Round, job: Job) -> tuple[StopCause, str] | None:
     if job.spec.service and ended:
         where = f"member {ended[0]} on {job.members[ended[0]].slice.node}"
         return StopCause.FAILURE, f"{where} exited 0, but a server never ends"
+    if node_id := idle_on_given_back(round_.state, job):
+        return StopCause.IDLE, f"nobody used it, and {node_id}, where it slept, is given back"
     if job.spec.restart is not Restart.NEVER and not is_served(round_.state, job):
         for member in job.members:
             node = round_.state.nodes[member.slice.node]

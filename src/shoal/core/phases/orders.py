@@ -142,13 +142,18 @@ def release(round_: Round, order: Order, why: str, *, failed: bool = False) -> N
 def give_back(round_: Round, order: Order) -> None:
     """Drain what is left of the order. When nothing runs there, have the supplier end it. A node
     that does not answer cannot be drained: ending its machine makes sure that nothing runs."""
-    state = round_.state
+    state, empty = round_.state, True
     for node in nodes_brought(state, order.id):
         if _out_of_reach(round_, node):
             continue
-        if state.placed[node.id]:
-            return
-        _drain(round_, order, node)
+        if not state.placed[node.id]:
+            _drain(round_, order, node)
+            continue
+        empty = False
+        if node.intent is NodeIntent.OPEN:  # drained before jobs are healed, so that they move
+            _intend(round_, node, NodeIntent.CORDONED, f"order {order.id}: {order.release}")
+    if not empty:
+        return
     for node in nodes_brought(state, order.id):
         if node.intent is not NodeIntent.REMOVED and not state.placed[node.id]:
             _intend(round_, node, NodeIntent.REMOVED, f"order {order.id}: {order.release}")
@@ -166,7 +171,6 @@ def provision(order: Order) -> Provision:
 
 def forget(state: State, order_id: str) -> None:
     state.heard.missing_ms.pop(order_id, None)
-    state.heard.unused_ms.pop(order_id, None)
 
 
 def _judge_arrivals(round_: Round) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from shoal.core.phases.ending import stop
 from shoal.core.phases.round import Round
 from shoal.core.phases.sleeping import doze
+from shoal.core.scheduling.sleepers import beforehand
 from shoal.core.scheduling.sleeping import why_not
 from shoal.core.state.state import State
 from shoal.model.durations import duration_text
@@ -65,7 +66,8 @@ def _judge(round_: Round, job: Job, since_ms: int) -> None:
     if policy.idle_reclaim_ms and idle_ms >= policy.idle_reclaim_ms:
         why = f"has used nothing of its GPUs for {idle}"
         if policy.idle_sleeps and not (reason := why_not(round_.state, job)):
-            doze(round_, job, SleepCause.IDLE, f"{why}; wakes when it is used")
+            why += f"; wakes when it is used{beforehand(round_.state, job, SleepCause.IDLE)}"
+            doze(round_, job, SleepCause.IDLE, why)
         elif policy.idle_sleeps:
             stop(round_, job, StopCause.IDLE, f"{why}, and cannot sleep: {reason}")
         else:

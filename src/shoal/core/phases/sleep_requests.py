@@ -5,6 +5,7 @@ from __future__ import annotations
 from shoal.core.phases.arrays import no_live_job
 from shoal.core.phases.round import Round
 from shoal.core.phases.sleeping import doze, touch
+from shoal.core.scheduling.sleepers import beforehand, has_to_finish
 from shoal.core.scheduling.sleeping import why_not
 from shoal.core.state.apply_array import parts_of
 from shoal.model.job import Job, Phase, SleepCause
@@ -17,6 +18,9 @@ def put_to_sleep(round_: Round, request: SleepJob) -> Answer:
         return job
     why = f"put to sleep by {request.who}; wakes when it is used, or by: shoal wake {job.id}"
     if job.phase in (Phase.DOZING, Phase.ASLEEP):
+        if node := has_to_finish(round_.state, job, round_.now_ms):
+            why = f"it is to wake, to finish before {node} is gone"
+            return Refused("job", f"{job.id} cannot stay asleep: {why}")
         if job.wants:
             touch(round_, job, why, wants=False)
             return Accepted(job.id, "it was asleep already; now it stays so until it is woken")
@@ -24,7 +28,7 @@ def put_to_sleep(round_: Round, request: SleepJob) -> Answer:
         return Accepted(job.id, f"it is already {'asleep' if asleep else 'falling asleep'}")
     if reason := why_not(round_.state, job, asked=True):
         return Refused("job", f"{job.id} cannot be put to sleep: {reason}")
-    doze(round_, job, SleepCause.USER, why)
+    doze(round_, job, SleepCause.USER, why + beforehand(round_.state, job, SleepCause.USER))
     return Accepted(job.id)
 
 

@@ -11,6 +11,7 @@ from shoal.core.phases.round import Round
 from shoal.core.scheduling.ends import lives_ms, need_ms, outlives
 from shoal.core.scheduling.order import Walk
 from shoal.core.scheduling.packing import Bin, Bins, empty_level, fits_empty
+from shoal.core.scheduling.sleepers import in_use
 from shoal.core.state.queue import Gang, Lane
 from shoal.core.state.state import Node, State
 from shoal.core.state.supplied import (
@@ -23,7 +24,7 @@ from shoal.core.state.supplied import (
     slots_of,
 )
 from shoal.model.durations import duration_text
-from shoal.model.events import JobPlaced, NodesOrdered
+from shoal.model.events import NodesOrdered, OrderUnused
 from shoal.model.health import Standing
 from shoal.model.node import NodeHealth, NodeIntent
 from shoal.model.resources import Kind, plural
@@ -46,7 +47,6 @@ def supply(round_: Round) -> list[SupplyCommand]:
         return round_.supplies
     if round_.events:
         judge_nodes(round_)
-        _note_use(round_)
         pause_ms = LOOK_MS + LANE_MS * len(state.queue.lanes)
         look_at(state, max(now_ms, agenda.supplied_ms + pause_ms))
     if agenda.supply_ms is None or now_ms < agenda.supply_ms or round_.more:
@@ -65,17 +65,6 @@ def supply(round_: Round) -> list[SupplyCommand]:
     if len(need.wanted) > ORDERS_PER_LOOK_MAX:
         look_at(state, now_ms + LOOK_MS)
     return round_.supplies
-
-
-def _note_use(round_: Round) -> None:
-    """A job may start and end between two looks."""
-    unused_ms = round_.state.heard.unused_ms
-    if not unused_ms:
-        return
-    for event in round_.events:
-        if isinstance(event, JobPlaced):
-            for slice_ in event.slices:
-                unused_ms.pop(round_.state.nodes[slice_.node].spec.order, None)
 
 
 class Need:
@@ -335,10 +324,10 @@ def _give_back_unused(round_: Round, need: Need) -> None:
         nodes = [n for n in nodes_brought(state, order.id) if n.health is not NodeHealth.LOST]
         if not nodes and _failed(round_, order):
             continue
-        busy = any(state.placed[node.id] or node.id in awaited for node in nodes)
+        busy = any(in_use(state, node) or node.id in awaited for node in nodes)
         awaits = need.partial or order.id in wanted
         if busy or (awaits and one is not None):
-            state.heard.unused_ms.pop(order.id, None)
+            _set_unused(round_, order, None)
             continue
         _judge_unused(round_, order, one, nodes, kept[order.supply.name])
         if order.release:
@@ -358,9 +347,12 @@ def _judge_unused(
         release(round_, order, most)
         return
     if kept - len(order.nodes) < one.least:
-        state.heard.unused_ms.pop(order.id, None)
+        _set_unused(round_, order, None)
         return
-    since_ms = state.heard.unused_ms.setdefault(order.id, now_ms)
+    since_ms = order.unused_ms
+    if since_ms is None:
+        since_ms = now_ms
+        _set_unused(round_, order, now_ms)
     allowed_ms = one.idle_ms if nodes else min(one.idle_ms, UNWANTED_MS)
     if now_ms - since_ms < allowed_ms:
         look_at(state, since_ms + allowed_ms)
@@ -368,6 +360,11 @@ def _judge_unused(
         release(round_, order, f"nothing ran there for {duration_text(now_ms - since_ms)}")
     else:
         release(round_, order, "no job waits for it any more")
+
+
+def _set_unused(round_: Round, order: Order, since_ms: int | None) -> None:
+    if order.unused_ms != since_ms:
+        round_.emit(OrderUnused(at_ms=round_.now_ms, order=order.id, since_ms=since_ms))
 
 
 def _useless(node: Node) -> bool:

@@ -55,7 +55,7 @@ def asleep_reason(state: State, job: Job, policy: Policy, now_ms: int) -> str:
     """Why a sleeper that is to wake still sleeps; empty if nothing keeps it from waking."""
     if job.id in state.claims:
         return f"room is being made for it{_made_by(state, job)}"
-    return bed_problem(state, job) or behind(state, job, policy, now_ms)
+    return bed_problem(state, job, now_ms) or behind(state, job, policy, now_ms)
 
 
 def _made_by(state: State, job: Job) -> str:

@@ -12,10 +12,11 @@ from bisect import bisect_left
 
 from shoal.core.phases.scale import START_MS
 from shoal.core.scheduling.expect import run_ms
+from shoal.core.scheduling.order import ran_ms
 from shoal.core.state.state import Node, State
 from shoal.model.durations import duration_text
 from shoal.model.job import Job, Phase, Restart
-from shoal.model.node import End
+from shoal.model.node import End, NodeIntent
 from shoal.model.policy import Policy
 from shoal.model.supply import Supply
 
@@ -128,6 +129,19 @@ def must_leave(state: State, node: Node, job: Job, now_ms: int) -> bool:
     return node.end is not None and node.end.at_ms - lead_ms(state, job) <= now_ms
 
 
+def finishes_ms(state: State, node: Node, job: Job) -> int | None:
+    """When a sleeper that must not run twice is woken, to finish before its node is gone."""
+    if job.spec.restart is not Restart.NEVER or job.phase not in (Phase.DOZING, Phase.ASLEEP):
+        return None
+    if node.intent is NodeIntent.DRAINING:
+        return 0
+    if node.end is None:
+        return None
+    total = run_ms(state, job, SAFE, ran := ran_ms(job, job.dozed_ms or 0))
+    left = GUESS_MS if total is None else max(1, total - ran)
+    return node.end.at_ms - lead_ms(state, job) - left
+
+
 def leaving_times(state: State, node: Node) -> list[tuple[int, str]]:
     """When something has to happen before the node's end: to one of its jobs, or to all ("")."""
     if node.end is None:
@@ -135,6 +149,9 @@ def leaving_times(state: State, node: Node) -> list[tuple[int, str]]:
     at_ms = node.end.at_ms
     times = [(at_ms - margin_ms(state.policy), "")] if node.closed_from is None else []
     for job in {job.id: job for job in state.placed[node.id].values()}.values():
+        finish_ms = finishes_ms(state, node, job)
+        if finish_ms is not None:
+            times.append((finish_ms, job.id))
         if job.phase is not Phase.STOPPING and job.spec.restart is not Restart.NEVER:
             times.append((at_ms - lead_ms(state, job), job.id))
             if job.spec.service:

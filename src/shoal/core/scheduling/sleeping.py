@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shoal.core.scheduling.sleepers import budget_of
 from shoal.core.state.room import Room
 from shoal.core.state.state import Node, State
 from shoal.model.job import Job, MemberRef, Phase
@@ -174,9 +175,9 @@ def _gpus(room: Room, old: Slice, *, remaps: bool) -> tuple[int, ...] | None:
     return tuple(free[: len(old.gpus)]) if remaps and len(free) >= len(old.gpus) else None
 
 
-def bed_problem(state: State, job: Job) -> str:
+def bed_problem(state: State, job: Job, now_ms: int) -> str:
     """Why a sleeper that is to wake cannot; empty if it can."""
-    if tenant := state.accounts.held_by(job.spec.tenant):
+    if tenant := budget_of(state, job, now_ms):
         return f"the budget of {tenant} is used up; see: shoal report --by tenant"
     for member in job.members:
         node = state.nodes[member.slice.node]

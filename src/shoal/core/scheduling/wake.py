@@ -14,6 +14,7 @@ from shoal.core.scheduling.fit import fit, slices
 from shoal.core.scheduling.keep import line_key
 from shoal.core.scheduling.order import takes_turns
 from shoal.core.scheduling.preempt import preempt
+from shoal.core.scheduling.sleepers import budget_of
 from shoal.core.scheduling.sleeping import bed
 from shoal.core.state.queue import gang_of
 from shoal.core.state.saving import unsaved_ms
@@ -60,7 +61,7 @@ class Sleepers:
         if job.id not in state.wakeful:
             return  # it was stopped for another in this cycle
         state.agenda.beds.pop(job.id, None)
-        if job.id in state.claims or state.accounts.held_by(job.spec.tenant):
+        if job.id in state.claims or budget_of(state, job, self._round.now_ms):
             return
         given = bed(state, job)
         if given is None:

@@ -218,6 +218,8 @@ def change(
 ) -> None:
     """A slice is taken (-1) or given back (+1). `asleep`: by a sleeper."""
     room = _shift(state, slice_, sign, exclusive=exclusive, asleep=asleep)
+    if sign < 0 and not asleep and (order := state.orders.get(state.nodes[slice_.node].spec.order)):
+        order.unused_ms = None
     if sign > 0 and state.nodes[slice_.node].schedulable:
         gained(state, room)
     if sign > 0 and state.wakeful:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shoal.core.state.state import State
-from shoal.model.events import EventBase, NodesOrdered, OrderChanged, OrderEnded
+from shoal.model.events import EventBase, NodesOrdered, OrderChanged, OrderEnded, OrderUnused
 from shoal.model.policy import Policy
 from shoal.model.supply import Order, OrderPhase, Setback
 
@@ -35,6 +35,10 @@ def _changed(state: State, event: OrderChanged) -> None:
     order.failed = event.failed or order.failed
 
 
+def _unused(state: State, event: OrderUnused) -> None:
+    state.orders[event.order].unused_ms = event.since_ms
+
+
 def _ended(state: State, event: OrderEnded) -> None:
     order = state.orders.pop(event.order)
     before = state.setbacks.pop(event.supply, None)
@@ -55,5 +59,6 @@ def forget_setbacks(state: State, policy: Policy) -> None:
 APPLY_SUPPLY: dict[type[EventBase], Callable[[State, Any], None]] = {
     NodesOrdered: _ordered,
     OrderChanged: _changed,
+    OrderUnused: _unused,
     OrderEnded: _ended,
 }

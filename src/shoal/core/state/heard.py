@@ -98,6 +98,5 @@ class Heard:
         self.announced: dict[str, dict[str, End]] = {}  # engine -> ends of nodes that it brought
         self.trouble_ms: dict[str, int] = {}  # engine -> since when it has a problem
         self.missing_ms: dict[str, int] = {}  # order -> since when its supplier does not show it
-        self.unused_ms: dict[str, int] = {}  # order -> since when no job uses or awaits its nodes
         self.quiet: dict[str, int | None] = {}  # replica -> the nap (its start) that may begin now
         self.down_ms: dict[str, int] = {}  # replica -> since when the gateway cannot reach it
