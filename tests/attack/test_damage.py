@@ -133,8 +133,13 @@ def test_a_file_of_the_first_format_is_taken_over_in_place(tmp_path: Path) -> No
             "events_notable",
             "events_policies",
             "jobs_by_end",
+            "jobs_by_tenant",
         ):
             old.execute(f"DROP INDEX {index}")
+        for table in ("job_events", "log_sizes"):
+            old.execute(f"DROP TABLE {table}")
+        for column in ("tenant", "bytes"):
+            old.execute(f"ALTER TABLE jobs DROP COLUMN {column}")
         old.execute("ALTER TABLE events DROP COLUMN kind")
         old.execute("ALTER TABLE jobs DROP COLUMN ended")
         for table in ("events", "snapshots", "jobs"):

@@ -99,8 +99,8 @@ def figures(home: Path) -> Figures:
 @pytest.fixture
 def small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoal.control.loop.EVENTS_PER_SNAPSHOT", EVENTS_PER_SNAPSHOT)
-    monkeypatch.setattr("shoal.control.store.events.EVENTS_KEPT", EVENTS_KEPT)
-    monkeypatch.setattr("shoal.control.store.events.FINISHED_JOBS_KEPT", FINISHED_KEPT)
+    monkeypatch.setattr("shoal.control.store.keeping.EVENTS_KEPT", EVENTS_KEPT)
+    monkeypatch.setattr("shoal.control.store.keeping.FINISHED_JOBS_KEPT", FINISHED_KEPT)
     monkeypatch.setattr("shoal.ledger.live.FIRST_WRITE_S", 0.05)
     monkeypatch.setattr("shoal.ledger.live.WRITE_S", 0.05)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shoal.control.store import events as event_store
+from shoal.control.store import keeping
 from shoal.control.store.sqlite import SqliteStore
 from shoal.core.state.state import State
 from shoal.core.step import Step, step
@@ -147,6 +147,11 @@ def test_a_file_of_the_format_before_is_read_and_goes_on(tmp_path: Path) -> None
     for index in ("saved", "between", "notable", "policies"):
         store._file._writer.execute(f"DROP INDEX events_{index}")
     store._file._writer.execute("DROP INDEX jobs_by_end")
+    store._file._writer.execute("DROP INDEX jobs_by_tenant")
+    for table in ("job_events", "log_sizes"):
+        store._file._writer.execute(f"DROP TABLE {table}")
+    for column in ("tenant", "bytes"):
+        store._file._writer.execute(f"ALTER TABLE jobs DROP COLUMN {column}")
     store._file._writer.execute("ALTER TABLE events DROP COLUMN kind")
     store._file._writer.execute("ALTER TABLE jobs DROP COLUMN ended")
     store._file._writer.execute("PRAGMA user_version = 2")
@@ -162,8 +167,8 @@ def test_a_file_of_the_format_before_is_read_and_goes_on(tmp_path: Path) -> None
 def test_old_history_is_dropped_but_what_lives_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(event_store, "EVENTS_KEPT", 10)
-    monkeypatch.setattr(event_store, "FINISHED_JOBS_KEPT", 2)
+    monkeypatch.setattr(keeping, "EVENTS_KEPT", 10)
+    monkeypatch.setattr(keeping, "FINISHED_JOBS_KEPT", 2)
     store = SqliteStore(tmp_path / "db")
     state, steps = history(8)
     for done in steps:

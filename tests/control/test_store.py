@@ -15,6 +15,7 @@ from hypothesis import Phase as Stage
 from hypothesis import strategies as st
 
 from shoal.control.store import events as event_store
+from shoal.control.store import keeping
 from shoal.control.store.events import EventStore
 from shoal.control.store.marks import JOBS_AHEAD
 from shoal.control.store.served_marks import ServedNumbers
@@ -33,6 +34,7 @@ from shoal.model.events import (
     JobFinished,
     JobLabelled,
     JobRunning,
+    JobSubmitted,
     NodeEvent,
     NodeReady,
     Recorded,
@@ -187,8 +189,8 @@ def test_history_that_cannot_be_read_is_left_out_and_reported(place: Place) -> N
 
 
 def test_old_history_goes_with_a_snapshot(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_store, "EVENTS_KEPT", 3)
-    monkeypatch.setattr(event_store, "FINISHED_JOBS_KEPT", 2)
+    monkeypatch.setattr(keeping, "EVENTS_KEPT", 3)
+    monkeypatch.setattr(keeping, "FINISHED_JOBS_KEPT", 2)
     state, steps = history(8)
     store = place.open()
     for done in steps:
@@ -196,6 +198,86 @@ def test_old_history_goes_with_a_snapshot(place: Place, monkeypatch: pytest.Monk
     assert sorted(store.snapshot(last, as_bytes(state))) == [f"j{n}" for n in range(1, 7)]
     assert [one.seq for one in store.events(0, 99)] == [last - 2, last - 1, last]
     assert as_bytes(place.open().load()[0]) == as_bytes(state)
+
+
+def fill(store: EventStore, tenant: str, numbers: range, **fields: str) -> int:
+    """Quick jobs: each is submitted, saves its work twice, and ends."""
+    spec, last = JobSpec(command=("true",), tenant=tenant, env=fields), 0
+    for number in numbers:
+        job, at_ms = f"j{number}", 10 * number
+        events: list[Event] = [JobSubmitted(at_ms=at_ms, job=job, spec=spec)]
+        events += [JobCheckpointed(at_ms=at_ms, job=job, attempt=1, step=n) for n in (1, 2)]
+        last = store.commit([*events, finish(job, at_ms)], [record(job, spec=spec)])
+    return last
+
+
+def ids(store: EventStore, tenant: str) -> list[str]:
+    return [job.id for job in store.finished(999, wanted=JobFilter(tenant=tenant))]
+
+
+def test_who_has_most_finished_jobs_gives_first(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeping, "FINISHED_JOBS_KEPT", 20)
+    store = place.open()
+    fill(store, "blue", range(1, 6))
+    last = fill(store, "red", range(6, 106))
+    assert len(store.snapshot(last, b"{}")) == 85
+    assert ids(store, "blue") == [f"j{n}" for n in range(5, 0, -1)], "the oldest of all"
+    assert ids(store, "red") == [f"j{n}" for n in range(105, 90, -1)]
+    change(store, "UPDATE jobs SET tenant = NULL, bytes = NULL WHERE number > ?", 0)
+    last = fill(store, "red", range(106, 116))
+    assert len(store.snapshot(last, b"{}")) == 10, "records of earlier versions count as well"
+    assert len(ids(store, "blue")) == 5
+
+
+def test_large_records_of_one_tenant_do_not_push_out_others(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeping, "FINISHED_BYTES_MAX", 50_000)
+    store = place.open()
+    fill(store, "blue", range(1, 6))
+    last = fill(store, "red", range(6, 26), text="x" * 10_000)
+    store.snapshot(last, b"{}")
+    assert len(ids(store, "blue")) == 5
+    assert ids(store, "red") == ["j25", "j24", "j23"]
+
+
+def test_a_flood_of_events_leaves_what_others_want_to_know_of_their_jobs(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeping, "FINISHED_JOBS_KEPT", 20)
+    monkeypatch.setattr(keeping, "EVENTS_KEPT", 60)
+    store = place.open()
+    live = JobSubmitted(at_ms=1, job="j1", spec=JobSpec(command=("true",), tenant="blue"))
+    store.commit([live], [])
+    fill(store, "blue", range(2, 5))
+    before = {job: store.history(job, 99) for job in ("j1", "j2", "j3", "j4")}
+    for start in range(5, 205, 50):
+        last = fill(store, "red", range(start, start + 50))
+        store.snapshot(last, b"{}")
+    kept = [one.seq for one in store.events(0, 9_999)]
+    assert kept[0] > len(before), "the log was cut"
+    assert kept == list(range(kept[0], last + 1)), "and has no gap"
+    assert {job: store.history(job, 99) for job in before} == before
+    assert store.history("j60", 99) == [], "of jobs that are dropped, nothing is left"
+    [(orphans,)] = store.database.read(
+        "SELECT count(*) FROM job_events WHERE job != 'j1' AND job NOT IN (SELECT id FROM jobs)"
+    )
+    assert orphans == 0
+
+
+def test_the_log_is_bounded_in_bytes_but_a_load_always_finds_what_it_needs(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeping, "EVENT_BYTES_MAX", 100_000)
+    store = place.open()
+    marks = []
+    for start in range(1, 61, 10):
+        marks.append(fill(store, "red", range(start, start + 10), text="x" * 4_000))
+        store.snapshot(marks[-1], b"{}")
+    oldest = store.events(0, 1)[0].seq
+    assert marks[1] < oldest <= marks[-2] + 1
 
 
 def test_a_key_stays_with_the_first_job_and_a_retried_element_replaces_its_record(
@@ -421,7 +503,7 @@ def test_old_snapshots_are_thinned_and_go_with_their_events(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(event_store, "EVENTS_PER_OLD_SNAPSHOT", 30)
-    monkeypatch.setattr(event_store, "EVENTS_KEPT", 100)
+    monkeypatch.setattr(keeping, "EVENTS_KEPT", 100)
     store = place.open()
     for seq in range(10, 201, 10):
         store.snapshot(seq, b"x" * 100)

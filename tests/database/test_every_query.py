@@ -39,6 +39,7 @@ TESTS: list[Callable[..., None]] = [
     test_store.test_what_was_stored_is_loaded_again_from_the_beginning_or_a_snapshot,
     test_store.test_a_standby_follows_and_its_state_is_where_the_next_leader_begins,
     test_store.test_old_history_goes_with_a_snapshot,
+    test_store.test_who_has_most_finished_jobs_gives_first,
     test_store.test_old_snapshots_are_thinned_and_go_with_their_events,
     test_store.test_a_key_stays_with_the_first_job_and_a_retried_element_replaces_its_record,
     test_store.test_numbers_are_never_given_out_twice,

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from shoal.control.logs import LogStore
 from shoal.control.loop import ControlLoop, Unreadable
+from shoal.control.shares import kept_shares
 from shoal.model.ids import array_of, in_order, number_of
 
 GIB = 1 << 30
@@ -121,17 +122,7 @@ def _aims(sizes: dict[str, int], most: int, least: int, excess: int) -> dict[str
     aims = {tenant: least for tenant, size in sizes.items() if size > most}
     excess -= sum(sizes[tenant] - aim for tenant, aim in aims.items())
     kept = {tenant: aims.get(tenant, size) for tenant, size in sizes.items()}
-    ranked = sorted(kept, key=lambda tenant: -kept[tenant])
-    for count, tenant in enumerate(ranked, 1):
-        if excess <= 0:
-            break
-        following = kept[ranked[count]] if count < len(ranked) else 0
-        cut = min(excess, count * (kept[tenant] - following))
-        for richer in ranked[:count]:
-            kept[richer] -= cut // count
-            aims[richer] = kept[richer]
-        excess -= cut
-    return aims
+    return {**aims, **kept_shares(kept, excess)}
 
 
 def _bytes(folder: Path) -> int:

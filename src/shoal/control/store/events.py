@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from shoal.control.alarms import Alarms
-from shoal.control.store import formats, schema
+from shoal.control.store import formats, keeping, schema
 from shoal.control.store.finding import LOOKED_MAX, Search, annotated, seq_at
 from shoal.control.store.marks import Numbers
 from shoal.control.store.rows import (
@@ -34,9 +34,6 @@ from shoal.ports import StoreDamaged, StoreError
 
 log = logging.getLogger("shoal.control")
 
-# History beyond these is dropped with a snapshot; live jobs are never dropped.
-EVENTS_KEPT = 1_000_000
-FINISHED_JOBS_KEPT = 100_000
 SNAPSHOTS_KEPT = 2  # if the newest is damaged, the one before it loses nothing
 # Of older ones, so that any moment is near one: one of this many events, and within these bytes.
 EVENTS_PER_OLD_SNAPSHOT = 30_000
@@ -162,7 +159,9 @@ class EventStore:
         jobs = [(*job_row(job), ends.get(job.id, last)) for job in finished]
         changes = [
             (body, crc, number)
-            for number, _, _, body, crc in annotated(events, {job.id for job in finished}, self.job)
+            for number, _, _, body, crc, _ in annotated(
+                events, {job.id for job in finished}, self.job
+            )
         ]
         try:
             self._append(rows, jobs, changes)
@@ -184,7 +183,7 @@ class EventStore:
                 cursor.executemany(schema.FORGET_JOB, [(row[1], row[0]) for row in jobs])
                 cursor.executemany(schema.INSERT_JOB, jobs)
             if changes:
-                cursor.executemany("UPDATE jobs SET body = ?, crc = ? WHERE number = ?", changes)
+                cursor.executemany(schema.CHANGE_JOB, changes)
         self._generation = self.database.generation
 
     def _look_at_end(self, cursor: Cursor) -> None:
@@ -211,21 +210,23 @@ class EventStore:
     def relax(self) -> None: ...
 
     def snapshot(self, seq: int, body: bytes) -> list[str]:
+        keeping.fill_in(self.database)
+        size = keeping.bytes_since(self.database)
         with self.database.transaction() as cursor:
-            cursor.execute(schema.INSERT_SNAPSHOT, (seq, body, checksum(seq, body)))
-            for (old,) in self._superfluous(cursor, seq):
-                cursor.execute("DELETE FROM snapshots WHERE seq = ?", (old,))
-            cursor.execute("DELETE FROM events WHERE seq <= ?", (seq - EVENTS_KEPT,))
-            dropped = cursor.execute(
-                "DELETE FROM jobs WHERE number IN "
-                "(SELECT number FROM jobs ORDER BY ended DESC, number DESC LIMIT ? OFFSET ?) "
-                "RETURNING id",
-                (_NO_END, FINISHED_JOBS_KEPT),
+            newest = cursor.execute(
+                "SELECT seq FROM snapshots WHERE seq < ? ORDER BY seq DESC LIMIT ?",
+                (seq, SNAPSHOTS_KEPT - 1),
             )
+            needed = min((old for (old,) in newest), default=seq)
+            cursor.execute(schema.INSERT_SNAPSHOT, (seq, body, checksum(seq, body)))
+            dropped = keeping.drop_finished(cursor)
+            oldest = keeping.cut_log(cursor, seq, size, self.snapshot_seq, needed)
+            for (old,) in self._superfluous(cursor, oldest):
+                cursor.execute("DELETE FROM snapshots WHERE seq = ?", (old,))
         self.snapshot_seq = seq
-        return [job_id for (job_id,) in dropped]
+        return dropped
 
-    def _superfluous(self, cursor: Cursor, seq: int) -> list[Row]:
+    def _superfluous(self, cursor: Cursor, oldest: int) -> list[Row]:
         """Snapshots to drop: those that another one stands for, those whose events are dropped,
         and the oldest beyond the bytes."""
         return cursor.execute(
@@ -239,7 +240,7 @@ class EventStore:
             (
                 EVENTS_PER_OLD_SNAPSHOT,
                 SNAPSHOTS_KEPT,
-                seq - EVENTS_KEPT,
+                oldest,
                 OLD_SNAPSHOT_BYTES_MAX,
             ),
         )
@@ -273,15 +274,22 @@ class EventStore:
         return self._recorded(rows)
 
     def history(self, job: str, limit: int) -> list[Recorded]:
+        """From the log, and before that what was kept of the job when the log was cut."""
+        found = self._history("events", job, limit)
+        if len(found) < limit:
+            found = [*self._history("job_events", job, limit - len(found)), *found]
+        return self._recorded(found)
+
+    def _history(self, table: str, job: str, limit: int) -> list[Row]:
         query = f"""
-            WITH shown AS (SELECT seq FROM events WHERE job = ?1 AND {schema.BETWEEN}
+            WITH shown AS (SELECT seq FROM {table} WHERE job = ?1 AND {schema.BETWEEN}
                           ORDER BY seq DESC LIMIT ?2),
             marks AS (SELECT seq FROM shown UNION SELECT ?3),
-            saved AS (SELECT DISTINCT (SELECT max(seq) FROM events
+            saved AS (SELECT DISTINCT (SELECT max(seq) FROM {table}
                           WHERE job = ?1 AND {schema.SAVED} AND seq < marks.seq) AS seq FROM marks)
-            SELECT seq, body, crc FROM events
+            SELECT seq, body, crc FROM {table}
             WHERE seq IN (SELECT seq FROM shown UNION SELECT seq FROM saved) ORDER BY seq"""
-        return self._recorded(self.database.read(query, (job, limit, _NO_END)))
+        return self.database.read(query, (job, limit, _NO_END))
 
     def _recorded(self, rows: list[Row]) -> list[Recorded]:
         found = []

@@ -22,7 +22,7 @@ class Unreadable(Exception):
 
 
 EventRow = tuple[int, str | None, str | None, bytes, int, str]
-JobRow = tuple[int, str, str | None, bytes, int]
+JobRow = tuple[int, str, str | None, bytes, int, str]
 
 
 def checksum(number: int, body: bytes) -> int:
@@ -39,7 +39,8 @@ def event_row(seq: int, event: Event) -> EventRow:
 
 def job_row(job: Job) -> JobRow:
     body = encode(job)
-    return job.number, job.id, job.key or None, body, checksum(job.number, body)
+    key, crc = job.key or None, checksum(job.number, body)
+    return job.number, job.id, key, body, crc, job.spec.tenant
 
 
 def event_of(seq: int, body: bytes, crc: int | None) -> Event:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from shoal.control.store.events import FINISHED_JOBS_KEPT
+from shoal.control.store.keeping import FINISHED_JOBS_KEPT
 from shoal.control.store.marks import Numbers
 from shoal.control.store.readable import Found, fill, read
 from shoal.control.store.rows import checksum, encode, event_row, job_row

@@ -5,7 +5,7 @@ from __future__ import annotations
 from shoal.database.base import Database
 from shoal.model.events import QUIET
 
-FORMAT = 3
+FORMAT = 4
 PART = "events"
 
 # A long run saves thousands of times: a search for other events must not read all of those.
@@ -25,13 +25,20 @@ CREATE TABLE IF NOT EXISTS snapshots (
     seq {{integer}} PRIMARY KEY, body {{blob}} NOT NULL, crc {{integer}});
 CREATE TABLE IF NOT EXISTS jobs (
     number {{integer}} PRIMARY KEY, id TEXT NOT NULL UNIQUE, key TEXT UNIQUE,
-    body {{blob}} NOT NULL, crc {{integer}}, ended {{integer}} NOT NULL DEFAULT 0);
+    body {{blob}} NOT NULL, crc {{integer}}, ended {{integer}} NOT NULL DEFAULT 0,
+    tenant TEXT, bytes {{integer}});
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value {{integer}} NOT NULL);
 CREATE INDEX IF NOT EXISTS events_saved ON events (job, seq) WHERE {SAVED};
 CREATE INDEX IF NOT EXISTS events_between ON events (job, seq) WHERE {BETWEEN};
 CREATE INDEX IF NOT EXISTS events_notable ON events (seq) WHERE {NOTABLE};
 CREATE INDEX IF NOT EXISTS events_policies ON events (seq) WHERE {POLICIES};
 CREATE INDEX IF NOT EXISTS jobs_by_end ON jobs (ended);
+CREATE INDEX IF NOT EXISTS jobs_by_tenant ON jobs (tenant, ended, number, bytes);
+CREATE TABLE IF NOT EXISTS job_events (
+    seq {{integer}} PRIMARY KEY, job TEXT NOT NULL, body {{blob}} NOT NULL, crc {{integer}},
+    kind TEXT NOT NULL);
+CREATE INDEX IF NOT EXISTS job_events_by_job ON job_events (job, seq);
+CREATE TABLE IF NOT EXISTS log_sizes (seq {{integer}} PRIMARY KEY, bytes {{integer}} NOT NULL);
 """
 
 # What each format lacks beside the next. Rows without a checksum stay as they are; an event's body
@@ -51,6 +58,10 @@ UPDATE events SET kind =
 UPDATE jobs SET ended = coalesce(
     (SELECT max(seq) FROM events WHERE job = jobs.id AND kind = 'JobFinished'), 0)
 """,
+    3: """
+ALTER TABLE jobs ADD COLUMN tenant TEXT;
+ALTER TABLE jobs ADD COLUMN bytes BIGINT
+""",
 }
 
 INSERT_EVENT = "INSERT INTO events (seq, job, node, body, crc, kind) VALUES (?, ?, ?, ?, ?, ?)"
@@ -59,12 +70,15 @@ INSERT_EVENT = "INSERT INTO events (seq, job, node, body, crc, kind) VALUES (?, 
 # an old log may hold, must not keep what follows from being stored.
 FORGET_JOB = "DELETE FROM jobs WHERE id = ? AND number != ?"
 INSERT_JOB = """
-INSERT INTO jobs (number, id, key, body, crc, ended)
+INSERT INTO jobs (number, id, key, body, crc, tenant, ended, bytes)
 SELECT ?1, ?2,
     CASE WHEN EXISTS (SELECT 1 FROM jobs WHERE key = ?3 AND id != ?2) THEN NULL ELSE ?3 END,
-    ?4, ?5, ?6 WHERE TRUE
+    ?4, ?5, ?6, ?7, length(?4) WHERE TRUE
 ON CONFLICT (number) DO UPDATE SET id = excluded.id, key = excluded.key, body = excluded.body,
-    crc = excluded.crc, ended = excluded.ended
+    crc = excluded.crc, ended = excluded.ended, tenant = excluded.tenant, bytes = excluded.bytes
+"""
+CHANGE_JOB = """
+UPDATE jobs SET bytes = bytes + length(?1) - length(body), body = ?1, crc = ?2 WHERE number = ?3
 """
 INSERT_SNAPSHOT = """
 INSERT INTO snapshots (seq, body, crc) VALUES (?, ?, ?)
