@@ -133,6 +133,7 @@ class Tick:
         self._log = log
         self._policy = policy
         self._send = send
+        self.draw: Callable[[], int] = int  # random bits, for ports; here 0
         self.supply: Supply = verify_nothing  # gets the commands for those who bring nodes
         self._verify = verify
         self._envelopes = 0  # sent in this epoch
@@ -235,17 +236,12 @@ class Tick:
         self.state, self.last_seq = self._log.load()
         self.stage = Stage.LOADED
 
-    def begin(self, now_ms: int, first_port: int = 0) -> None:
-        """Store a new epoch before using it: otherwise another controller could use the same one.
-        `first_port`: where a new cluster starts to hand out ports."""
+    def begin(self, now_ms: int) -> None:
+        """Store a new epoch before using it: otherwise another controller could use the same
+        one."""
         assert self.stage is Stage.LOADED, self.stage
         first_job, epoch = self._log.used(self.state.next_job, self.state.epoch)
-        event = ControllerStarted(
-            at_ms=now_ms,
-            epoch=epoch + 1,
-            first_job=first_job,
-            first_port=0 if self.state.epoch else first_port,
-        )
+        event = ControllerStarted(at_ms=now_ms, epoch=epoch + 1, first_job=first_job)
         try:
             self.last_seq = self._log.commit([event], [])
         except Exception:
@@ -373,7 +369,11 @@ class Tick:
         for one in gone:
             del self._gone[one.node, one.incarnation]
         return Report(
-            nodes=tuple(reports), gone=tuple(gone), drift_ms=self._drift_ms, fences=self.fences
+            nodes=tuple(reports),
+            gone=tuple(gone),
+            port_seed=self.draw(),
+            drift_ms=self._drift_ms,
+            fences=self.fences,
         )
 
     def _put_back(self, report: Report, asked: list[tuple[Request, Reply]]) -> None:

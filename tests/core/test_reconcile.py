@@ -276,7 +276,8 @@ def test_two_live_jobs_never_meet_at_the_same_point() -> None:
     cluster.join("a")
     cluster.reboot("a", node_spec("a", cpus=50))
     cluster.hear("a")
-    masters = {cluster.job(cluster.submit()).master for _ in range(40)}
+    cluster.policy = msgspec.structs.replace(cluster.policy, port_count=45)
+    masters = {cluster.job(cluster.submit(members=2, cpu_milli=100)).master for _ in range(40)}
     assert len(masters) == 40
 
 

@@ -8,7 +8,12 @@ import logging
 import os
 import secrets
 import time
+<<<<<<< HEAD
 from collections.abc import Callable, Iterable, Sequence
+=======
+from collections.abc import Callable, Iterable
+from functools import partial
+>>>>>>> 3b046e9c (Ports of gangs and replicas are drawn from a seed, and a job that is alone takes none)
 
 from shoal.control import plugins
 from shoal.control.alarms import Alarms
@@ -51,6 +56,7 @@ EVENTS_PER_SNAPSHOT = 10_000
 REQUESTS_WAITING_MAX = 10_000
 RECOVERY_PAUSE_S = 0.5
 RECOVERY_PAUSE_S_MAX = 5.0
+PORT_SEED_BITS = 128
 READ_WAIT_S = 5.0  # a reader waits this long for a commit, or for the state to be loaded again
 
 
@@ -87,6 +93,7 @@ class ControlLoop:
         self.engine_kind = engine_kind
         self.store = store
         self.tick = Tick(store, policy, TourKeys(self._send).send, fences=engine.fences)
+        self.tick.draw = partial(secrets.randbits, PORT_SEED_BITS)
         self._load()
         self.policy = self.tick.policy  # in force and stored
         self.started_ms = clock.now_ms()
@@ -371,7 +378,7 @@ class ControlLoop:
         load(self.tick)
 
     def _begin(self) -> None:
-        self.tick.begin(self.clock.now_ms(), secrets.randbelow(self.policy.port_count))
+        self.tick.begin(self.clock.now_ms())
         self.look_at_policy()
 
     async def _recover(self) -> None:

@@ -56,6 +56,7 @@ class Step(msgspec.Struct, frozen=True):
 def step(state: State, report: Report, policy: Policy, now_ms: int) -> Step:
     round_ = Round(state, policy, now_ms)
     round_.ends = {one.id: one for one in report.ended}
+    round_.port_seed = report.port_seed
     if policy != state.policy:
         round_.emit(PolicyChanged(at_ms=now_ms, policy=policy))
     note_clock(round_, report.drift_ms)

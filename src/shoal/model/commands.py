@@ -54,6 +54,19 @@ class Launch(CommandBase, frozen=True, kw_only=True):
     copies: bool = False  # and copy to the head what it saves
     launcher: bool = False  # the command runs in member 0 only, and starts the others' processes
 
+    @property
+    def ports(self) -> tuple[int, ...]:
+        """Ports of the node that are the member's own: where its gang meets, where it answers."""
+        if self.ref.member != 0:
+            return ()
+        texts = (self.env.get("MASTER_PORT", ""), self.env["PORT"] if self.answers else "")
+        return tuple(int(text) for text in texts if text.isdecimal())
+
+    @property
+    def answers(self) -> bool:
+        """It is the member of a replica that answers requests, at $PORT."""
+        return self.ref.member == 0 and "PORT" in self.env and "SHOAL_SERVICE" in self.env
+
 
 class Stop(CommandBase, frozen=True, kw_only=True):
     """SIGTERM, then SIGKILL after the grace time. A member that never started counts as ended.

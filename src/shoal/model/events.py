@@ -238,9 +238,9 @@ class PolicyChanged(EventBase, frozen=True, kw_only=True):
 
 
 class ControllerStarted(EventBase, frozen=True, kw_only=True):
-    """`epoch` fences the commands of controllers before this one. Rendezvous ports are taken in
-    turn; `first_port` is where a new cluster begins, so that two on one machine rarely collide.
-    Job numbers below `first_job` are already in use, even if this log does not show it."""
+    """`epoch` fences the commands of controllers before this one. `first_port` was where a new
+    cluster began to take ports, while they were taken in turn. Job numbers below `first_job` are
+    already in use, even if this log does not show it."""
 
     epoch: int
     first_port: int = 0

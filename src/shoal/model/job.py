@@ -215,6 +215,8 @@ class Fault(enum.StrEnum):
     SICK = "sick"  # it ran and failed, and nothing can be written to the node's disk
     WAKE = "wake"  # it slept, and the node could not wake it
     MISSING = "missing"  # its program or folder is missing; another node may have it
+    PORT = "port"  # it could not start: another process of the node has its port
+    TAKEN = "taken"  # it ran, and another process of the node has taken its port
 
 
 class Member(msgspec.Struct):

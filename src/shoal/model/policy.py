@@ -153,9 +153,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     # Node losses do not use up a job's retries, but retries are always bounded.
     losses_max: Count = 100
     backoff_ms_max: Count = 300_000
-    # Rendezvous ports lie below the range that Linux hands out to outgoing connections.
+    # Ports of gangs and replicas lie below those that Kubernetes gives to services (30000-32767)
+    # and those that Linux gives to outgoing connections.
     port_first: Annotated[int, msgspec.Meta(ge=1024, le=65_535)] = 20_000
-    port_count: Annotated[int, msgspec.Meta(ge=1, le=64_000)] = 12_000
+    port_count: Annotated[int, msgspec.Meta(ge=1, le=64_000)] = 10_000
     # One step places at most this many jobs and asks to be called again, so that no step is long.
     placements_per_step_max: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 200
 

@@ -406,5 +406,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     dues: tuple[Due, ...] = ()  # schedules whose time has come
     ended: tuple[Ended, ...] = ()  # jobs that requests name and that the store knows
     copied: tuple[Copied, ...] = ()  # checkpoints that have arrived at the head
+    port_seed: int = 0  # up to 128 random bits, from which ports are drawn
     drift_ms: int | None = None  # how far the machine's clock is ahead of `now`, if it was read
     fences: bool = False  # the engine can end a node that does not answer

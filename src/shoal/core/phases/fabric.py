@@ -23,7 +23,6 @@ PAIR_MS = 250
 ROUND_MS = 2 * PAIR_MS + 1_000
 START_MS = 30_000  # until the last node has heard of the tour and has started its probe
 COLLECTIVES_MS = 180_000  # torch is loaded, then every size of every collective
-PORTS_APART = 97
 ANSWER_MS = 10_000  # after the tour itself must have ended
 
 
@@ -98,9 +97,9 @@ def _gone(tour: Touring, node: Node) -> bool:
 
 
 def _hosts(round_: Round, nodes: list[Node]) -> tuple[Host, ...]:
-    """Ports from the end of the policy's range: jobs take them from its beginning."""
+    """Ports from the policy's range that nobody knows beforehand."""
     policy = round_.policy
-    first = PORTS_APART * nodes[0].incarnation
+    first = round_.port_seed
     return tuple(
         Host(
             node.id,

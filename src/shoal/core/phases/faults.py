@@ -16,7 +16,7 @@ from shoal.model.report import MemberExit
 # A job that failed on a full disk may have filled the disk itself: it must not do so on every node
 # of the cluster.
 SICK_MAX = 3
-UNSTARTED = (Fault.START, Fault.MISSING)
+UNSTARTED = (Fault.START, Fault.MISSING, Fault.PORT)
 
 
 def take_faults(round_: Round, node: Node, exits: tuple[MemberExit, ...]) -> None:
@@ -50,7 +50,7 @@ def _distrust(round_: Round, node: Node, exit_: MemberExit) -> None:
 
 def _is_nodes(state: State, job: Job, node: Node, exit_: MemberExit) -> bool:
     match exit_.fault:
-        case Fault.START:
+        case Fault.START | Fault.PORT | Fault.TAKEN:
             return True
         case Fault.SICK | Fault.WAKE:
             return job.faults < SICK_MAX
@@ -74,6 +74,6 @@ def _may_be_elsewhere(state: State, job: Job, node: Node) -> bool:
 def _text(job: Job, node: Node, exit_: MemberExit) -> str:
     who = f"member {exit_.ref.member}" if len(job.members) > 1 else "it"
     how = "could not start"
-    if exit_.fault in (Fault.SICK, Fault.WAKE):
-        how = "ended" if exit_.fault is Fault.WAKE else f"exited {exit_.code}"
+    if exit_.fault in (Fault.SICK, Fault.WAKE, Fault.TAKEN):
+        how = f"exited {exit_.code}" if exit_.fault is Fault.SICK else "ended"
     return f"{who} {how} on {node.id} ({exit_.why})"

@@ -67,8 +67,8 @@ def _hear(round_: Round, said: NodeReport) -> NodeReport | None:
     state.heard.said[node_id] = (inventory.incarnation, inventory.sequence)
     state.heard.versions[node_id] = inventory.shoal
     node = state.nodes[node_id]
-    take_faults(round_, node, inventory.exits)
     _take_starts(round_, node, [*inventory.alive, *_ran(inventory.exits)])
+    take_faults(round_, node, inventory.exits)
     _take_exits(round_, node, inventory.exits)
     _take_vanished(round_, node, inventory)
     hear_sleep(round_, node, inventory)
@@ -132,8 +132,8 @@ def _meet(round_: Round, inventory: NodeReport) -> None:
 
 def _take_ends(round_: Round, node: Node, exits: tuple[MemberExit, ...]) -> None:
     """Before a life of a node is written off: members that ended in it are not lost."""
-    take_faults(round_, node, exits)
     _take_starts(round_, node, _ran(exits))
+    take_faults(round_, node, exits)
     _take_exits(round_, node, exits)
 
 

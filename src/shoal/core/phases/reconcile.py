@@ -10,6 +10,7 @@ from shoal.core.phases.round import Round
 from shoal.core.phases.serve_sleep import may_freeze
 from shoal.core.phases.sleeping import naps_wanted
 from shoal.core.phases.trackers import for_trackers, run_id
+from shoal.core.scheduling.meeting import lone_point
 from shoal.core.scheduling.roots import copying, travels
 from shoal.core.state.state import State
 from shoal.model.commands import Acknowledge, Command, Launch, Limits, Sleep, Stop, Wake
@@ -222,8 +223,8 @@ class GangView:
     """
 
     def __init__(self, state: State, job: Job) -> None:
-        address, _, port = job.master.rpartition(":")
         members = str(len(job.members))
+        address, port = _meeting_point(state, job)
         self.attempt = job.attempt
         self._job = job
         self._seats = seating(job)
@@ -274,6 +275,14 @@ class GangView:
             env["LOCAL_WORLD_SIZE"] = str(seat.local_size)
             env["GROUP_RANK"] = str(seat.group_rank)
         return env
+
+
+def _meeting_point(state: State, job: Job) -> tuple[str, str]:
+    if job.master:
+        address, _, port = job.master.rpartition(":")
+        return address, port
+    own, number = lone_point(state, job)
+    return own, str(number)
 
 
 def _of_gang(job: Job, groups: int, address: str, port: str) -> dict[str, str]:

@@ -31,6 +31,7 @@ class Round:
         "more",
         "now_ms",
         "policy",
+        "port_seed",
         "quiet",
         "quotas",
         "state",
@@ -50,6 +51,7 @@ class Round:
         self.supplies: list[SupplyCommand] = []  # for those who bring nodes
         self.strays: dict[str, Strays] = {}  # node -> members there that it is not to have
         self.quiet: list[str] = []  # replicas that may be put to sleep now
+        self.port_seed = 0  # of the ports that jobs get in this step
         self.more = False  # work is left that another step should take up at once
 
     def obey(self, policy: Policy) -> None:

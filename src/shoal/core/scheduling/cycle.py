@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from shoal.core.phases.round import Round
 from shoal.core.phases.sleeping import rouse
 from shoal.core.scheduling.again import again, spares_beside, spares_kept_from
@@ -13,6 +11,7 @@ from shoal.core.scheduling.elastic import grow, widest
 from shoal.core.scheduling.ends import cut_short, margin_ms, must_leave, too_short
 from shoal.core.scheduling.fit import GangFit, fit, slices
 from shoal.core.scheduling.holding import could_ever, holds_queue
+from shoal.core.scheduling.meeting import meeting_points
 from shoal.core.scheduling.order import ORDERINGS, Rank, Walk, place_in_line
 from shoal.core.scheduling.preempt import PREEMPTORS_MAX, preempt
 from shoal.core.scheduling.roots import blind_nodes, where_from
@@ -28,13 +27,11 @@ from shoal.model.durations import duration_text
 from shoal.model.events import JobPlaced, JobPromoted, JobUnclaimed
 from shoal.model.ids import number_of
 from shoal.model.job import Job, Phase
-from shoal.model.policy import Policy
 from shoal.model.resources import Slice, plural
 
 # After this many cycles that look only at changes, one looks at the whole queue.
 PARTIAL_MAX = 16
 SOON_MS = 600_000  # gangs do not grow into room that a job wants within this time
-PORTS_APART = 61  # per second between the starts of two agents
 
 
 def schedule(round_: Round) -> None:
@@ -240,8 +237,7 @@ def _give(round_: Round, job: Job, given: tuple[Slice, ...], where: str) -> None
     else:
         when = f"waited {duration_text(waited_ms)}" if waited_ms >= 1000 else "started at once"
     promise = round_.state.reservations.get(job.id)
-    free = _free_ports(round_.state, round_.policy, given[0].node)
-    master = next(free)
+    master, door = meeting_points(round_, job, given)
     round_.emit(
         JobPlaced(
             predicted_ms=promise.start_ms if promise is not None else None,
@@ -250,7 +246,7 @@ def _give(round_: Round, job: Job, given: tuple[Slice, ...], where: str) -> None
             attempt=_next_attempt(round_.state, job),
             slices=given,
             master=master,
-            door=next(free) if job.spec.service and len(given) > 1 else "",
+            door=door,
             why=f"{where}; {when}{where_from(round_.state, job, given)}",
         )
     )
@@ -351,16 +347,3 @@ def _plan_text(state: State, plan: GangFit) -> str:
     if len(plan.nodes) == 1:
         return f"{plan.rule} on {names}"
     return f"{plural(members, 'member')} on {names}{more}: {plan.rule}"
-
-
-def _free_ports(state: State, policy: Policy, node_id: str) -> Iterator[str]:
-    """Rendezvous points that no live job uses. Clusters on one machine begin at different ports,
-    because their agents started at different times."""
-    node = state.nodes[node_id]
-    address, first = node.spec.address, state.next_port + PORTS_APART * node.incarnation
-    for offset in range(policy.port_count):
-        port = policy.port_first + (first + offset) % policy.port_count
-        if (master := f"{address}:{port}") not in state.masters:
-            yield master
-    while True:  # all are in use: those that collide are tried on the next port
-        yield f"{address}:{policy.port_first + first % policy.port_count}"

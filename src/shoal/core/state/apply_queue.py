@@ -230,7 +230,8 @@ def forget_reservation(state: State, job: Job) -> None:
 def let_go(state: State, job: Job) -> None:
     """The attempt is over; it holds nothing any more."""
     state.agenda.stoppable.drop(job.id)
-    state.masters.difference_update((job.master, job.serves_at))
+    if job.master:
+        state.masters.difference_update((job.master, job.serves_at))
     state.heard.watches.pop(job.id, None)
     state.preemptible.pop(job.id, None)
     state.elastic.pop(job.id, None)

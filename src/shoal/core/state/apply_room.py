@@ -199,7 +199,8 @@ def hold(state: State, job: Job) -> None:
     if state.endings:
         for name in dict.fromkeys(member.slice.node for member in job.members):
             watch_end(state, state.nodes[name])
-    state.masters.update((job.master, job.serves_at))
+    if job.master:
+        state.masters.update((job.master, job.serves_at))
     if job.spec.yields:
         state.preemptible[job.id] = None
     if job.spec.resizes:

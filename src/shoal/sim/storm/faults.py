@@ -127,12 +127,13 @@ class Faults:
             self._world.timeline.at(self._rng.randrange(until_ms), partial(self._do, fault))
 
     def plan_sickness(self, rng: random.Random, until_ms: int) -> None:
-        """In some histories nodes fall sick: nothing can be started there, or programs are missing.
-        Drawn from a stream of its own, so that the rest of the history stays the same."""
+        """In some histories nodes fall sick: nothing can be started there, programs are missing, or
+        half of the ports are taken. Drawn from a stream of its own, so that the rest of the history
+        stays the same."""
         if rng.random() > SICK_PART:
             return
         for _ in range(rng.randrange(1, 5)):
-            what = rng.choice(("sick", "sick", "bare"))
+            what = rng.choice(("sick", "sick", "bare", "hogged"))
             at_ms, node = rng.randrange(until_ms), rng.choice(list(self._whole))
             long_ms = rng.randrange(SHORTEST_MS, until_ms)
             self._world.timeline.at(at_ms, partial(self._do, partial(self._set, node, what, True)))
@@ -184,7 +185,7 @@ class Faults:
         self._stopped = True
         self._network.calm = True
         for machine in self._world.machines.values():
-            machine.broken = machine.sick = machine.bare = False
+            machine.broken = machine.sick = machine.bare = machine.hogged = False
         self._world.timeline.after(SLOW_ON_MS, self._mend_slow)
         self._world.controller.crash_at = None
         self._world.disk.mend()

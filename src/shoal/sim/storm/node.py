@@ -87,6 +87,7 @@ class StormNode:
         self.exits: tuple[MemberExit, ...] = ()  # on its disk while it is off
         self.sick = False  # its disk is full: nothing can be started
         self.bare = False  # it has none of the programs that jobs want
+        self._hogged = False
         self.end: tuple[int, str] | None = None  # when it ends, as far as it knows, and why
         self._unshipped: dict[MemberRef, MemberExit] = {}  # their output is on the way
         self._nights = nights or Nights()
@@ -251,10 +252,26 @@ class StormNode:
             self._begin(launch, fate)
             self.report()
 
+    @property
+    def hogged(self) -> bool:
+        """Other programs of the machine have every odd port, and take those that are given out."""
+        return self._hogged
+
+    @hogged.setter
+    def hogged(self, hogged: bool) -> None:
+        self._hogged = hogged
+        for ref, process in list(self.processes.items()):
+            if self._is_robbed(process.launch) and not process.clock.still:
+                self._witness.could_not_start(ref, Fault.TAKEN)
+                self._end(process, KILLED_CODE, End.LOST, Fault.TAKEN)
+
+    def _is_robbed(self, launch: Launch) -> bool:
+        return self._hogged and any(port % 2 for port in launch.ports)
+
     def _begin(self, launch: Launch, fate: Fate) -> None:
-        if self.sick or self.bare:
+        if self.sick or self.bare or self._is_robbed(launch):
             assert self.book is not None
-            fault = Fault.START if self.sick else Fault.MISSING
+            fault = Fault.START if self.sick else Fault.MISSING if self.bare else Fault.PORT
             self._witness.could_not_start(launch.ref, fault)
             self.book.exited(launch.ref, CANNOT_START_CODE, "cannot start", fault=fault)
             return
