@@ -37,6 +37,8 @@ GATED: dict[str, str] = {
     "NodeSpec.sleep_why": "as NodeSpec.sleep",
     "NodeSpec.remaps": "as NodeSpec.sleep",
     "Fault=wake": "only members that slept can have it, and an older head puts none to sleep",
+    "Fault=port": "an agent reports it only to a head that sends Limits.ports, which can read it",
+    "Fault=taken": "as Fault=port",
     "Refusal": "it is in an agent's report, and an older head skips that field",
     "Slept": "as Refusal",
     "Spent": "as Refusal",

@@ -214,6 +214,7 @@ EXPECTED_FAULTS = (
     "snapshot kept",
     "node slow",
     "node broken",
+    "node hogged",
     "a month ended",
     "answer: accepted",
     "answer: refused",

@@ -99,6 +99,7 @@ class Agent:
         )
         self._book = NodeBook(spec, incarnation, read_exits(directory / MEMBERS))
         self._book.version = VERSION
+        self._book.listens = {}
         self._checks = Checks(directory, spec, self._measured)
         self._sampler = Sampler(own_gpus(spec))
         shares = Shares(MpsDaemons(directory, own=own_gpus(spec)), spec.gpu_memory_mb)
@@ -324,6 +325,8 @@ class Agent:
                 await asyncio.sleep(OUTPUT_POLL_S)
                 self._shipping.pump()
                 self.members.settle()
+                if self.members.doors.look():
+                    self._report_soon()
 
         tasks = [
             asyncio.create_task(enduring("the heartbeat", heartbeat)),

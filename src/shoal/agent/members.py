@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from shoal.agent.beats import Beats
+from shoal.agent.doors import Doors
 from shoal.agent.faults import CannotStart, disk_problem, fault_of, fills_disk, must_have_room
 from shoal.agent.idle import IdleWatch
 from shoal.agent.images.reasons import not_started
@@ -66,13 +67,14 @@ class Members:
         self.beats = Beats(changed)
         self.idle = IdleWatch(self.processes, self.beats)
         self.memory = MemoryWatch()
+        self.doors = Doors(self.processes, book, self._robbed)
         self._members: dict[MemberRef, Member] = {}
         self._preparing_jobs: dict[str, asyncio.Task[None]] = {}  # jobs that may come here
         self._writing: set[asyncio.Task[None]] = set()
         self.left: list[Callable[[MemberRef], None]] = []  # called when a member has ended
         watches = self.beats, self.idle
         self.naps = Naps(self.processes, book, self._members, *watches, changed)
-        self.left.append(self.naps.ended)
+        self.left += [self.naps.ended, self.doors.forget]
         self._closing = False
         self._reaped = asyncio.Event()
 
@@ -94,6 +96,11 @@ class Members:
             self._begin(member, ready, directory)
             return
         self._book.gets(command.ref, self._supplies.lacks(command))
+        try:
+            self.doors.hold(command)
+        except Exception as error:
+            self._cannot_start(member, error)
+            return
         member.become(State.PREPARING)
         member.task = asyncio.create_task(self._prepare_member(member, command, directory))
 
@@ -114,6 +121,7 @@ class Members:
     def _begin(self, member: Member, command: Launch, directory: Path) -> None:
         try:
             found = self._surroundings.of(command, directory, {BEATS_ENV: self.beats.name})
+            self.doors.release(command)
             self.processes.start(command, directory, found)
             self._supplies.secrets.started(command, self.processes.pid(member.ref))
         except Exception as error:
@@ -122,6 +130,7 @@ class Members:
         member.become(State.RUNNING)
         self.beats.expect(member.ref, self.processes.user(command))
         self.idle.expect(command)
+        self.doors.expect(command)
         self._supplies.shares.expect(command)
 
     def _cannot_start(self, member: Member, error: Exception) -> None:
@@ -210,6 +219,16 @@ class Members:
                 member.why = why
                 self.processes.signal(ref, signal.SIGKILL)
 
+    def _robbed(self, ref: MemberRef, why: str) -> None:
+        """Whoever has its port would answer in its place. It ends, and its next attempt gets
+        another."""
+        member = self._members.get(ref)
+        if member is not None and member.state in (State.RUNNING, *NAPPING):
+            log.warning("%s: %s", ref, why)
+            member.why = why
+            member.fault = Fault.TAKEN if self._book.alive[ref].limits.ports else Fault.NONE
+            self.processes.signal(ref, signal.SIGKILL)
+
     def audit(self) -> None:
         """Every member that the book calls alive has a process, or is on its way to one or to its
         exit. A member that has neither would hold its GPUs for ever, so it ends here."""
@@ -264,6 +283,8 @@ class Members:
             return parting_words(output, self._supplies.secrets.mask(member.ref)), Fault.NONE
         if 0 < code < SIGNALS_FROM:
             why = last_words(output, self._supplies.secrets.mask(member.ref))
+            if robbed := self.doors.robbed(self._book.alive[member.ref], why):
+                return f"{why}; {robbed}" if why else robbed, Fault.TAKEN
         elif code == KILLED_CODE and starved:
             why = OUT_OF_MEMORY
         if code and (problem := disk_problem(self._directory)):

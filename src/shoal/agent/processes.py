@@ -26,7 +26,7 @@ from shoal.agent.launch.files import through
 from shoal.agent.numbers import renamed
 from shoal.agent.ownership import Ownership
 from shoal.agent.process import Ended, Place, Process, started
-from shoal.agent.programs import check_port, find_program
+from shoal.agent.programs import find_program
 from shoal.agent.shares.rules import PIPES
 from shoal.agent.surroundings import Found
 from shoal.agent.terminals import Console, console_of
@@ -43,7 +43,6 @@ log = logging.getLogger("shoal.agent")
 
 KILLED_CODE = 128 + signal.SIGKILL
 CANNOT_START_CODE = 127  # as a shell reports a command that is not there
-SERVICE = "SHOAL_SERVICE"  # in the environment of a replica
 MARK = "SHOAL_REF"  # in the environment of everything a member starts
 LOOK_S_MAX = 60.0
 LOOK_AROUND_S = 1.0  # ancestry is read at most this often,
@@ -57,19 +56,19 @@ class Processes:
 
     def __init__(self, node_directory: Path, groups: Cgroups, own: Sequence[int] = ()) -> None:
         """`own`: the machine's numbers of the node's GPUs."""
-        self._node_mark = str(node_directory)
+        self.node_mark = str(node_directory)
         self.groups = groups
         self._own = own
         self.apart = Apart(node_directory, groups)
         self._pids: dict[int, Process] = {}
         self._processes: dict[MemberRef, Process] = {}
-        self.warm = WarmPool(self._node_mark)
+        self.warm = WarmPool(self.node_mark)
         self._prepared: dict[
             str, tuple[Recipe, float]
         ] = {}  # for jobs that may come, and until when
         self._ownership = Ownership(MARK, str(node_directory / MEMBERS))
         self._look_around_at = 0.0
-        self.runs = Runs(self._node_mark)
+        self.runs = Runs(self.node_mark)
         self.containers = Containers(node_directory, self.runs)
         self.entered = Entered()
         self.helpers: Sequence[Helper] = ()  # whose processes are our children too
@@ -92,11 +91,9 @@ class Processes:
             **found.extra,
             **launch.env,
             MARK: str(launch.ref),
-            NODE_MARK: self._node_mark,
+            NODE_MARK: self.node_mark,
         }
         workdir = launch.workdir or found.folder
-        if SERVICE in launch.env and launch.ref.member == 0:
-            check_port(launch.env.get("PORT", ""))
         apart = self.apart.holds(launch)
         if apart:
             self.apart.check(launch, workdir, found.folders)
@@ -184,8 +181,6 @@ class Processes:
 
     def _start_contained(self, launch: Launch, directory: Path, found: Found) -> None:
         """In an image nothing of this node's Python exists, so it always starts cold."""
-        if SERVICE in launch.env and launch.ref.member == 0:
-            check_port(launch.env.get("PORT", ""))
         ceiling = ceiling_of(launch)
         group = self._group(launch.ref, ceiling)
         own = Path(found.folder)
@@ -276,7 +271,7 @@ class Processes:
     def kill_leftovers(self) -> int:
         """If keeper and agent of an earlier life were killed together, processes may have survived.
         They must not use the GPUs that this life gives to others."""
-        return kill_marked(NODE_MARK, self._node_mark.__eq__) + self.groups.clear()
+        return kill_marked(NODE_MARK, self.node_mark.__eq__) + self.groups.clear()
 
     def owner(self, pid: int) -> MemberRef | None:
         """The member that a process of this machine belongs to, if that is certain."""

@@ -1,28 +1,12 @@
-"""What must be so on this node before a member can start: its program is here, its port is free."""
+"""Finds the program of a member on this node, before it starts."""
 
 from __future__ import annotations
 
 import os
 import shutil
-import socket
 
 from shoal.agent.faults import CannotStart
 from shoal.model.job import Fault
-
-PORT_MAX = 65_535
-
-
-def check_port(text: str) -> None:
-    """If another process held the port, it would answer the probe and get the requests."""
-    if not text.isdecimal() or int(text) > PORT_MAX:
-        raise CannotStart(f"PORT={text!r} is not a port that a replica can listen on")
-    port = int(text)
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError as error:
-            raise CannotStart(f"port {port} is not free on this node: {error.strerror}") from None
 
 
 def find_program(program: str, workdir: str, path: str) -> str:

@@ -21,7 +21,7 @@ from shoal.control.loop import Busy, ControlLoop, Unreadable
 from shoal.control.pulse import Pulse
 from shoal.core.phases.claims import owner_of
 from shoal.core.state.state import State
-from shoal.model.job import Job, Phase
+from shoal.model.job import Job, MemberRef, Phase
 from shoal.model.service import (
     GatewayEntry,
     Probe,
@@ -145,13 +145,14 @@ class GatewayLink:
                     return
                 probe, pulse = service.spec.probe, self._pulse(job)
                 ready = self._probed.get(job_id) == job.attempt
+                itself = answers_itself(state, job_id, job.attempt)
                 if ready:
-                    pulse.plan(probe, self._loads.get(job_id), now_s)
-                if pulse.due_s > now_s:
+                    pulse.plan(probe, self._loads.get(job_id) if itself else None, now_s)
+                if pulse.due_s > now_s or not (ready or itself):
                     continue
                 where = door(state, job)
                 work = (
-                    self._feel(probe, pulse, where)
+                    self._feel(probe, pulse, job_id, where)
                     if ready
                     else self._greet(probe, pulse, job_id, where)
                 )
@@ -165,16 +166,22 @@ class GatewayLink:
 
     async def _greet(self, probe: Probe, pulse: Pulse, job_id: str, where: str) -> None:
         answer = await ask(where, probe)
-        ready = greets(answer, probe)
+        ready = greets(answer, probe) and self._itself(job_id, pulse.attempt)
         answered = answer is not None and bool(answer.status)
         pulse.greeted(time.monotonic(), answered=answered, ready=ready)
         if ready:
             self._probed[job_id] = pulse.attempt
 
-    async def _feel(self, probe: Probe, pulse: Pulse, where: str) -> None:
-        """It lives if it answers at all."""
+    async def _feel(self, probe: Probe, pulse: Pulse, job_id: str, where: str) -> None:
+        """It lives if it answers at all, and it is not somebody else who does."""
         answer = await ask(where, probe)
-        pulse.felt(time.monotonic(), answered=None if answer is None else bool(answer.status))
+        lives = answer is not None and bool(answer.status)
+        lives = lives and self._itself(job_id, pulse.attempt)
+        pulse.felt(time.monotonic(), answered=None if answer is None else lives)
+
+    def _itself(self, job_id: str, attempt: int) -> bool:
+        """While a step is being stored, what nodes have reported can be read all the same."""
+        return answers_itself(self._loop.tick.state, job_id, attempt)
 
 
 def wanted_of(state: State, entry: GatewayEntry) -> Wanted:
@@ -209,6 +216,16 @@ def door(state: State, job: Job) -> str:
     node = state.nodes.get(job.members[0].slice.node)
     near = node is not None and not node.spec.origin
     return f"127.0.0.1:{job.serves_at.rpartition(':')[2]}" if near else job.serves_at
+
+
+def answers_itself(state: State, job_id: str, attempt: int) -> bool:
+    """Does the replica's own process listen on its port, as its node says? Of an older agent,
+    nothing else is known than that somebody answers."""
+    job = state.jobs.get(job_id)
+    if job is None or job.attempt != attempt or not job.members:
+        return False
+    listens = state.heard.listens.get(job.members[0].slice.node, frozenset())
+    return listens is None or MemberRef(job_id, attempt, 0) in listens
 
 
 def _dozing(state: State) -> dict[str, list[str]]:

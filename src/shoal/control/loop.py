@@ -8,12 +8,8 @@ import logging
 import os
 import secrets
 import time
-<<<<<<< HEAD
 from collections.abc import Callable, Iterable, Sequence
-=======
-from collections.abc import Callable, Iterable
 from functools import partial
->>>>>>> 3b046e9c (Ports of gangs and replicas are drawn from a seed, and a job that is alone takes none)
 
 from shoal.control import plugins
 from shoal.control.alarms import Alarms

@@ -69,6 +69,8 @@ class NodeBook:
         self.refused: dict[MemberRef, Refusal] = {}
         self.touched: dict[MemberRef, int] = {}  # since they fell asleep
         self.uses: tuple[Uses, ...] = ()  # for the report
+        # Replicas that listen on their ports by themselves. None: this node does not look.
+        self.listens: dict[MemberRef, None] | None = None
         self.checks: dict[str, CheckResult] = {}
         self.prepared: dict[str, Prepare] = {}
         self.leaving = False
@@ -190,6 +192,13 @@ class NodeBook:
                     left[gpu] -= other.gpu_milli
         return all(milli >= 0 for milli in left.values())
 
+    def heeds(self, ref: MemberRef, *, listens: bool) -> None:
+        """Whether a replica, and nobody else, listens on its port now."""
+        if self.listens is not None:
+            self.listens.pop(ref, None)
+            if listens and ref in self.alive:
+                self.listens[ref] = None
+
     def gets(self, ref: MemberRef, what: str) -> None:
         """It cannot start yet. It holds its GPUs and can be stopped like any other."""
         if ref in self.alive:
@@ -218,6 +227,7 @@ class NodeBook:
         books = (self.alive, self.getting, self.dozing, self.asleep, self.waking, self.woke)
         for book in (*books, self.refused, self.touched):
             book.pop(ref, None)
+        self.heeds(ref, listens=False)
         stopped = ref in self.stopping and ref not in self.ended
         self.stopping.pop(ref, None)
         self.ended.pop(ref, None)
@@ -298,4 +308,5 @@ class NodeBook:
             refused=tuple(self.refused.values()),
             touched=tuple(Touched(ref, times) for ref, times in self.touched.items()),
             uses=self.uses,
+            listens=None if self.listens is None else tuple(self.listens),
         )

@@ -24,6 +24,9 @@ class Limits(msgspec.Struct, frozen=True):
     processes: int = 0  # processes and threads; 0: no limit
     cpu_hard: bool = False  # it never gets more CPU than it asked for, even if some is idle
     gpu_over: GpuOver = GpuOver.END
+    # Ports of gangs and replicas: the first, and the first behind them. Empty: an older head, which
+    # cannot read that a port was taken.
+    ports: tuple[int, ...] = ()
 
 
 class Launch(CommandBase, frozen=True, kw_only=True):
@@ -59,13 +62,14 @@ class Launch(CommandBase, frozen=True, kw_only=True):
         """Ports of the node that are the member's own: where its gang meets, where it answers."""
         if self.ref.member != 0:
             return ()
-        texts = (self.env.get("MASTER_PORT", ""), self.env["PORT"] if self.answers else "")
+        door = self.env.get("PORT", "") if self.answers else ""
+        texts = (self.env.get("MASTER_PORT", ""), door)
         return tuple(int(text) for text in texts if text.isdecimal())
 
     @property
     def answers(self) -> bool:
         """It is the member of a replica that answers requests, at $PORT."""
-        return self.ref.member == 0 and "PORT" in self.env and "SHOAL_SERVICE" in self.env
+        return self.ref.member == 0 and "SHOAL_SERVICE" in self.env
 
 
 class Stop(CommandBase, frozen=True, kw_only=True):

@@ -66,6 +66,8 @@ def _hear(round_: Round, said: NodeReport) -> NodeReport | None:
         state.heard.getting[node_id] = {one.ref: one.what for one in inventory.getting}
     state.heard.said[node_id] = (inventory.incarnation, inventory.sequence)
     state.heard.versions[node_id] = inventory.shoal
+    listens = inventory.listens
+    state.heard.listens[node_id] = None if listens is None else frozenset(listens)
     node = state.nodes[node_id]
     _take_starts(round_, node, [*inventory.alive, *_ran(inventory.exits)])
     take_faults(round_, node, inventory.exits)

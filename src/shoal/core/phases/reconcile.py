@@ -17,6 +17,7 @@ from shoal.model.commands import Acknowledge, Command, Launch, Limits, Sleep, St
 from shoal.model.events import JobDozing, JobPlaced, JobStopping, JobWaking, SleepRefused
 from shoal.model.job import Job, MemberRef, MemberStatus, Phase, StopCause
 from shoal.model.moments import rfc3339
+from shoal.model.policy import Policy
 from shoal.model.report import NodeReport
 from shoal.model.resources import WHOLE_GPU_MILLI
 
@@ -142,7 +143,7 @@ def _command(state: State, job: Job, ref: MemberRef) -> Command:
         cpu_milli=job.spec.cpu_milli,
         memory_mb=job.spec.memory_mb,
         gpu_memory_mb=job.spec.gpu_memory_mb if job.spec.gpu_milli == 0 else 0,
-        limits=Limits(state.policy.processes_max, state.policy.cpu_hard, state.policy.gpu_over),
+        limits=_limits(state.policy),
         image=job.spec.image,
         secrets=job.spec.secrets,
         interactive=job.spec.interactive,
@@ -152,6 +153,11 @@ def _command(state: State, job: Job, ref: MemberRef) -> Command:
         copies=ref.member in view.copying,
         launcher=job.spec.launcher,
     )
+
+
+def _limits(policy: Policy) -> Limits:
+    ports = (policy.port_first, policy.port_first + policy.port_count)
+    return Limits(policy.processes_max, policy.cpu_hard, policy.gpu_over, ports)
 
 
 def uid_of(state: State, tenant: str) -> int:

@@ -75,6 +75,8 @@ class Heard:
         self.contacts: dict[str, int] = {}
         # The newest (incarnation, sequence) of each node, lost or not: older reports are refused.
         self.said: dict[str, tuple[int, int]] = {}
+        # node -> replicas that listen on their ports by themselves; None: its agent does not look
+        self.listens: dict[str, frozenset[MemberRef] | None] = {}
         self.versions: dict[str, str] = {}  # of the nodes' agents; empty before 0.6.0
         self.getting: dict[str, dict[MemberRef, str]] = {}  # node -> members not ready, and why
         # node -> what its members have on GPUs, in MB
