@@ -29,7 +29,7 @@ need("torch")
 
 SCRIPTS = Path(__file__).parent / "launched"
 EXAMPLES = Path(__file__).parents[2] / "examples" / "train"
-DECIDES = str(SCRIPTS / "decides.py")
+DECIDES, FAILS = str(SCRIPTS / "decides.py"), str(SCRIPTS / "fails.py")
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +51,17 @@ class Terminal:
         told = self._capfd.readouterr()
         assert code == 0, told.out + told.err
         return told.out
+
+    def fail(self, words: str, *more: str) -> str:
+        """The same must fail; returns what the command says about it."""
+        self._capfd.readouterr()
+        code = call(["run", "--wait", *self._env(), *words.split(), *more])
+        told = self._capfd.readouterr()
+        assert code, told.out + told.err
+        job = re.search(r"\[(j\d+) submitted", told.err)
+        assert job, told.err
+        assert call(["explain", job[1]]) == 0
+        return told.err + self._capfd.readouterr().out
 
     def begin(self, words: str) -> Running:
         """The same as a program of its own."""
@@ -119,6 +130,28 @@ def test_a_script_that_looks_for_a_rank_is_alone_when_it_is_alone(terminal: Term
 def test_torchrun_makes_one_world_of_all_members_and_their_gpus(terminal: Terminal) -> None:
     out = terminal.run(f"-n 2 -g 2 -- torchrun {DECIDES}")
     assert out.count("world of") == 1 and "world of 4, local ranks [0, 1, 0, 1]" in out
+
+
+@pytest.mark.outside("torch and the launchers of others meet on a port by clocks of their own")
+@pytest.mark.parametrize(
+    "words",
+    [
+        f"-g 2 -- torchrun {FAILS}",
+        *(
+            pytest.param(words, marks=pytest.mark.soak)
+            for words in (
+                f"-n 2 -g 2 -- torchrun {FAILS}",
+                f"-n 2 -- python {FAILS}",
+                f"-n 2 --launcher -- mpirun -n 2 python {FAILS}",
+                f"-g 2 -- deepspeed --no_local_rank --num_gpus 2 {FAILS}",
+            )
+        ),
+    ],
+)
+def test_the_reason_of_a_failure_is_the_failing_ranks(terminal: Terminal, words: str) -> None:
+    said = terminal.fail(words)
+    assert "the learning rate became nan at step 17" in said
+    assert "https://pytorch.org" not in said and "ChildFailedError" not in said
 
 
 @pytest.mark.soak

@@ -17,15 +17,15 @@ from pathlib import Path
 from shoal.agent.masking import Mask
 from shoal.kernel import punch_hole
 from shoal.model.job import MemberRef
+from shoal.model.last_error import last_error
 from shoal.model.report import LogChunk
 
 CHUNK_BYTES = 256 * 1024
 # Bytes sent but not acknowledged, at most; beyond that the files on the node are the buffer.
 WINDOW_BYTES = 4 * 1024 * 1024
-LAST_BYTES = 4096
+LAST_BYTES = 64 * 1024  # torchrun's summary has a paragraph for each rank
 LAST_CHARACTERS = 300
 PARTING = "[shoal: "
-RULE = " \t\r-=_"  # a line of these alone says nothing, such as the last one of mpirun
 
 BLOCK_BYTES = 64 * 1024  # holes are aligned to this: no file system has larger blocks
 # Output that the controller has kept stays here too for a while: if its machine crashes, the end
@@ -294,7 +294,7 @@ def _hole_after(handle: int, offset: int) -> tuple[int, int] | None:
 
 
 def last_words(path: Path, mask: Mask | None = None) -> str:
-    """The last line that a member wrote: usually the reason why it ended, as Python prints it."""
+    """The line that a member wrote about why it ended: usually its last, as Python prints it."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - LAST_BYTES))
@@ -304,8 +304,7 @@ def last_words(path: Path, mask: Mask | None = None) -> str:
             text = data.decode(errors="replace")
     except OSError:
         return ""
-    lines = [line.strip() for line in text.splitlines() if line.strip(RULE)]
-    said = "".join(c for c in lines[-1] if c.isprintable()) if lines else ""
+    said = "".join(c for c in last_error(text) if c.isprintable())
     return said if len(said) <= LAST_CHARACTERS else said[: LAST_CHARACTERS - 3] + "..."
 
 

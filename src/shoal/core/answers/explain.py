@@ -25,6 +25,7 @@ from shoal.model.events import (
 )
 from shoal.model.explanation import AttemptRecord, Cause, FirstFailure, Learned
 from shoal.model.job import Outcome, StopCause
+from shoal.model.last_error import own_lines
 from shoal.model.progress import Spent
 from shoal.model.resources import Slice
 
@@ -293,7 +294,5 @@ def _gpu_milli(slice_: Slice) -> int:
 
 
 def last_lines(text: str, most: int = 8, width: int = 300) -> list[str]:
-    # A progress bar overwrites itself: only its last state counts.
-    lines = [line.rstrip().rpartition("\r")[2] for line in text.split("\n")]
-    lines = [line for line in lines if line.strip()][-most:]
+    lines = own_lines(text)[-most:]
     return [line if len(line) <= width else line[: width - 3] + "..." for line in lines]
