@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shoal.core.answers.why import explain
 from shoal.core.phases.reserved import reserved
-from shoal.core.phases.spec_problem import spec_problem
+from shoal.core.phases.spec_problem import shape_problem, spec_problem
 from shoal.model.job import ARGUMENT_BYTES_MAX, JobSpec
 from shoal.model.node import NodeHealth, NodeIntent
 from shoal.model.report import Accepted, Refused, Submit
@@ -150,6 +150,26 @@ def test_what_no_process_can_be_given_is_refused(fields: dict[str, object], fiel
 def test_an_ordinary_command_has_no_problem() -> None:
     spec = job_spec(command=["python", "-c", "print('é')"], workdir="/tmp", env={"A": ""})
     assert spec_problem(spec) is None
+
+
+@pytest.mark.parametrize(
+    ("command", "members", "refused"),
+    [
+        (["torchrun", "--standalone", "train.py"], 2, True),
+        (["python", "-m", "torch.distributed.run", "--standalone", "x.py"], 2, True),
+        (["sh", "-c", "cd x && torchrun --nproc-per-node=2 --standalone x.py"], 2, True),
+        (["torchrun", "--standalone", "train.py"], 1, False),
+        (["torchrun", "--standalone", "--nnodes=1", "train.py"], 2, False),
+        (["torchrun", "train.py"], 2, False),
+        (["sh", "-c", "torchrun x.py; other --standalone"], 2, False),
+    ],
+)
+def test_a_torchrun_that_would_wait_for_ever_is_refused(
+    command: list[str], members: int, refused: bool
+) -> None:
+    found = shape_problem(job_spec(command=command, members=members))
+    assert (found is not None) == refused
+    assert found is None or "leave out --standalone" in found.message
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from shoal.core.answers.why import explain
@@ -58,6 +59,20 @@ def test_a_budget_is_warned_about_then_held_then_free_again() -> None:
     freed = made.step(spendings=spent(red=0)).events
     assert kinds(freed)[:2] == ["BudgetFreed", "JobPlaced"]
     assert made.job(waits).phase is Phase.STARTING
+
+
+def test_a_budget_may_be_a_part_of_an_hour() -> None:
+    tenant = msgspec.json.decode(b'{"name": "red", "budget_gpu_hours": 0.001}', type=Tenant)
+    made = Cluster(Policy(tenants=(tenant,)))
+    made.join("a", gpus=4)
+    warned = made.step(spendings=spent(red=0.0008)).events
+    assert warned[0].why == "red has used 0.0008 of 0.001 GPU-hours this month"  # type: ignore[union-attr]
+    assert kinds(made.step(spendings=spent(red=0.001)).events) == ["BudgetHeld"]
+    least = Policy(tenants=(Tenant(name="red", budget_gpu_hours=1e-300, budget_money=1e-300),))
+    assert kinds(Cluster(least).step(spendings=spent(red=1)).events)[-1] == "BudgetHeld"
+    for wrong in (b"-0.5", b"1e300"):
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.json.decode(b'{"name": "red", "budget_money": %b}' % wrong, type=Tenant)
 
 
 def test_who_falls_back_below_its_budget_but_not_far_is_warned_again() -> None:

@@ -83,8 +83,8 @@ SPECS = st.builds(
     tenant=PLAIN,
     whole_nodes=st.booleans(),
     preemptible=st.booleans(),
-    checkpoint_ms=st.integers(0, 10**10),
-    estimate_ms=st.integers(0, 10**10),
+    checkpoint_ms=st.integers(1, 10**10),
+    estimate_ms=st.integers(1, 10**10),
     cpu_milli=st.integers(0, 10_000_000),
     memory_mb=st.integers(0, 1_000_000_000),
     env=st.dictionaries(NAMES, TEXTS, max_size=4),
@@ -93,7 +93,7 @@ SPECS = st.builds(
     restart=st.sampled_from(Restart),
     retries=st.integers(0, 1000),
     backoff_ms=st.integers(0, 10**9),
-    time_limit_ms=st.integers(0, 10**10),
+    time_limit_ms=st.integers(1, 10**10),
     stop_grace_ms=st.integers(0, 3_600_000),
 )
 
@@ -236,6 +236,13 @@ def test_gpus_are_whole_or_a_share_of_one(gpus: str, fields: dict[str, int]) -> 
             {"members": 2, "members_max": 6, "members_per_node": 2, "gpus": 0},
         ),
         ("gpus: 8\nprocs_per_node: 1", {"gpus": 8}),
+        ("gpus: 1\nnodes: 2", {"members": 2, "members_per_node": 1}),
+        ("gpus: 1\nnodes: 2..4", {"members": 2, "members_max": 4, "members_per_node": 1}),
+        (
+            "gpus: 1\nnodes: 2\nlauncher: true",
+            {"members": 2, "members_per_node": 1, "launcher": True},
+        ),
+        ("nodes: 2\ngpus: 8\nprocs_per_node: gpu", {"members": 16, "members_per_node": 8}),
     ],
 )
 def test_processes_share_what_one_member_would_have(text: str, fields: dict[str, int]) -> None:
@@ -308,6 +315,13 @@ REFUSED = [
     ("command: x\ngpus: 0.5\nprocs_per_node: gpu", "procs_per_node: 'gpu' means one for each"),
     ("command: x\ngpus: 0.5\nprocs_per_node: 2", "procs_per_node: 2 processes cannot share"),
     ("command: x\ngpus: 8\nprocs_per_node: 3", "procs_per_node: 3 processes cannot share 8 GPUs"),
+    ("command: x\nnodes: 2\nmembers: 2", "nodes: means so many members, one per node; leave out m"),
+    (
+        "command: x\nnodes: 2\nper_node: 1",
+        "nodes: means so many members, one per node; leave out p",
+    ),
+    ("command: x\nnodes: 0", "nodes: must be from 1"),
+    ("command: x\nnodes: two", "nodes: 'two' is not a number of nodes; write 4, or 2..8"),
     ("command: x\nprocs_per_node: 0", "procs_per_node: must be from 1"),
     ("command: x\nprocs_per_node: gpus", "procs_per_node: must be a whole number"),
     ("command: x\nper_node: 2\nmembers: 2\nprocs_per_node: 2", "procs_per_node: and per_node say"),
@@ -330,6 +344,9 @@ REFUSED = [
     ("command: x\nmemory: {a: 1}", "memory: must be an amount"),
     ("command: x\ncpus: -1", "cpus: must not be negative"),
     ("command: x\ntime_limit: 90", "time_limit: 90 of what? Write 90s"),
+    ("command: x\ntime_limit: 0", "time_limit: must be more than 0; write e.g. 90s"),
+    ("command: x\nestimate: 0s", "estimate: must be more than 0"),
+    ("command: x\ngrid: [lr=]", "grid: 'lr=' has no values; write e.g. lr=0.1,0.01"),
     ("command: x\ntime_limit: 9999d", "time_limit: '9999d' is too much"),
     ("command: x\nstop_grace: 2h", "stop_grace: '2h' is too much"),
     ("command: x\nname: a/b", "name: 'a/b' is not a valid name"),

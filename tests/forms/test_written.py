@@ -35,6 +35,7 @@ VALUE = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=
 FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "name": st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,9}", fullmatch=True),
     "members": st.sampled_from([4, "2..8", "4..4"]),
+    "nodes": st.sampled_from([4, "2..8"]),
     "launcher": st.just(True),
     "interactive": st.just(True),
     "gpus": st.sampled_from([1, 8, 0.5, "0.125", "20G", "3000M"]),

@@ -174,14 +174,18 @@ def test_accelerate_launches_on_several_machines(terminal: Terminal) -> None:
     assert out.count("epoch 0 done") == 1
 
 
-@pytest.mark.soak  # it counts as torchrun does, whose variables it reads
+@pytest.mark.soak
 @pytest.mark.outside("torch and the launchers of others meet on a port by clocks of their own")
-def test_lightning_counts_ranks_as_they_are(terminal: Terminal) -> None:
+def test_lightning_alone_is_alone(terminal: Terminal) -> None:
     need("lightning")
-    script = str(SCRIPTS / "lit.py")
-    alone = terminal.run(f"-- python {script} 1 1")
-    assert "rank 0 of 1 on node 0: 2 steps" in alone
-    out = terminal.run(f"-n 2 -g 2 -- python {script} 2 1")
+    assert "rank 0 of 1 on node 0: 2 steps" in terminal.run(f"-- python {SCRIPTS / 'lit.py'} 1 1")
+
+
+@pytest.mark.outside("torch and the launchers of others meet on a port by clocks of their own")
+def test_lightning_runs_on_two_nodes_with_a_device_on_each(terminal: Terminal) -> None:
+    """Both members would fit on one node, where the second would have local rank 1."""
+    need("lightning")
+    out = terminal.run(f"--nodes 2 -- python {SCRIPTS / 'lit.py'} 2 1")
     for rank in (0, 1):
         assert f"rank {rank} of 2 on node {rank}: 2 steps" in out
     # Its other way to count is by nodes, wrong as soon as ranks are not in the order of nodes.

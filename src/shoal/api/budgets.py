@@ -81,7 +81,7 @@ def _view(
     )
 
 
-def _gauge(unit: str, spent: float, limit: int, per_hour: float, now_ms: int) -> BudgetGauge:
+def _gauge(unit: str, spent: float, limit: float, per_hour: float, now_ms: int) -> BudgetGauge:
     left = max(0.0, limit - spent)
     ends_ms = now_ms + int(left / per_hour * HOUR_MS) if per_hour else None
     return BudgetGauge(unit=unit, used=spent, limit=limit, per_hour=per_hour, ends_ms=ends_ms)

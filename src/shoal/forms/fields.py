@@ -74,6 +74,8 @@ JOB = _table({
               "A name for people."),
         Field("members", "-n N", "1", readers.members, "members members_max",
               "Processes that start together: 4, or 2..8 for an elastic gang."),
+        Field("nodes", "N", "", readers.nodes, "nodes nodes_max",
+              "That many nodes with one process on each: short for -n N --per-node 1."),
         Field("launcher", "", "", readers.switch, "launcher",
               "Run the command in member 0; it starts the others (mpirun, deepspeed)."),
         Field("interactive", "-i", "", readers.switch, "interactive",
@@ -128,11 +130,11 @@ JOB = _table({
               "Let other jobs stop it; it runs again later."),
         Field("no_sleep", "", "", readers.switch, "no_sleep",
               "Never put it to sleep; if it must make room, it is stopped instead."),
-        Field("checkpoint_every", "TIME", "", time("90s, 10m or 2h"), "checkpoint_ms",
+        Field("checkpoint_every", "TIME", "", time("90s, 10m or 2h", least=1), "checkpoint_ms",
               "How often it saves its work, e.g. 10m."),
-        Field("estimate", "TIME", "", time("90s, 10m or 2h"), "estimate_ms",
+        Field("estimate", "TIME", "", time("90s, 10m or 2h", least=1), "estimate_ms",
               "How long it will probably run, e.g. 2h."),
-        Field("time_limit", "TIME", "", time("90s, 10m or 2h"), "time_limit_ms",
+        Field("time_limit", "TIME", "", time("90s, 10m or 2h", least=1), "time_limit_ms",
               "Stop it after this long: 90s, 10m, 2h, 1d."),
     ],
     "Find it, and hear of it": [
@@ -183,9 +185,9 @@ COMMON = (
 
 # A replica runs until it is stopped, and is never resized: other fields of a job do not apply.
 REPLICA = (
-    "members", "gpus", "gpu_memory", "gpu_model", "cpus", "memory", "within", "strict", "per_node",
-    "procs_per_node", "whole_nodes", "where", "tolerates", "spread", "together", "tenant",
-    "priority", "no_sleep", "stop_grace", "env", "secret", "volume", "image", "workdir",
+    "members", "nodes", "gpus", "gpu_memory", "gpu_model", "cpus", "memory", "within", "strict",
+    "per_node", "procs_per_node", "whole_nodes", "where", "tolerates", "spread", "together",
+    "tenant", "priority", "no_sleep", "stop_grace", "env", "secret", "volume", "image", "workdir",
     "requirements", "pack",
 )
 SERVICE_PRIORITY = 100  # a request should wait less than a training run

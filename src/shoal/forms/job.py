@@ -26,6 +26,7 @@ def to_spec(given: Mapping[str, Any], more: Mapping[str, Any] | None = None) -> 
         raise BadField("command", "is missing; say what to run, e.g. command: python train.py")
     _settle_restart(ready)
     _settle_gpus(given, ready)
+    _settle_nodes(ready)
     _settle_launcher(ready)
     _settle_processes(ready)
     _settle_places(ready)
@@ -64,6 +65,18 @@ def _settle_gpus(given: Mapping[str, Any], ready: dict[str, Any]) -> None:
     for name, target in (("gpu_memory", "gpu_memory_mb"), ("gpu_model", "gpu_models")):
         if ready.get(target) and not ready.get("gpus"):
             raise BadField(name, "has no effect without GPUs; say how many, e.g. gpus: 1")
+
+
+def _settle_nodes(ready: dict[str, Any]) -> None:
+    """Members, one on each node; or, with `procs_per_node`, that many on each."""
+    if "nodes" not in ready:
+        return
+    for target, name in (("members", "members"), ("members_per_node", "per_node")):
+        if target in ready:
+            raise BadField("nodes", f"means so many members, one per node; leave out {name}")
+    ready["members"], ready["members_max"] = ready.pop("nodes"), ready.pop("nodes_max", 0)
+    if ready.get("processes", 1) == 1:
+        ready["members_per_node"] = 1
 
 
 def _settle_launcher(ready: dict[str, Any]) -> None:

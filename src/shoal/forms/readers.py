@@ -101,6 +101,7 @@ def span(least: int, most: int, noun: str, forms: str) -> Reader:
 
 
 members = span(1, 16_384, "processes that start together", "write 4, or 2..8")
+nodes = span(1, 16_384, "nodes with a process on each", "write 4, or 2..8")
 _replicas = span(0, 10_000, "replicas", "write 2, or 1..8, or 0..4 to scale to zero when idle")
 
 

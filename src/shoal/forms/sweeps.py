@@ -82,7 +82,7 @@ def rows(field: str, value: Any) -> list[dict[str, str]]:
 def _values(field: str, text: Any) -> tuple[str, list[str]]:
     """'lr=0.1,0.01', as a flag has it."""
     name, equals, values = str(text).partition("=")
-    if not equals:
+    if not equals or not values.strip():
         raise BadField(field, f"{units.quoted(str(text))} has no values; write e.g. lr=0.1,0.01")
     return name.strip(), [value.strip() for value in values.split(",")]
 

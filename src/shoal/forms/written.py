@@ -39,7 +39,7 @@ def to_fields(spec: JobSpec) -> dict[str, Any]:
 def _written(spec: JobSpec, name: str, field: Field) -> Any:
     """None: it need not be said."""
     match name:
-        case "command" | "procs_per_node":  # members and per_node say what the latter has made
+        case "command" | "nodes" | "procs_per_node":  # members and per_node say what these made
             return None
         case "members":
             most = f"..{spec.members_max}" if spec.members_max else ""
@@ -141,7 +141,7 @@ def _lines(name: str, value: Any) -> list[str] | None:
     if name in ("env", "label"):
         return [f"{key}={one}" for key, one in value.items()]
     if name == "grid":
-        if not all(_in_list(one) for values in value.values() for one in values):
+        if not all(any(values) and all(map(_in_list, values)) for values in value.values()):
             return None
         return [f"{key}={','.join(values)}" for key, values in value.items()]
     if name == "list":

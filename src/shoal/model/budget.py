@@ -40,7 +40,7 @@ class BudgetGauge(msgspec.Struct, frozen=True, kw_only=True):
 
     unit: str  # GPU-hours, or the currency
     used: float
-    limit: int
+    limit: float
     per_hour: float
     ends_ms: int | None
 

@@ -15,6 +15,8 @@ from shoal.model.job import JOB_NAME_PATTERN
 from shoal.model.supply import SUPPLIES_MAX, Supply, problem_with_supplies
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000_000)]
+# Of GPU-hours or money, as people write it; it is counted in microseconds and thousandths.
+Amount = Count | Annotated[float, msgspec.Meta(ge=0, le=1_000_000_000_000)]
 Span = Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000_000)]  # in ms, about 30 years at most
 FunctionName = Annotated[str, msgspec.Meta(max_length=200)]
 PORTS_END = 65_536
@@ -37,8 +39,8 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     weight: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
     quota_gpus: Count = 0
     # What the tenant and its branches may use in a period; 0: no limit.
-    budget_gpu_hours: Count = 0
-    budget_money: Count = 0  # in the currency of the price list
+    budget_gpu_hours: Amount = 0
+    budget_money: Amount = 0  # in the currency of the price list
     budget_period: BudgetPeriod = BudgetPeriod.MONTH
     # Jobs that it may have at a time, and of these waiting; 0: no limit of its own.
     jobs_max: Count = 0

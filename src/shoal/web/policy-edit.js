@@ -9,7 +9,7 @@ import { ASK_MS, draft, outcome } from "./replay.js";
 import { table } from "./table.js";
 
 const TENANTS_MAX = 50; // with inputs; the others are edited as text
-const asWritten = (field, text) => (field.kind === "count" && /^-?\d+$/.test(text.trim()) ? Number(text) : field.kind === "flag" ? text === "true" : text.trim());
+const asWritten = (field, text) => (field.kind === "count" && /^-?\d+(\.\d+)?$/.test(text.trim()) ? Number(text) : field.kind === "flag" ? text === "true" : text.trim());
 
 function input(field, value, name, label) {
   const props = { name, value, "aria-label": label, "data-was": value };
@@ -17,7 +17,7 @@ function input(field, value, name, label) {
     const all = field.kind === "flag" ? ["true", "false"] : field.choices;
     return h("select", { name, "aria-label": label, "data-was": value }, all.map((one) => h("option", { value: one, selected: one === value }, one)));
   }
-  if (field.kind === "count") return h("input", { ...props, type: "number", step: "1" });
+  if (field.kind === "count") return h("input", { ...props, type: "number", step: "any" });
   return field.choices.length ? [h("input", { ...props, list: `list-${name}` }), h("datalist", { id: `list-${name}` }, field.choices.map((one) => h("option", { value: one })))] : h("input", { ...props });
 }
 

@@ -92,17 +92,24 @@ def used(tenant: Tenant, totals: Totals) -> Used:
     found = [Used(0, f"{tenant.name} has spent nothing of its budget {when}")]
     if tenant.budget_gpu_hours:
         spent = mine.gpu_us
-        whole = tenant.budget_gpu_hours * GPU_US_PER_GPU_HOUR
-        hours = f"{spent / GPU_US_PER_GPU_HOUR:.1f} of {tenant.budget_gpu_hours} GPU-hours"
+        whole = max(1, round(tenant.budget_gpu_hours * GPU_US_PER_GPU_HOUR))
+        hours = f"{_shown(spent / GPU_US_PER_GPU_HOUR, tenant.budget_gpu_hours)} GPU-hours"
         found.append(Used(spent * 1000 // whole, f"{tenant.name} has used {hours} {when}"))
     unpriced_us = 0
     if tenant.budget_money:
         paid = mine.money_milli
         money = f"{paid / 1000:.2f} of {tenant.budget_money}"
-        found.append(Used(paid // tenant.budget_money, f"{tenant.name} has spent {money} {when}"))
+        found.append(
+            Used(int(paid // tenant.budget_money), f"{tenant.name} has spent {money} {when}")
+        )
         unpriced_us = mine.unpriced_us
     most = max(found)
     return most._replace(text=most.text + _unpriced(unpriced_us), unpriced=unpriced_us > 0)
+
+
+def _shown(spent: float, whole: float) -> str:
+    """A small budget is used in small parts."""
+    return f"{spent:.{1 if whole >= 1 else 4}f} of {whole}"
 
 
 def _unpriced(unpriced_us: int) -> str:

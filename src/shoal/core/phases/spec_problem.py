@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+
 from shoal.core.phases.sweep_problem import longest_element, sweep_problem
 from shoal.model.job import (
     ARGUMENT_BYTES_MAX,
@@ -71,6 +74,12 @@ def shape_problem(spec: JobSpec) -> Refused | None:
         )
     if spec.launcher and max(spec.members, spec.members_max) > 1 and spec.members_per_node != 1:
         return Refused("launcher", "starts the processes of a node itself; set members_per_node: 1")
+    if spec.members > 1 and not spec.launcher and _stands_alone(spec.command):
+        return Refused(
+            "command",
+            "torchrun --standalone waits for ever in a gang; leave out --standalone (Shoal tells "
+            "torchrun where to meet), or add --nnodes 1 to let each member train alone",
+        )
     if clash := contradiction(spec.demand.where):
         return Refused("where", f"no node can have both {clash}; one of several values is key=a|b")
     if len(spec.asked) > ASKED_MAX:
@@ -81,3 +90,14 @@ def shape_problem(spec: JobSpec) -> Refused | None:
     if 0 < spec.members_max < spec.members:
         return Refused("members_max", f"is less than its {spec.members} members")
     return None
+
+
+def _stands_alone(command: Sequence[str]) -> bool:
+    """torchrun --standalone meets at an address of its own, and waits there for as many nodes as
+    the gang has members."""
+    return any(
+        "--standalone" in part
+        and "--nnodes" not in part
+        and ("torchrun" in part or "torch.distributed.run" in part)
+        for part in re.split(r"[;&|\n]", " ".join(command))
+    )
