@@ -16,11 +16,11 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from shoal.agent.images.sweeping import sweep
 from shoal.cgroups.groups import end_groups
 from shoal.files import lock
 from shoal.folder import AGENT_LOCK
 from shoal.kernel import children, die_with_parent, reap_orphans
+from shoal.leftovers import sweep
 
 
 def main() -> int:

@@ -35,7 +35,8 @@ from shoal.agent.warm.rules import Recipe, default_modules, recipe, wanted_modul
 from shoal.cgroups.groups import Cgroups, Group
 from shoal.cgroups.values import Ceiling, Used
 from shoal.exits import MEMBERS
-from shoal.kernel import NODE_MARK, children, kill_marked
+from shoal.kernel import NODE_MARK, children
+from shoal.leftovers import end_marked
 from shoal.model.commands import Launch, Prepare
 from shoal.model.job import MemberRef
 
@@ -271,7 +272,7 @@ class Processes:
     def kill_leftovers(self) -> int:
         """If keeper and agent of an earlier life were killed together, processes may have survived.
         They must not use the GPUs that this life gives to others."""
-        return kill_marked(NODE_MARK, self.node_mark.__eq__) + self.groups.clear()
+        return self.groups.clear() + end_marked(Path(self.node_mark))
 
     def owner(self, pid: int) -> MemberRef | None:
         """The member that a process of this machine belongs to, if that is certain."""

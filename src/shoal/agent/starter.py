@@ -68,7 +68,7 @@ class Starter:
             self._sleep(min(LOOK_S, due - now) if due else LOOK_S)
         if self._stopping:
             self._end_agent()
-        if not self._agent_runs():
+        if not self._agent_runs() and self._end_left():
             self._report_death()
             (self._directory / LEAVING).unlink(missing_ok=True)
         return 0
@@ -148,6 +148,12 @@ class Starter:
             if all(variable(pid, AGENT_MARK) == str(self._directory) for pid in pids):
                 return pids
         return self._keeper, self._keeper
+
+    def _end_left(self) -> bool:
+        """If the keeper was killed, nobody has done so. False: an agent lives."""
+        from shoal.leftovers import end_node
+
+        return end_node(self._directory)
 
     def _report_death(self) -> None:
         from shoal.agent.last_report import report_death

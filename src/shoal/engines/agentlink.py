@@ -21,7 +21,8 @@ from shoal.cgroups.groups import end_groups
 from shoal.exits import MEMBERS, read_exits
 from shoal.files import held, short_path, write_private
 from shoal.folder import AGENT_LOCK, SPEC
-from shoal.kernel import AGENT_MARK, NODE_MARK, Usual, kill_marked, limit_cores, variable
+from shoal.kernel import AGENT_MARK, Usual, limit_cores, variable
+from shoal.leftovers import end_marked, end_node
 from shoal.model.node import NodeSpec
 from shoal.model.report import NodeGone
 from shoal.wire import Ask, FromAgent, Heard, Link, ToAgent
@@ -143,8 +144,9 @@ class AgentLink:
         self._ear.said(message)
 
     async def _died(self) -> bool:
-        """The keeper releases the lock when every process of the node is gone. A connection can
-        also break without a death; then the agent answers again."""
+        """The keeper releases the lock when every process of the node is gone. If the keeper was
+        killed, too, they are ended here, before anybody knows of the death. A connection can also
+        break without a death; then the agent answers again."""
         while self._held():
             if self._process is not None:
                 self._process.poll()  # reap the keeper
@@ -153,7 +155,7 @@ class AgentLink:
                 _, writer = await asyncio.open_unix_connection(path)
                 writer.close()
                 return False
-        return True
+        return await asyncio.to_thread(end_node, self._directory)
 
     def _announce_death(self) -> None:
         """A life that never connected may have ended too: its number is on disk."""
@@ -188,9 +190,7 @@ def end_by_force(directory: Path, incarnation: int) -> None:
         time.sleep(DEATH_POLL_S)
     if held(directory / AGENT_LOCK):
         end_groups(directory)
-        deadline = time.monotonic() + SWEEP_S
-        while kill_marked(NODE_MARK, str(directory).__eq__) and time.monotonic() < deadline:
-            time.sleep(DEATH_POLL_S)
+        end_marked(directory, SWEEP_S)
         _signal(keeper, signal.SIGKILL, directory)
 
 

@@ -26,7 +26,6 @@ from shoal.agent.images.inside import handles, inside, is_apart
 from shoal.agent.images.render import LABEL, VARIABLES, Box, Mount, render
 from shoal.agent.images.runs import Runs
 from shoal.agent.images.runtimes import Facts, Runtime, facts, find
-from shoal.agent.images.sweeping import FOLDER, SWEEP, SWEEP_S_MAX, sweep
 from shoal.agent.keeping.volumes import mounts_of
 from shoal.agent.launch.files import HOSTFILE
 from shoal.agent.ownership import read_process
@@ -34,6 +33,7 @@ from shoal.agent.secrets import SECRETS
 from shoal.agent.shares.rules import PIPES
 from shoal.cgroups.groups import Group
 from shoal.kernel import NODE_MARK
+from shoal.leftovers import FOLDER, SWEEP, SWEEP_S_MAX, sweep
 from shoal.model.commands import Launch
 from shoal.model.job import Fault, MemberRef
 from shoal.model.kept import OUTPUT
