@@ -27,11 +27,17 @@ QUIET = "shoal.audit.quiet"
 REFUSED = (401, 403, 404, 421, 429)
 ENTRIES_MAX = 10_000
 WORD_MAX = 200
-# Refused requests, and strangers, must not push the rest out of the log.
-REFUSED_MAX = 30  # lines per sender ...
+# Nobody's requests push those of others out of the log. Of refused requests, and of strangers, it
+# has so many lines ...
+REFUSED_MAX = 30  # per sender ...
 STRANGERS_MAX = 300  # ... and for all who have not signed in ...
 REFUSED_MS = 60_000  # ... within this time
 SENDERS_MAX = 1_000
+# ... and of other requests so many an hour. Beyond them, a line stands for those of a minute.
+SAME_MAX = 600  # of one user with one verb
+TENANT_MAX = 6_000
+HOUR_MS, MINUTE_MS = 3_600_000, 60_000
+KINDS_MAX = 20_000  # users with verbs that are counted
 
 Connection = ASGIConnection[Any, Any, Any, Any]
 Word = Annotated[str, Parameter(max_length=64)]
@@ -47,6 +53,23 @@ def quiet(scope: Any) -> None:
     scope[QUIET] = True
 
 
+class Lines:
+    """How many there were in this hour, and how many requests were left out since the last."""
+
+    __slots__ = ("line_ms", "lines", "since_ms", "skipped")
+
+    def __init__(self, now_ms: int) -> None:
+        self.since_ms, self.lines, self.line_ms, self.skipped = now_ms, 0, 0, 0
+
+    def fresh(self, now_ms: int) -> bool:
+        return 0 <= now_ms - self.since_ms < HOUR_MS
+
+    def over(self, now_ms: int, most: int) -> bool:
+        if not self.fresh(now_ms):
+            self.since_ms, self.lines = now_ms, 0
+        return self.lines >= most
+
+
 class Auditor:
     """Called with every message that the API sends, before it is sent."""
 
@@ -55,6 +78,7 @@ class Auditor:
         self._now_ms = now_ms
         self._refused: dict[str, deque[int]] = {}
         self._skipped = 0
+        self._done: dict[tuple[str, ...], Lines] = {}
 
     async def before_send(self, message: Message, scope: Scope) -> None:
         kind = message["type"]
@@ -94,7 +118,14 @@ class Auditor:
         ):
             self._skipped += 1
             return None
-        skipped, self._skipped = self._skipped, 0
+        skipped = 0
+        if who is not None and not who.admin:
+            # A request that was refused as wrong changes as little as one that was not allowed.
+            verb = _verb(handler) if status < 400 else ""
+            skipped = self._count((who.tenant, who.user or who.key, verb))
+            if skipped < 0:
+                return None
+        skipped, self._skipped = skipped + self._skipped, 0
         fields = {
             "who": who.user if who else "",
             "tenant": who.tenant if who else "",
@@ -111,6 +142,23 @@ class Auditor:
             skipped=skipped,
             **{name: text[:WORD_MAX] for name, text in fields.items()},
         )
+
+    def _count(self, kind: tuple[str, ...]) -> int:
+        """How many requests of this kind were left out before the line; -1: this one is, too."""
+        now_ms = self._now_ms()
+        if len(self._done) >= KINDS_MAX:
+            self._done = {key: one for key, one in self._done.items() if one.fresh(now_ms)}
+        own = self._done.setdefault(kind, Lines(now_ms))
+        every = self._done.setdefault(kind[:1], Lines(now_ms))
+        if own.over(now_ms, SAME_MAX) or every.over(now_ms, TENANT_MAX):
+            if now_ms - own.line_ms < MINUTE_MS:
+                own.skipped += 1
+                return -1
+        else:
+            every.lines += 1
+        own.lines, own.line_ms = own.lines + 1, now_ms
+        skipped, own.skipped = own.skipped, 0
+        return skipped
 
     def _room(self, sender: str, most: int) -> bool:
         now_ms = self._now_ms()

@@ -8,9 +8,10 @@ import msgspec
 class AuditEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
     """`verb` is what was asked (as `jobs.cancel`) and `on` is what of (as `j7`). `status` is the
     answer's. `source` is the sender's address, or `socket` for the socket file of the home.
-    `skipped` counts the refused requests before this line that were too many to write. `prev` is
-    the hash of the line before, in the first line of a file only. In a cluster with a database,
-    `id` names the line, and `via` the head that was asked."""
+    `skipped` counts the requests before this line that were too many to write: refused ones, and
+    those of the same user with the same verb. `prev` is the hash of the line before, in the first
+    line of a file only. In a cluster with a database, `id` names the line, and `via` the head that
+    was asked."""
 
     seq: int
     at_ms: int

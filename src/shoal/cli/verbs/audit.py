@@ -123,7 +123,7 @@ def _show(user: str, tenant: str, verb: str, last: int, json: bool, home: Path) 
     for entry in view.entries:
         moment = datetime.datetime.fromtimestamp(entry.at_ms / 1000).astimezone()
         style = "" if entry.status < 400 else "red"
-        more = f" (and {entry.skipped} more refused before it)" if entry.skipped else ""
+        more = f" (and {entry.skipped} more like it before)" if entry.skipped else ""
         rows.append(
             [
                 f"{moment:%Y-%m-%d %H:%M:%S}",
