@@ -18,7 +18,7 @@ from shoal.model.job import JobSpec, MemberRef, Outcome, StopCause
 from shoal.model.node import NodeIntent, NodeSpec
 from shoal.model.policy import Policy, Tenant
 from shoal.model.progress import Beat, Progress
-from shoal.model.report import Idle
+from shoal.model.report import Idle, NodeReport, Report
 from shoal.model.resources import Slice
 from shoal.model.service import ReplicaLoad, ServiceLoad
 from tests.ledger.totals import Totals
@@ -370,6 +370,82 @@ def test_a_tenant_that_is_held_does_not_wait_for_gpus() -> None:
 
 
 # -- clocks that jump -----------------------------------------------------------------------
+
+
+def restart(story: Explanation, epoch: int = 2) -> None:
+    story.tell(ev.ControllerStarted(at_ms=story.now_ms, epoch=epoch))
+
+
+def hear(story: Explanation, *alive: MemberRef) -> None:
+    spec = NodeSpec(id="n1", gpus=2, cpu_milli=8000, memory_mb=1000)
+    report = NodeReport(spec=spec, incarnation=1, sequence=1, alive=alive)
+    story.book.stepped(Report(nodes=(report,)), [], story.now_ms)
+
+
+def test_time_in_which_the_whole_cluster_was_off_is_not_charged_to_its_jobs() -> None:
+    """23 h 41 min without power were useful, and then done again."""
+    story = started()
+    story.after(10)
+    story.book.advance(story.now_ms)
+    off_s = 23 * 3600 + 41 * 60
+    story.after(off_s)
+    restart(story)
+    story.after(1)
+    story.tell(ev.NodeLost(at_ms=story.now_ms, node="n1", incarnation=1, dead=True))
+    story.requeue(StopCause.NODE_LOSS)
+    assert story.seconds() == {"startup": 8, "recompute": 20, "lost": 2 * (off_s + 1)}
+
+
+def test_a_member_that_vanished_while_no_controller_ran_is_not_charged_for_that_time() -> None:
+    story = started()
+    story.after(10)
+    story.book.advance(story.now_ms)
+    story.after(7200)
+    restart(story)
+    hear(story)
+    lost = ev.MemberLost(at_ms=story.now_ms, job="j1", attempt=1, member=0, node="n1", why="")
+    story.tell(lost)
+    story.requeue(StopCause.NODE_LOSS)
+    assert story.seconds() == {"startup": 8, "recompute": 20, "lost": 14_400}
+
+
+def test_a_job_that_lived_on_without_a_controller_has_worked() -> None:
+    story = started()
+    story.after(10)
+    story.book.advance(story.now_ms)
+    story.after(7200)
+    restart(story)
+    hear(story, MemberRef("j1", 1, 0))
+    assert story.seconds() == {"startup": 8, "useful": 14_420}
+    story.after(3600)
+    story.tell(ev.NodeLost(at_ms=story.now_ms, node="n1", incarnation=1, dead=True))
+    story.requeue(StopCause.NODE_LOSS)
+    assert story.seconds() == {"startup": 8, "recompute": 21_620}
+
+
+def test_a_node_that_no_new_controller_ever_hears_is_lost_since_the_last_one() -> None:
+    story = started()
+    story.after(10)
+    story.book.advance(story.now_ms)
+    story.after(7200)
+    restart(story)
+    story.after(10)
+    story.tell(ev.NodeSilent(at_ms=story.now_ms, node="n1"))
+    story.after(7200)
+    story.tell(ev.NodeLost(at_ms=story.now_ms, node="n1", incarnation=1, dead=False))
+    story.requeue(StopCause.NODE_LOSS)
+    assert story.seconds() == {"startup": 8, "recompute": 20, "lost": 28_820}
+
+
+def test_a_book_that_is_written_again_from_the_log_believes_that_a_job_lived_on() -> None:
+    """Without reports, a loss long after a controller's start says nothing about its absence."""
+    story = started()
+    story.after(10)
+    restart(story)
+    story.after(7200)
+    story.tell(ev.NodeLost(at_ms=story.now_ms, node="n1", incarnation=1, dead=True))
+    story.requeue(StopCause.NODE_LOSS)
+    assert story.seconds() == {"startup": 8, "recompute": 14_420}
 
 
 def gaps(story: Explanation) -> Iterable[tuple[int, bool]]:

@@ -33,6 +33,8 @@ class Book:
 
     def take(self, event: ev.Event) -> None:
         """Take one event, in the order of the log."""
+        if type(event) is ev.ControllerStarted:
+            members.unheard(self.postings, event.at_ms)
         clock.advance(self.postings, event.at_ms)
         handler = HANDLERS.get(type(event))
         if handler is not None:
@@ -45,6 +47,7 @@ class Book:
         """Take one step: what it heard explains the time before its events."""
         self.advance(now_ms)
         for inventory in report.nodes:
+            members.hear_alive(self.postings, inventory.spec.id, inventory.alive)
             self.hear(inventory.progress)
             members.hear_idle(self.postings, inventory.spec.id, inventory.idle)
             if inventory.sample is not None:

@@ -50,6 +50,7 @@ class Node(msgspec.Struct, kw_only=True):
     quarantined: bool = False
     reserved: int = 0  # number of blocked jobs that it is set aside for
     known: bool = True
+    unheard: bool = False  # since the newest controller started
     power_ms: int = -1  # when its GPUs last reported their power
     idle: list[tuple[str, int]] = []  # its members that do not use their GPUs
     members: dict[str, list[int]] = {}  # job -> its members that hold GPUs here
@@ -91,6 +92,7 @@ class Member(msgspec.Struct, kw_only=True):
     mark_ms: int
     account: Account | None = Account.STARTUP
     running_ms: int = -1
+    # Since when nobody knows what it does: its node is silent, or no controller ran.
     silent_ms: int = msgspec.field(default=-1, name="suspect_ms")  # its name before 0.2
     told: LastBeat | None = None
     before: Account | None = None  # of a service's replica: its account before it slept
@@ -155,3 +157,4 @@ class BookState(msgspec.Struct, kw_only=True):
     held: list[str] = []  # tenants whose budget is used up
     gaps: list[Gap] = []
     back_ms: int = 0  # how far the clock is behind the book
+    started_ms: int = -1  # when the newest controller started

@@ -98,7 +98,7 @@ def _running(postings: Postings, event: ev.JobRunning) -> None:
 def _runs(postings: Postings, job_id: str, job: Job, member: Member) -> None:
     now_ms = postings.cluster.now_ms
     members.settle(postings, job_id, job, member, now_ms)
-    member.running_ms = now_ms
+    member.running_ms, member.silent_ms = now_ms, -1
     member.account = Account.STARTUP if job.owner.service else None
 
 
@@ -138,7 +138,7 @@ def _exited(postings: Postings, event: ev.MemberExited) -> None:
 
 def _vanished(postings: Postings, event: ev.MemberLost) -> None:
     job = postings.cluster.jobs[event.job]
-    members.release(postings, event.job, job, event.member, job.cause or StopCause.NODE_LOSS)
+    members.lost(postings, event.job, job, event.member, job.cause or StopCause.NODE_LOSS)
 
 
 def _requeued(postings: Postings, event: ev.JobRequeued) -> None:

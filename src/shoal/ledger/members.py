@@ -9,10 +9,12 @@ from shoal.ledger.book_state import Job, LastBeat, Member
 from shoal.ledger.free_time import settle_node
 from shoal.ledger.naps import settle_nap
 from shoal.ledger.postings import Part, Postings
-from shoal.model.job import StopCause
+from shoal.model.job import MemberRef, StopCause
 from shoal.model.progress import Beat, Progress
 from shoal.model.report import Idle
 
+# A node that no controller hears falls silent within this time, whatever the policy says.
+UNHEARD_MS = 60 * 60_000
 # Reports come every second, so a beat may be this old when it arrives: time that it does not
 # explain is left for the next one.
 SLACK_MS = 3_000
@@ -67,6 +69,8 @@ def settle_hour(postings: Postings, job_id: str, job: Job) -> None:
     now_ms = postings.cluster.now_ms
     for member in job.members.values():
         told = member.told
+        if member.silent_ms >= 0:
+            continue  # it may be lost since then
         if member.account is not None:
             settle(postings, job_id, job, member, now_ms)
         elif told is None and now_ms - member.running_ms >= FIRST_BEAT_MS:
@@ -75,6 +79,51 @@ def settle_hour(postings: Postings, job_id: str, job: Job) -> None:
             postings.book_member(job_id, job, member, parts[:1] if job.checkpoint_ms else parts)
         elif told is not None and now_ms - member.mark_ms >= SILENT_MS:
             settle(postings, job_id, job, member, now_ms)
+
+
+def unheard(postings: Postings, started_ms: int) -> None:
+    """A controller starts. Whether members have lived on without one, their nodes will show; if
+    not, they may have been dead since the last controller was seen."""
+    cluster = postings.cluster
+    cluster.started_ms = started_ms
+    for node in cluster.nodes.values():
+        node.unheard = True
+    for job in cluster.jobs.values():
+        for member in job.members.values():
+            if member.silent_ms < 0:
+                member.silent_ms = cluster.now_ms
+
+
+def hear_alive(postings: Postings, node_id: str, alive: Iterable[MemberRef]) -> None:
+    """The first report of a node to this controller proves that these members have lived on."""
+    node = postings.cluster.nodes.get(node_id)
+    if node is None or not node.unheard:
+        return
+    node.unheard = False
+    for ref in alive:
+        job = postings.cluster.jobs.get(ref.job)
+        member = job.members.get(ref.member) if job is not None else None
+        if job is not None and job.attempt == ref.attempt and member is not None:
+            member.silent_ms = -1
+
+
+def unknown_since_ms(postings: Postings, member: Member) -> int:
+    """Since when nobody knows whether it lives; -1 if somebody does. A book that is written again
+    from the log alone hears no reports, but a node that is not heard falls silent within
+    `UNHEARD_MS`."""
+    cluster, node = postings.cluster, postings.cluster.nodes[member.node]
+    late = cluster.now_ms - cluster.started_ms > UNHEARD_MS
+    return -1 if node.unheard and late and node.health != "silent" else member.silent_ms
+
+
+def lost(postings: Postings, job_id: str, job: Job, number: int, cause: StopCause) -> None:
+    """It is gone; what it did since nobody knew of it is unknown."""
+    member = job.members.get(number)
+    since_ms = unknown_since_ms(postings, member) if member is not None else -1
+    if member is not None and since_ms >= 0:
+        finish_step(postings, job_id, job, member, since_ms, cause)
+        member.account = Account.LOST
+    release(postings, job_id, job, number, cause)
 
 
 def hear(postings: Postings, progress: Progress) -> None:

@@ -93,27 +93,23 @@ def _ready(postings: Postings, event: ev.NodeReady) -> None:
 
 def _silent(postings: Postings, event: ev.NodeSilent) -> None:
     node = _changing(postings, event.node)
+    for job_id, number in _members_of(node):
+        member = postings.cluster.jobs[job_id].members[number]
+        if members.unknown_since_ms(postings, member) < 0:
+            member.silent_ms = postings.cluster.now_ms
     node.health = "silent"
     _judge_away(node)
-    for job_id, number in _members_of(node):
-        postings.cluster.jobs[job_id].members[number].silent_ms = postings.cluster.now_ms
 
 
 def _lost(postings: Postings, event: ev.NodeLost) -> None:
     """What its members did after it fell silent is unknown."""
     node = _changing(postings, event.node)
+    for job_id, number in _members_of(node):
+        job = postings.cluster.jobs[job_id]
+        members.lost(postings, job_id, job, number, StopCause.NODE_LOSS)
     node.health = "lost"
     _judge_away(node)
     _drop_claims(postings, event.node)
-    for job_id, number in _members_of(node):
-        job = postings.cluster.jobs[job_id]
-        member = job.members[number]
-        if member.silent_ms >= 0:
-            members.finish_step(
-                postings, job_id, job, member, member.silent_ms, StopCause.NODE_LOSS
-            )
-            member.account = Account.LOST
-        members.release(postings, job_id, job, number, StopCause.NODE_LOSS)
 
 
 def _intended(postings: Postings, event: ev.NodeIntended) -> None:
