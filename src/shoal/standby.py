@@ -20,6 +20,7 @@ from shoal.control.home import ClusterConfig, Home, node_url
 from shoal.control.leading import Leadership
 from shoal.control.logs import LogStore
 from shoal.control.packages import PackageStore
+from shoal.control.service_certificates import FollowedSecrets
 from shoal.control.sockets import Doors
 from shoal.control.stores import stores_of
 from shoal.database.lease import LOOK_S, Lease
@@ -62,6 +63,7 @@ async def stand_by(
     link = GatewayLink(loop, balancer_of(home), lambda: entry_of(home, config, encryption))
     link.report, link.others = heads.report_loads, heads.other_loads
     stores = stores_of(home, config, lease)
+    link.secrets = FollowedSecrets(lambda: stores.secrets(loop.alarms))
     server = api_server(
         loop, home, stores, History(loop), None, doors.copy(), encryption, config, heads=heads
     )

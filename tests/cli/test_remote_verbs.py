@@ -83,7 +83,7 @@ TRIES: dict[str, list[Try]] = {
         Try(("site", "--no-wait", "--", "sh", "-c", "exec python -m http.server $PORT"), "site"),
         Try(
             ("tls", "--port", "9443", "--certificate", "mine.pem", "--", "true"),
-            "certificate: names a file on the head",
+            "certificate: ",
             1,
         ),
     ],

@@ -152,6 +152,7 @@ def test_a_file_is_refused_in_one_line(shoal: Shoal, tmp_path: Path) -> None:
 def test_a_certificate_that_is_not_there_is_missed_at_once(shoal: Shoal, tmp_path: Path) -> None:
     text = "name: chat\ncommand: python server.py\nport: 8443\ncertificate: keys/chat.pem\n"
     told = refused(shoal, tmp_path / "service.yaml", text)
+    assert "tls" not in told, "nothing was asked of the cluster"
     assert f"certificate: {tmp_path}/keys/chat.pem: there is no such file" in told
     result = shoal("serve", "chat", "--port", "8443", "--certificate", "no.pem", "--", "true")
     assert_one_clear_line(result)

@@ -58,9 +58,10 @@ CASES = {
                     sticky_cookie="sid",
                     path="/web/app",
                     port=8443,
-                    certificate="/etc/web.pem",
+                    certificate="web-tls",
                     body_bytes_max=0,
-                )
+                ),
+                certificate="a certificate and its key",
             ),
         ),
     ),
@@ -129,7 +130,11 @@ def test_weights_and_drains_survive_a_reload() -> None:
     [
         ({"routing": Routing.STICKY}, "needs either sticky_header or sticky_cookie"),
         ({"sticky_header": "X"}, "need routing: sticky"),
-        ({"certificate": "/x.pem"}, "certificate of its own needs a port of its own"),
+        ({"certificate": "x-tls"}, "certificate of its own needs a port of its own"),
+        (
+            {"certificate": "/x.pem", "port": 1},
+            "'/x.pem' is not the name of a secret; set one with",
+        ),
         ({"path": "chat"}, "is not a path such as /chat"),
         ({"path": "/"}, "is not a path such as /chat"),
         ({"port": 8080}, "port 8080 is already used by the gateway itself"),

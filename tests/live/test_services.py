@@ -8,14 +8,18 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from shoal.client import ShoalError
+from shoal.forms.pack import packed_service
 from shoal.model.node import NodeIntent
 from shoal.model.service import Probe, Route, Scale, ServiceSpec
-from tests.gateway.world import Answer, get
+from tests.gateway.test_certificates import presented
+from tests.gateway.test_routing import certificate
+from tests.gateway.world import Answer, free_port, get
 from tests.live.cluster import Live, eventually
 from tests.live.serving import WAIT_S, Serving, serving_cluster
 
@@ -167,6 +171,31 @@ def test_a_port_that_is_taken_is_told_and_troubles_nobody_else(
     assert (view.url, get(port, "/").body) == (f"http://127.0.0.1:{port}/", "v1")
     cluster.client.stop_service(other.name)
     assert eventually(other.gone, WAIT_S)
+
+
+def test_a_certificate_file_becomes_a_secret_and_a_new_value_is_presented(
+    serving: Serving, tmp_path: Path
+) -> None:
+    one, key = certificate(tmp_path, "one")
+    two, other_key = certificate(tmp_path, "two")
+    file, port = tmp_path / "web.pem", free_port()
+    file.write_bytes(one + key)
+    client = serving.live.client
+    route = Route(service=serving.name, port=port, certificate=str(file))
+    spec = ServiceSpec(name=serving.name, replica=serving.replica("v1"), route=route)
+    with pytest.raises(ShoalError, match="is not the name of a secret"):
+        client.submit_service(spec)
+    packed = packed_service(client, spec, wanted=False)
+    client.submit_service(packed)
+    assert serving.settles().url == f"https://127.0.0.1:{port}/"
+    assert presented(port) == one.decode().strip()
+    client.set_secret(packed.way.certificate, two + other_key)
+    assert eventually(lambda: presented(port) == two.decode().strip(), WAIT_S)
+    client.set_secret(packed.way.certificate, b"nonsense")
+    assert "is not a PEM file" in serving.settles("failing").why
+    assert presented(port) == two.decode().strip(), "it stays as it was"
+    client.set_secret(packed.way.certificate, one + key)
+    serving.settles()
 
 
 def test_a_node_is_drained_without_a_failed_request(cluster: Live, serving: Serving) -> None:

@@ -57,7 +57,7 @@ from shoal.api.problems import (
 from shoal.api.reach import Reach
 from shoal.api.schedules import Schedules
 from shoal.api.schema import DescribedSchema
-from shoal.api.secrets import Secrets, refuse_unknown_secrets
+from shoal.api.secrets import Secrets, refuse_unknown_certificate, refuse_unknown_secrets
 from shoal.api.series import Series
 from shoal.api.sessions import Sessions
 from shoal.api.storage import StorageApi
@@ -228,6 +228,7 @@ class Services(Controller):
         _refuse_entry(reach, entry, spec)
         refuse_unknown_package(reach, spec.replica.package)
         refuse_unknown_secrets(reach.loop, spec.replica)
+        refuse_unknown_certificate(reach.loop, spec)
         accepted(await reach.loop.request(SetService(spec, reach.name, reach.tenant)))
         await reach.loop.settled()
         return service_view(reach, reach.service(spec.name), entry)

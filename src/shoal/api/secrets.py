@@ -20,11 +20,12 @@ from shoal.control.secretstore import Sealed, SecretError, SecretStore
 from shoal.model.identity import EVERY_TENANT
 from shoal.model.job import DEFAULT_TENANT, JobSpec
 from shoal.model.notice import secrets_named
-from shoal.model.secret import SECRET_BYTES_MAX, SecretView, split
+from shoal.model.secret import SECRET_BYTES_MAX, SECRET_NAME_PATTERN, SecretView, split
+from shoal.model.service import ServiceSpec
 from shoal.model.views import Done
 from shoal.ports import StoreError
 
-NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,62}")
+NAME = re.compile(SECRET_NAME_PATTERN)
 TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 Tenant = Annotated[str, Parameter(max_length=63)]
@@ -112,6 +113,16 @@ def refuse_unknown_secrets(loop: ControlLoop, spec: JobSpec) -> None:
             message = f"{spec.tenant} has no secret {name}; set it with: shoal secret set {name}"
             raise Refusal(422, message, "secrets")
     refuse_unknown_receivers(loop, spec.tenant, spec.notify)
+
+
+def refuse_unknown_certificate(loop: ControlLoop, spec: ServiceSpec) -> None:
+    tenant, name = spec.replica.tenant, spec.way.certificate
+    if not NAME.fullmatch(name):
+        return  # the step says what is wrong
+    since_ms = tenant_since_ms(loop.state.identity, tenant)
+    if loop.secrets is None or loop.secrets.find(tenant, since_ms, name) is None:
+        message = f"{tenant} has no secret {name}; set it with: shoal secret set {name} < FILE"
+        raise Refusal(422, message, "certificate")
 
 
 def refuse_unknown_receivers(loop: ControlLoop, tenant: str, wishes: Iterable[str]) -> None:

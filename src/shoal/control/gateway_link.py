@@ -19,6 +19,8 @@ from shoal.control.engine_reader import EngineReader
 from shoal.control.gateways import read_reports, report_of, together
 from shoal.control.loop import Busy, ControlLoop, Unreadable
 from shoal.control.pulse import Pulse
+from shoal.control.secretstore import SecretStore
+from shoal.control.service_certificates import SecretKey, ServiceCertificates, keys_of
 from shoal.core.phases.claims import owner_of
 from shoal.core.state.state import State
 from shoal.model.job import Job, MemberRef, Phase
@@ -57,6 +59,9 @@ class GatewayLink:
         self._pulses: dict[str, Pulse] = {}
         self._loads: dict[str, ReplicaLoad] = {}  # as all gateways last saw the replicas
         self._engines = EngineReader(door)
+        # Where a standby finds secrets; the leader's loop has them.
+        self.secrets: Callable[[], SecretStore | None] | None = None
+        self._certificates = ServiceCertificates(self._secrets)
         self.trouble = ""
         # Where this gateway's figures go while another head leads, and those of the other heads.
         self.report: Callable[[bytes], None] | None = None
@@ -65,7 +70,10 @@ class GatewayLink:
     def serve(self, loop: ControlLoop) -> None:
         """From now on by the state of this loop, which decides what the gateway serves."""
         self._loop = loop
-        self.report = None
+        self.report = self.secrets = None
+
+    def _secrets(self) -> SecretStore | None:
+        return self._loop.secrets if self.secrets is None else self.secrets()
 
     async def run(self) -> None:
         while True:
@@ -84,7 +92,9 @@ class GatewayLink:
             self._probe(self._loop.state)
             self._engines.look(self._loop.state)
         wanted = wanted_of(self._loop.state, self._entry())
-        seen = await asyncio.get_running_loop().run_in_executor(self._thread, self._tick, wanted)
+        keys = keys_of(self._loop.state)
+        run = asyncio.get_running_loop().run_in_executor
+        seen = await run(self._thread, self._tick, wanted, keys)
         if self.report is not None:  # the leader probes, and decides who is ready
             self.report(report_of(wanted, seen))
             return
@@ -117,10 +127,10 @@ class GatewayLink:
                 )
             )
 
-    def _tick(self, wanted: Wanted) -> dict[str, ServiceLoad]:
+    def _tick(self, wanted: Wanted, keys: dict[str, SecretKey]) -> dict[str, ServiceLoad]:
         """Runs in the balancer's own thread."""
         try:
-            loads = self._balancer.look(wanted)
+            loads = self._balancer.look(self._certificates.fill(wanted, keys))
         except ServingError as error:
             if str(error) != self.trouble:
                 log.error("the gateway: %s", error)

@@ -239,7 +239,8 @@ SERVICE = _table({
         Field("port", "P", "", Count(1, 65_535, "a port of its own"), "route.port",
               "Serve it on a port of its own, too."),
         Field("certificate", "PEM", "", readers.certificate, "route.certificate",
-              "Use TLS on that port: a file with the certificate and its key."),
+              "Use TLS on that port: a PEM file with the certificate and its key, which becomes a"
+              " secret, or the name of such a secret."),
     ],
     "Each replica": [JOB[name] for name in REPLICA],
 })

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from shoal.model.job import JobSpec
+from shoal.model.job import DEFAULT_TENANT, JobSpec
 
 if TYPE_CHECKING:
     from shoal.client import Client
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from shoal.packing import Package
 
 LEFT_SHOWN = 5
+SECRET_NAME_MAX = 63
 PLACES = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX")
 
 Note = Callable[[str], object]
@@ -65,24 +66,42 @@ def packed_service(
     client: Client, spec: ServiceSpec, wanted: bool | None, note: Note | None = None
 ) -> ServiceSpec:
     """The service with its replicas in a form that can run on any node."""
-    from shoal.client import ShoalError
-
-    certificate = spec.way.certificate
-    if certificate and client.remote:
-        message = "names a file on the head, which this machine does not have; run it on the head"
-        raise ShoalError(f"{message}: shoal serve {spec.name} --certificate ...", "certificate")
     require_certificate(spec)
     replica = packed(client, spec.replica, wanted, note)
-    return msgspec.structs.replace(spec, replica=replica)
+    spec = msgspec.structs.replace(spec, replica=replica)
+    return _with_secret_certificate(client, spec, note)
 
 
 def require_certificate(spec: ServiceSpec) -> None:
-    """On the head, where it is read."""
     from shoal.client import ShoalError
 
     certificate = spec.way.certificate
-    if certificate and not Path(certificate).is_file():
+    if "/" in certificate and not Path(certificate).is_file():
         raise ShoalError(f"{certificate}: there is no such file", "certificate")
+
+
+def _with_secret_certificate(
+    client: Client, spec: ServiceSpec, note: Note | None = None
+) -> ServiceSpec:
+    """A file of this machine becomes a secret of the tenant: the gateway reads no others."""
+    from shoal.client import ShoalError
+
+    file = spec.way.certificate
+    if "/" not in file:
+        return spec
+    secret = f"tls.{spec.name}"[:SECRET_NAME_MAX]
+    try:
+        value = Path(file).read_bytes()
+        key = Path(f"{file}.key")
+        value += b"\n" + key.read_bytes() if key.exists() else b""
+    except OSError as error:
+        raise ShoalError(f"{file}: {error.strerror}", "certificate") from None
+    tenant = spec.replica.tenant
+    client.set_secret(secret, value, tenant="" if tenant == DEFAULT_TENANT else tenant)
+    if note is not None:
+        note(f"the certificate is now the secret {secret}; serve again when its file has changed")
+    route = msgspec.structs.replace(spec.way, certificate=secret)
+    return msgspec.structs.replace(spec, route=route)
 
 
 def _without_places(env: dict[str, str]) -> dict[str, str]:

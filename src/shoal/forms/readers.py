@@ -205,8 +205,16 @@ header = matching(
 certificate = matching(
     r"[A-Za-z0-9._:/@+,=-]+",
     255,
-    "is not a usable path; name a PEM file whose path has only letters, digits and ._:/@+,=-",
+    "is neither a secret's name nor a usable path; name a PEM file whose path has only letters, "
+    "digits and ._:/@+,=-",
 )
+
+
+def names_secret(value: str) -> bool:
+    """A secret, and not a PEM file here: `certificate: web-tls` beside `certificate: web.pem`."""
+    from shoal.model.secret import SECRET_NAME_PATTERN
+
+    return bool(re.fullmatch(SECRET_NAME_PATTERN, value)) and not value.endswith(".pem")
 
 
 def service_name(field: str, value: Any) -> str:

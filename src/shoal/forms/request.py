@@ -90,7 +90,10 @@ def resolved(form: Form[Any], given: Mapping[str, Any], base: Path) -> dict[str,
     """With absolute paths; relative ones count from `base`."""
     ready = dict(given)
     for name, value in given.items():
-        if form.fields[name].is_path and isinstance(value, str | os.PathLike) and value:
+        field = form.fields[name]
+        if field.read is readers.certificate and readers.names_secret(str(value)):
+            continue
+        if field.is_path and isinstance(value, str | os.PathLike) and value:
             try:
                 ready[name] = os.path.normpath(Path.cwd() / base / Path(value).expanduser())
             except (OSError, RuntimeError, ValueError) as error:

@@ -9,7 +9,7 @@ import msgspec
 from shoal.gateway.binary import GatewayError
 from shoal.gateway.gateway import Gateway
 from shoal.gateway.stats import ServiceStats
-from shoal.model.service import ReplicaLoad, Route, ServiceLoad, Wanted
+from shoal.model.service import ReplicaLoad, Served, ServiceLoad, Wanted
 
 
 class HaproxyBalancer:
@@ -18,7 +18,7 @@ class HaproxyBalancer:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._gateway: Gateway | None = None
-        self._routes: dict[str, Route] = {}  # the last routes that worked
+        self._before: dict[str, Served] = {}  # as they last worked
 
     def look(self, wanted: Wanted) -> dict[str, ServiceLoad]:
         if self._gateway is None:
@@ -50,16 +50,18 @@ class HaproxyBalancer:
             wanted = self._as_before(wanted, problems)
             wanted, _ = gateway.sound_part(wanted)
             gateway.apply(wanted)
-        self._routes = {served.route.service: served.route for served in wanted.services}
+        self._before = {served.route.service: served for served in wanted.services}
         return problems
 
     def _as_before(self, wanted: Wanted, problems: dict[str, str]) -> Wanted:
         services = tuple(
-            msgspec.structs.replace(served, route=self._routes[served.route.service])
+            msgspec.structs.replace(
+                self._before[served.route.service], replicas=served.replicas, owner=served.owner
+            )
             if served.route.service in problems
             else served
             for served in wanted.services
-            if served.route.service not in problems or served.route.service in self._routes
+            if served.route.service not in problems or served.route.service in self._before
         )
         return Wanted(entry=wanted.entry, services=services)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from shoal.gateway import quote
+from shoal.gateway import pem, quote
 from shoal.gateway.accesslog import AccessLog, latencies
 from shoal.gateway.binary import Binary, find_binary
 from shoal.gateway.bisect import left_out
@@ -68,6 +68,7 @@ class Gateway:
         target = digest(wanted, self._place)
         if running != target:
             self._change(wanted, running, target)
+            pem.forget_others(self._proxy.directory, (one.certificate for one in wanted.services))
         self._wanted = wanted
         self._proxy.keep_log()
         self._tell_replicas(wanted)
@@ -89,6 +90,7 @@ class Gateway:
             if len(self._refusals) >= REFUSALS_MAX:
                 self._refusals.clear()
             try:
+                self._keep_certificates(wanted)
                 self._proxy.check(render(wanted, self._place))
                 self._refusals[target] = ""
             except quote.Refused as error:
@@ -146,11 +148,17 @@ class Gateway:
         check_machine(wanted, self._proxy.directory, self._proxy.ports() if running else ())
         if refusal := self._refusals.get(target):
             raise quote.Refused(refusal)
+        self._keep_certificates(wanted)
         text = render(wanted, self._place, self._weights)
         if running is None:
             self._proxy.start(text, target)
         else:
             self._proxy.reload(text, target)
+
+    def _keep_certificates(self, wanted: Wanted) -> None:
+        for served in wanted.services:
+            if served.certificate:
+                pem.keep(self._proxy.directory, served.certificate)
 
     def _tell_replicas(self, wanted: Wanted) -> None:
         commands = changes(

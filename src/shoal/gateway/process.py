@@ -74,6 +74,7 @@ class Proxy:
                 [self.binary.path, "-c", "-f", candidate.name],
                 cwd=self.directory,
                 env=NOTHING,
+                stdin=subprocess.DEVNULL,  # it would ask for the passphrase of a key
                 capture_output=True,
                 text=True,
                 timeout=START_TIMEOUT_S,

@@ -8,6 +8,7 @@ from collections.abc import Collection
 from ipaddress import ip_address
 from pathlib import Path
 
+from shoal.files import write_private
 from shoal.gateway.binary import GatewayError
 from shoal.model.service import Served, Wanted, problem_with_services
 
@@ -34,7 +35,8 @@ def check_machine(wanted: Wanted, directory: Path, ports_held: Collection[tuple[
     entry = wanted.entry
     _check_certificate("gateway", entry.certificate)
     for served in wanted.services:
-        _check_certificate(f"service {served.route.service}", served.route.certificate)
+        if served.certificate:
+            _check_secret(directory, served)
     for who, (address, port) in listening(wanted).items():
         if (address, port) not in ports_held:
             _check_port(who, address, port)
@@ -91,19 +93,32 @@ def _check_port(who: str, address: str, port: int) -> None:
             ) from None
 
 
-def _check_certificate(who: str, file: str) -> None:
+def _check_secret(directory: Path, served: Served) -> None:
+    """OpenSSL takes files only."""
+    file = directory / "candidate.pem"
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_private(file, served.certificate.encode())
+    try:
+        shown = f"in the secret {served.route.certificate}"
+        _check_certificate(f"service {served.route.service}", str(file), shown)
+    finally:
+        file.unlink()
+
+
+def _check_certificate(who: str, file: str, shown: str = "") -> None:
     if not file:
         return
+    shown = shown or file
     key = f"{file}.key" if Path(f"{file}.key").exists() else None
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(file, key)
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(file, key, password="")
     except FileNotFoundError:
-        raise GatewayError(f"{who}: certificate {file} does not exist") from None
+        raise GatewayError(f"{who}: certificate {shown} does not exist") from None
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             text = "does not match its key"
         else:
             text = "is not a PEM file with a certificate and its key"
-        raise GatewayError(f"{who}: certificate {file} {text}") from None
+        raise GatewayError(f"{who}: certificate {shown} {text}") from None
     except OSError as error:
-        raise GatewayError(f"{who}: certificate {file}: {error.strerror or error}") from None
+        raise GatewayError(f"{who}: certificate {shown}: {error.strerror or error}") from None

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from shoal.gateway.quote import call, in_format, name, pattern, word
+from shoal.gateway.pem import file_name
+from shoal.gateway.quote import Refused, call, in_format, name, pattern, word
 from shoal.model.service import SESSION_COOKIE_PATTERN as COOKIE
 from shoal.model.service import (
     GatewayEntry,
@@ -75,7 +76,9 @@ def digest(wanted: Wanted, place: Place) -> str:
     """Identifies a configuration without its replicas; a reload is needed only if it differs."""
     bare = Wanted(
         entry=msgspec.structs.replace(wanted.entry, names=()),
-        services=tuple(Served(route=served.route) for served in wanted.services),
+        services=tuple(
+            Served(route=served.route, certificate=served.certificate) for served in wanted.services
+        ),
     )
     said = _text(bare, place, {}, "").encode() + msgspec.msgpack.encode(bare)
     return hashlib.sha256(said).hexdigest()[:16]
@@ -103,7 +106,7 @@ def _text(wanted: Wanted, place: Place, weights: Weights, known_as: str) -> str:
     blocks = [_global(wanted, place, known_as), _defaults(place), _entry(wanted, place)]
     for served in wanted.services:
         if served.route.port:
-            blocks.append(_own_port(wanted.entry, served.route, place))
+            blocks.append(_own_port(wanted.entry, served, place))
         blocks.append(_backend(wanted.entry, served, place, weights))
     blocks.append(_nowhere())
     return "\n".join("".join(f"{line}\n" for line in block) for block in blocks)
@@ -218,9 +221,13 @@ def _entry(wanted: Wanted, place: Place) -> Iterator[str]:
     yield f"    default_backend {NOWHERE}"
 
 
-def _own_port(entry: GatewayEntry, route: Route, place: Place) -> Iterator[str]:
+def _own_port(entry: GatewayEntry, served: Served, place: Place) -> Iterator[str]:
+    route = served.route
+    if route.certificate and not served.certificate:
+        raise Refused("its certificate is not known, and it is not served without")
+    file = file_name(served.certificate) if route.certificate else ""
     yield f"frontend _port-{name(route.service)}"
-    yield f"    bind {_bind(entry.address, route.port, route.certificate)}"
+    yield f"    bind {_bind(entry.address, route.port, file)}"
     yield f"    timeout client {route.client_timeout_ms}ms"
     yield from _identify(place)
     yield f"    default_backend {name(route.service)}"

@@ -9,6 +9,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from shoal.model.job import JobSpec
+from shoal.model.secret import SECRET_NAME_PATTERN
 
 # A service's name is the first label of its host name and the first part of its path.
 SERVICE_NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?(?!\n)$"
@@ -71,7 +72,8 @@ class Route(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     host: Plain = ""  # a host name of its own, besides NAME.DOMAIN
     path: Plain = ""  # a path of its own instead of /NAME
     port: PortOrNone = 0  # a port of its own, besides the shared one
-    certificate: Plain = ""  # for its own port: a PEM file with the certificate and its key
+    # For its own port: the tenant's secret with the certificate and its key, as PEM.
+    certificate: Plain = ""
 
     @property
     def prefix(self) -> str:
@@ -106,11 +108,14 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 class Served(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A route and the replicas behind it, possibly none. `owner`: the tenant, if it is one that was
-    added; what belongs to no such tenant is the operator's."""
+    added; what belongs to no such tenant is the operator's. `certificate`: the value of the
+    route's secret; `problem`: why there is none."""
 
     route: Route
     replicas: tuple[Replica, ...] = ()
     owner: str = ""
+    certificate: str = ""
+    problem: str = ""
 
 
 class GatewayEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -283,6 +288,8 @@ def problem_with_services(wanted: Wanted) -> str | None:
         clash = claims.clash(route, served.owner)
         problem = (
             _problem_with_route(route)
+            or problem_with_certificate(route)
+            or served.problem
             or _problem_with_replicas(served)
             or problem_with_host(wanted.entry, route.host, served.owner)
             or (f"{clash.claim} is already used by service {clash.holder}" if clash else None)
@@ -350,6 +357,14 @@ def problem_with_host(entry: GatewayEntry, host: str, owner: str) -> str | None:
         if "." not in name and bare.startswith(f"{name}."):  # head, for head.example.com
             return f"host: {host!r} is a name of the head or in its domain; choose another"
     return None
+
+
+def problem_with_certificate(route: Route) -> str | None:
+    """Files of the head are not for services: before 0.6, this was the path of one."""
+    if not route.certificate or re.fullmatch(SECRET_NAME_PATTERN, route.certificate):
+        return None
+    fix = f"shoal secret set {route.service}-tls < FILE, then certificate: {route.service}-tls"
+    return f"certificate: {route.certificate!r} is not the name of a secret; set one with: {fix}"
 
 
 def _bare(host: str) -> str:

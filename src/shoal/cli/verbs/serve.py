@@ -96,8 +96,7 @@ def _ask(spec: ServiceSpec, pack: bool | None, home: Path, *, quiet: bool) -> Se
     from shoal.cli.screen import show
     from shoal.forms.pack import packed_service, require_certificate
 
-    if not cluster.context_in_use():
-        require_certificate(spec)  # before anything else fails
+    require_certificate(spec)  # before anything else fails
     if not quiet and _unexpanded(spec.replica.command):
         show.note("[no shell runs the command, so $PORT stays as it is; use: sh -c '... $PORT']")
     with cluster.connect(home) as client:

@@ -30,7 +30,13 @@ from shoal.model.events import (
 from shoal.model.job import Job, JobSpec, Phase, Restart, StopCause
 from shoal.model.node import NodeHealth, NodeIntent
 from shoal.model.report import Accepted, Answer, Refused, SetService, StopService
-from shoal.model.service import Service, ServiceLoad, ServiceSpec, problem_with_service
+from shoal.model.service import (
+    Service,
+    ServiceLoad,
+    ServiceSpec,
+    problem_with_certificate,
+    problem_with_service,
+)
 
 TRIES_MAX = 3  # a version that never got ready is given up after this many failures
 DOWN_MS = 30_000  # a replica that the gateway cannot reach for this long is replaced
@@ -54,6 +60,8 @@ def set_service(round_: Round, request: SetService, problem: Refused | None) -> 
     wrong = problem_with_service(spec)
     if wrong is not None:
         return Refused(*wrong)
+    if (path := problem_with_certificate(spec.way)) is not None:
+        return Refused("certificate", path.removeprefix("certificate: "))
     if problem is not None:
         return problem
     known = state.services.get(spec.name)
