@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -135,33 +136,26 @@ async def _lead(
     won: Won | None,
 ) -> None:
     """Everything that a leader remembers is read now, and not before: until now another head may
-    have changed it. Only the state was followed; what is new in the log is added to it."""
-    store = _store(home, config, won)
-    stores = stores_of(home, config, won.lease if won is not None else None)
+    have changed it. Only the state was followed; what is new in the log is added to it. It is read
+    in a thread of its own: a gateway is being served meanwhile."""
+    reading = ThreadPoolExecutor(1, "take-over")
+    read = partial(asyncio.get_running_loop().run_in_executor, reading)
+    store = await read(_store, home, config, won)
+    stores = await read(stores_of, home, config, won.lease if won is not None else None)
     linked = LinkedEngine()
     engine = _engine(home, config, usual, linked)
-    clock = _clock(home, store, won)
-    loop = ControlLoop(
-        store,
-        engine,
-        clock,
-        None,
-        LogStore(home.logs, clock.now_ms),
-        PackageStore(home.packages),
-        config.engine,
-        store.alarms,
-    )
-    loop.restarts = int(os.environ.get(RESTARTS_ENV, "0"))
+    clock = await read(_clock, home, store, won)
+    loop = await read(_loop, home, config, store, engine, clock)
     if won is not None:
         loop.check = won.leadership.check
         won.heads.loop, linked.heads = loop, won.heads.urls
     alarm = partial(loop.alarms.raise_, "ledger")
-    ledger = LiveLedger(stores.ledger, stores.settings, store, loop, alarm)
-    loop.secrets = stores.secrets(loop.alarms)
+    ledger = await read(LiveLedger, stores.ledger, stores.settings, store, loop, alarm)
+    loop.secrets = await read(stores.secrets, loop.alarms)
     outputs = OutputStore(home.outputs)
     loop.files = desk = FileDesk(loop, outputs)
     desk.recall()
-    posting = Posting(loop, stores, home.cluster_id(), clock.now_ms)
+    posting = await read(Posting, loop, stores, home.cluster_id(), clock.now_ms)
     bars = Bars(stores.bars, store, loop, partial(loop.alarms.show, "time line"))
     loop.followers += [posting, ledger, bars, Tidy(home.checkpoints), loop.secrets]
     tasks = begin(
@@ -175,10 +169,11 @@ async def _lead(
     fingerprint = encryption.fingerprint if encryption else ""
     tasks += begin(("the join token", lambda: keep_standing(loop, stores.settings, fingerprint)))
     await asyncio.sleep(0)  # the agents start while the API is still being imported
-    history = History(loop, stores.history)
+    history = await read(History, loop, stores.history)
+    reading.shutdown(wait=False)
     heads = won.heads if won is not None else None
-    parts = history, ledger, doors, encryption, config, engine, posting, heads, bars
-    server = api_server(loop, home, stores, *parts)
+    more = history, ledger, doors, encryption, config, engine, posting, heads, bars
+    server = api_server(loop, home, stores, *more)
     api_task = asyncio.create_task(server.run())
     tasks += _serve_gateway(home, config, loop, won, encryption)
     tasks += begin(
@@ -202,6 +197,19 @@ async def _lead(
     outputs.close()
     ledger.close()
     store.close()
+
+
+def _loop(
+    home: Home,
+    config: ClusterConfig,
+    store: EventStore,
+    engine: Everywhere,
+    clock: SystemClock | DatabaseClock,
+) -> ControlLoop:
+    logs, packages = LogStore(home.logs, clock.now_ms), PackageStore(home.packages)
+    loop = ControlLoop(store, engine, clock, None, logs, packages, config.engine, store.alarms)
+    loop.restarts = int(os.environ.get(RESTARTS_ENV, "0"))
+    return loop
 
 
 def _watches(

@@ -170,6 +170,10 @@ class Store(EventLog, Protocol):
     unbroken_from: int  # the log before this event may have holes
 
     @property
+    def remote(self) -> bool:
+        """A read may wait for another machine, so an event loop leaves it to a thread."""
+
+    @property
     def tight(self) -> bool:
         """The disk is full. The remaining room is for jobs that end: no new ones are accepted."""
 

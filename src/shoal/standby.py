@@ -8,6 +8,8 @@ import logging
 import signal
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from shoal import __version__
@@ -92,13 +94,15 @@ async def stand_by(
 
 
 async def _take(lease: Lease, name: str, loop: Following, clock: DatabaseClock) -> Leadership:
-    """Look at the lease until it is ours."""
+    """Look at the lease until it is ours, in a thread that nobody else can keep busy."""
     began, trouble = time.monotonic(), ""
+    thread = ThreadPoolExecutor(1, "lease")
     while True:
         await asyncio.sleep(LOOK_S)
         may = not loop.refused and (loop.readable or time.monotonic() - began > COLD_S)
         try:
-            taken = await asyncio.to_thread(_look, lease, name if may else "", loop, clock)
+            look = partial(_look, lease, name if may else "", loop, clock)
+            taken = await asyncio.get_running_loop().run_in_executor(thread, look)
             trouble = ""
         except StoreError as error:
             if str(error) != trouble:
@@ -114,6 +118,8 @@ async def _take(lease: Lease, name: str, loop: Following, clock: DatabaseClock) 
 
 def _look(lease: Lease, name: str, loop: Following, clock: DatabaseClock) -> bool:
     """Runs in a thread. `name`: take the lease by this name, if nobody has it."""
+    if not name:
+        lease.watch()
     taken = bool(name) and lease.take(name)
     clock.follow()
     if not taken:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Container, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -47,8 +47,10 @@ from shoal.model.report import (
 )
 from shoal.model.service import ServiceLoad
 from shoal.model.supply import SupplyCommand, SupplyReport
-from shoal.ports import EventLog, StoreError
+from shoal.ports import EventLog
 from shoal.timetable import dues_of
+
+ASKED_ABOUT = (Submit, SubmitWorkflow, RunSchedule, Retry)  # the store knows more of these
 
 Send = Callable[[str, Envelope], None]
 Supply = Callable[[Sequence[SupplyCommand]], None]
@@ -73,6 +75,14 @@ class Stage(enum.Enum):
     LOADED = "as it is stored, but no epoch was stored for this controller yet"
     READY = "as it is stored, and the next step may be decided"
     DECIDED = "a step was applied to the state, but its events are not known to be stored"
+
+
+class Looked(NamedTuple):
+    """A request with what the store knows of it. `answer`: no step has to see it."""
+
+    request: Request
+    reply: Reply
+    answer: Answer | Exception | None = None
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -141,6 +151,8 @@ class Tick:
         self._stored_seq = 0
         self.doubts = Doubts()
         self._asked: list[tuple[Request, Reply]] = []
+        self._received: list[tuple[Request, Reply]] = []  # for the next step: nobody adds to it
+        self._looked_up: list[Looked] = []
         self._reports: dict[str, NodeReport] = {}
         self._newest: dict[str, tuple[int, int]] = {}  # incarnation and sequence, by node
         self._gone: dict[tuple[str, int], NodeGone] = {}
@@ -171,7 +183,7 @@ class Tick:
     @property
     def waiting(self) -> int:
         """How many requests no step has seen yet."""
-        return len(self._asked)
+        return len(self._asked) + len(self._received) + len(self._looked_up)
 
     def ask(self, request: Request, reply: Reply) -> None:
         """Answered when its effect is stored."""
@@ -224,8 +236,10 @@ class Tick:
 
     def refuse(self, error: Exception) -> None:
         """Answer all requests that no step has seen with this error."""
-        asked, self._asked = self._asked, []
-        _refuse([reply for _, reply in asked], error)
+        asked = [reply for _, reply in (*self._received, *self._asked)]
+        asked += [one.reply for one in self._looked_up]
+        self._asked, self._received, self._looked_up = [], [], []
+        _refuse(asked, error)
 
     # -- start and recovery ----------------------------------------------------------------
 
@@ -233,20 +247,32 @@ class Tick:
         """Take the state from the store. What was not stored did not happen."""
         self.stage = Stage.UNLOADED
         self._decision = None
+        looked = [(one.request, one.reply) for one in self._looked_up]  # in another state
+        self._asked = looked + self._received + self._asked
+        self._received, self._looked_up = [], []
         self.state, self.last_seq = self._log.load()
         self.stage = Stage.LOADED
 
     def begin(self, now_ms: int) -> None:
         """Store a new epoch before using it: otherwise another controller could use the same
         one."""
+        self.begun(self.store_epoch(now_ms))
+
+    def store_epoch(self, now_ms: int) -> ControllerStarted:
+        """It changes nothing but the store, so it may run in a thread of its own."""
         assert self.stage is Stage.LOADED, self.stage
         first_job, epoch = self._log.used(self.state.next_job, self.state.epoch)
         event = ControllerStarted(at_ms=now_ms, epoch=epoch + 1, first_job=first_job)
         try:
-            self.last_seq = self._log.commit([event], [])
+            self._stored_seq = self._log.commit([event], [])
         except Exception:
             self.stage = Stage.UNLOADED  # it may have been stored anyway
             raise
+        return event
+
+    def begun(self, event: ControllerStarted) -> None:
+        """The epoch is stored."""
+        self.last_seq = self._stored_seq
         apply(self.state, event)
         self._envelopes = 0
         self.stage = Stage.READY
@@ -264,10 +290,32 @@ class Tick:
         self.finish()
         return decision
 
+    def receive(self) -> bool:
+        """Take the requests for the next step. True: the store has to be asked about some of them,
+        by `look_up`. A step that tries a node's report takes none."""
+        if self.doubts.trial is not None:
+            return False
+        self._received += self._asked
+        self._asked = []
+        return any(isinstance(request, ASKED_ABOUT) for request, _ in self._received)
+
+    def look_up(self) -> None:
+        """Ask the store about the requests that were received. It reads the state, so no step may
+        run meanwhile; but it answers nobody, so it may run in a thread of its own."""
+        received, self._received = self._received, []
+        for request, reply in received:
+            try:
+                self._looked_up.append(self._known(request, reply))
+            except Exception as error:
+                self._looked_up.append(Looked(request, reply, error))
+
     def decide(self, now_ms: int) -> Decision:
         """Empty the inbox into one step. If that fails, the next goes without these reports: only
         if it fails, too, the requests get the error."""
         assert self.stage is Stage.READY, self.stage
+        if not self._looked_up:
+            self.receive()
+            self.look_up()
         report, asked = self._collect(now_ms)
         replies = [reply for _, reply in asked]
         spoke = list(dict.fromkeys([one.spec.id for one in report.nodes]))
@@ -336,13 +384,8 @@ class Tick:
         trial = self.doubts.trial
         if trial is not None:
             return self._of_nodes(trial), []
-        asked, self._asked = self._asked, []
-        kept = [
-            (ready, reply)
-            for request, reply in asked
-            if self._is_new(request, reply)
-            and (ready := self._with_record(request, reply)) is not None
-        ]
+        looked, self._looked_up = self._looked_up, []
+        kept = [(one.request, one.reply) for one in looked if _is_open(one)]
         unheard = self.doubts.unheard(now_ms)
         heard = self._of_nodes({*self._reports, *(node for node, _ in self._gone)} - unheard)
         report = msgspec.structs.replace(
@@ -386,27 +429,22 @@ class Tick:
         self._copied |= {one.job: one for one in report.copied}
         self._spendings = self._spendings or report.spendings
 
-    def _is_new(self, request: Request, reply: Reply) -> bool:
+    def _known(self, request: Request, reply: Reply) -> Looked:
         """The state knows the keys of jobs that live, the store those of jobs that have ended."""
-        if reply.done():  # the client went away
-            return False
-        if not isinstance(request, Submit | SubmitWorkflow | RunSchedule):
-            return True
-        try:
-            job_id = None
-            if request.key and request.key not in self.state.keys:
-                job_id = self._log.keyed(request.key)
-            if not isinstance(request, RunSchedule):
-                self._look_up(request)
-        except StoreError as error:
-            reply.set_exception(error)
-            return False
+        if reply.done() or not isinstance(request, ASKED_ABOUT):  # done: the client went away
+            return Looked(request, reply)
+        if isinstance(request, Retry):
+            return Looked(self._with_record(request), reply)
+        job_id = None
+        if request.key and request.key not in self.state.keys:
+            job_id = self._log.keyed(request.key)
+        if not isinstance(request, RunSchedule):
+            self._look_up_ends(request)
         if job_id is None:
-            return True
-        reply.set_result(Accepted(job_id, "this submission was already accepted"))
-        return False
+            return Looked(request, reply)
+        return Looked(request, reply, Accepted(job_id, "this submission was already accepted"))
 
-    def _look_up(self, request: Submit | SubmitWorkflow) -> None:
+    def _look_up_ends(self, request: Submit | SubmitWorkflow) -> None:
         """How jobs ended that a new one is to wait for. The state knows those that live, and no
         job can end between this look and the step."""
         jobs = request.jobs if isinstance(request, SubmitWorkflow) else (request,)
@@ -418,18 +456,26 @@ class Tick:
                     if ended is not None:
                         self._ends[one.job] = ended
 
-    def _with_record(self, request: Request, reply: Reply) -> Request | None:
+    def _with_record(self, request: Retry) -> Retry:
         """An array that has finished is in the store; only here it is certain that it still is."""
-        if not isinstance(request, Retry):
-            return request
         array = array_of(request.job) or request.job
         if array in self.state.arrays:
             return request
-        try:
-            return Retry(request.job, request.who, self._log.job(array))
-        except StoreError as error:
-            reply.set_exception(error)
-            return None
+        return Retry(request.job, request.who, self._log.job(array))
+
+
+def _is_open(looked: Looked) -> bool:
+    """A step has to see it. Others are answered here."""
+    if looked.reply.done():
+        return False
+    match looked.answer:
+        case None:
+            return True
+        case Exception():
+            looked.reply.set_exception(looked.answer)
+        case _:
+            looked.reply.set_result(looked.answer)
+    return False
 
 
 def _refuse(replies: list[Reply], error: Exception) -> None:

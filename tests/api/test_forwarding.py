@@ -59,9 +59,10 @@ class Standby(Server):
         self.heads = heads
 
     def served(self, app: Litestar) -> Any:
-        self.forwarding = at_standby(
-            app, self.heads, OPERATORS, lambda: trust_in(""), lambda job: job == "j7"
-        )
+        async def ended(job: str) -> bool:
+            return job == "j7"
+
+        self.forwarding = at_standby(app, self.heads, OPERATORS, lambda: trust_in(""), ended)
         return app.state[SERVED]
 
 

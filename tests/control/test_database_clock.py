@@ -57,6 +57,16 @@ def test_a_new_leader_does_not_go_back_behind_a_stored_event() -> None:
     assert newest_ms <= clock.now_ms() < newest_ms + 1_000
 
 
+def test_a_head_that_followed_the_time_begins_to_lead_without_a_jump() -> None:
+    database = Database()
+    clock = DatabaseClock(database.now_ms, Machine(0))
+    clock.follow()
+    before = clock.now_ms()
+    database.off_ms = HOUR_MS
+    clock.set(before - 5)
+    assert 0 <= clock.now_ms() - before < 1_000
+
+
 def test_clocks_that_are_wrong_are_shown() -> None:
     async def story() -> None:
         alarms, database = Alarms(), Database()

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from shoal import standby
 from shoal.control import following
 from shoal.control.following import Following
+from shoal.control.leading import Leadership
 from shoal.control.logs import LogStore
 from shoal.control.loop import Busy, ControlLoop, Unreadable
 from shoal.control.store.sqlite import SqliteStore
@@ -101,6 +106,45 @@ def test_a_standby_whose_database_is_away_says_so_and_goes_on_when_it_is_back(
                 break
             await asyncio.sleep(0.01)
         assert not pair.standby.alarms.texts
+        await pair.end()
+
+    asyncio.run(story())
+
+
+def test_a_store_that_hangs_holds_up_neither_the_loop_nor_the_look_at_the_lease(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With every thread of the API waiting for it."""
+    monkeypatch.setattr(following, "ENDED_S", 0.05)
+    answered = threading.Event()
+
+    class Lease:
+        term = 1
+
+        def take(self, name: str) -> bool:
+            return name == "b"
+
+    class Clock:
+        def follow(self) -> None: ...
+
+    async def story() -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
+        pair = Pair(tmp_path)
+        await pair.begin()
+        job = await pair.submit(1)
+        assert await pair.standby.wait_for(pair.leader.last_seq, 20)
+        monkeypatch.setattr(pair.standby.store, "job", lambda _: answered.wait(60))
+        asked = [asyncio.create_task(pair.standby.ended(f"j{number}")) for number in range(7, 17)]
+        assert not await pair.standby.ended(job), "it lives"
+        assert await asyncio.gather(*asked) == [False] * 10
+        monkeypatch.setattr(Leadership, "start", lambda _: None)
+        taken: Any = standby._take(Lease(), "b", pair.standby, Clock())  # type: ignore[arg-type]
+        async with asyncio.timeout(30):
+            assert await taken
+        more = await pair.submit(2)
+        assert await pair.standby.wait_for(pair.leader.last_seq, 20)
+        assert more in pair.standby.state.jobs, "it follows on"
+        answered.set()
         await pair.end()
 
     asyncio.run(story())

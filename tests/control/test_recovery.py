@@ -28,6 +28,7 @@ class Sick(SqliteStore):
 
     commits_to_fail = 0
     epochs_to_fail = 0
+    commits_to_deny = 0  # they are stored, and answered with an error
     loads_to_fail = 0
     snapshots_to_fail = 0
 
@@ -39,7 +40,11 @@ class Sick(SqliteStore):
         if not epoch and self.commits_to_fail:
             self.commits_to_fail -= 1
             raise StoreError("the disk is full")
-        return super().commit(events, finished)
+        last = super().commit(events, finished)
+        if not epoch and self.commits_to_deny:
+            self.commits_to_deny -= 1
+            raise StoreError("the answer was lost")
+        return last
 
     def load(self) -> tuple[State, int]:
         if self.loads_to_fail:
@@ -117,6 +122,34 @@ def test_an_epoch_that_was_not_stored_is_never_used(sick: SickRig) -> None:
     assert epochs == [1, 2]
     assert {envelope.epoch for envelope in sick.engine.sent} <= set(epochs)
     assert sick.reloaded().epoch == 2
+
+
+def test_followers_see_every_event_also_of_a_commit_whose_outcome_was_unknown(
+    sick: SickRig,
+) -> None:
+    """A job that was submitted by it gets its notices in time, a tenant that it removed loses its
+    secrets: each of them only knows what it is told."""
+    seen: list[tuple[int, Event]] = []
+
+    class Witness:
+        def stepped(self, _: object, events: Sequence[Event], seq: int) -> None:
+            seen.extend(enumerate(events, seq - len(events) + 1))
+
+    async def story() -> None:
+        sick.loop.followers.append(Witness())
+        work = asyncio.create_task(sick.loop.run())
+        await sick.loop.request(Submit(BLOCKED, "one"))
+        sick.sick.commits_to_deny = 1
+        with pytest.raises(StoreError, match="the answer was lost"):
+            await sick.loop.request(Submit(BLOCKED, "two"))
+        again = await sick.loop.request(Submit(BLOCKED, "two"))
+        assert again == Accepted("j2", "this submission was already accepted")
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+
+    asyncio.run(story())
+    assert seen == [(one.seq, one.event) for one in sick.sick.events(1, 1000)]
+    assert sum(isinstance(event, JobSubmitted) for _, event in seen) == 2
 
 
 def test_a_client_that_went_away_does_not_stop_the_loop(sick: SickRig) -> None:

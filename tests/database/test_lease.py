@@ -33,7 +33,8 @@ class Heads:
             closing.callback(database.close)
 
     def expire(self) -> None:
-        self.server.sql("UPDATE shoal.lease SET until_ms = 1", self.name)
+        """As if it was given up."""
+        self.server.sql("UPDATE shoal.lease SET until_ms = 0", self.name)
 
     def marks(self) -> list[int]:
         return [mark for (mark,) in self.databases[1].read("SELECT mark FROM marks ORDER BY mark")]
@@ -184,6 +185,31 @@ def test_a_server_that_is_silent_is_away_and_comes_back(
         heads.server.thaw()
     assert quick.heads() == []
     quick.close()
+
+
+def test_a_jump_of_the_databases_clock_takes_no_lease_away(
+    heads: Heads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader renewed it a moment ago, and is sure of it."""
+    first, second = heads.leases
+    second.watch()
+    real = leasing._NOW
+    monkeypatch.setattr(leasing, "_NOW", f"({real} + 3600000)")
+    assert first.sure
+    assert not second.take("b")
+    assert first.renew()
+    monkeypatch.setattr(leasing, "_NOW", real)
+    assert not second.take("b")
+    # The process that led by this name has ended, or another could not ask.
+    heads.server.sql("UPDATE shoal.lease SET until_ms = 1", heads.name)
+    assert not second.take("b")
+    assert second.take("a")
+
+
+def test_what_people_ask_does_not_delay_a_renewal(heads: Heads) -> None:
+    with heads.leases[0]._desk.lock, thread(lambda: None):  # somebody waits for a slow answer
+        assert heads.leases[0].renew()
+        assert heads.leases[0].leader() is not None
 
 
 def test_a_lease_of_a_clock_that_went_back_ends_by_the_clock_of_the_standby(

@@ -3,22 +3,26 @@ acknowledged is there afterwards, and the store finds its way back by itself."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import sys
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import psycopg
 import pytest
+from harness.heads import wait
 from harness.postgres import Postgres, folder, postgres
 
 from shoal.control.store.events import EventStore
 from shoal.control.store.marks import JOBS_AHEAD
+from shoal.database import near
 from shoal.database.base import Deposed, StoreAway
 from shoal.database.lease import Lease
 from shoal.database.postgres import PostgresDatabase
-from shoal.database.server import clear_error, name_of
+from shoal.database.server import Server, clear_error, name_of
 from shoal.model.events import ControllerStarted, Event, PolicyChanged
 from shoal.model.policy import Policy
 from shoal.ports import StoreDamaged, StoreError, StoreFull
@@ -181,6 +185,41 @@ def test_a_commit_whose_answer_is_lost_is_stored_once(postgres_server: Postgres)
             assert leader.is_whole()
     finally:
         line.close()
+
+
+def test_a_server_that_hangs_holds_up_an_event_loop_once_and_not_again_before_it_is_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(near, "WAIT_S", 0.3)
+    monkeypatch.setattr(near, "AGAIN_S", 0.05)
+    asked: list[str] = []
+    real = Server.execute
+
+    def execute(self: Server, query: str, *rest: Any) -> Any:
+        asked.append(query)
+        return real(self, query, *rest)
+
+    with postgres() as server, leading(server.database()) as leader:
+        leader.commit()
+
+        async def on_loop() -> list[int]:
+            return [one.seq for one in leader.store.events(0, 9)]
+
+        assert asyncio.run(on_loop()) == [1]
+        monkeypatch.setattr(Server, "execute", execute)
+        server.freeze()
+        for _ in range(5):
+            with pytest.raises(StoreAway, match="does not answer"):
+                asyncio.run(on_loop())
+        server.thaw()
+        assert len(asked) == 1, "only the first has waited"
+
+        def back() -> bool:
+            with contextlib.suppress(StoreAway):
+                return asyncio.run(on_loop()) == [1]
+            return False
+
+        wait("the server", back)
 
 
 def test_errors_are_one_line_without_a_password(

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import re
 import ssl
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any, NoReturn, Protocol
 
@@ -59,6 +59,12 @@ OF_ONE_CONNECTION = frozenset(
 NOBODY = "no head leads at the moment; try again in a few seconds"
 
 Connection = ASGIConnection[Any, Any, Any, Any]
+Ended = Callable[[str], Awaitable[bool]]
+
+
+async def unknown(_: str) -> bool:
+    """No job is known to have ended."""
+    return False
 
 
 class Leader(Protocol):
@@ -94,7 +100,7 @@ def at_standby(
     heads: Heads,
     token: str,
     trust: Callable[[], ssl.SSLContext],
-    ended: Callable[[str], bool] = lambda _: False,
+    ended: Ended = unknown,
     entry: Callable[[], GatewayEntry] | None = None,
 ) -> Forwarding:
     """Have the app of a standby forward what it cannot answer: before its server is made."""
@@ -113,7 +119,7 @@ class Forwarding:
         access: Access,
         token: str,
         trust: Callable[[], ssl.SSLContext],
-        ended: Callable[[str], bool] = lambda _: False,
+        ended: Ended = unknown,
         entry: Callable[[], GatewayEntry] | None = None,
     ) -> None:
         self._app = app
@@ -179,18 +185,18 @@ class Forwarding:
         seen = header(scope, SEQ)
         # The first request of a client goes to the leader: what it has done before, by another
         # program, is not known here.
-        if not alone and (who is None or not seen or not self._decided(path)):
+        if not alone and (who is None or not seen or not await self._decided(path)):
             return False
         number = int(seen) if seen.isdigit() and len(seen) <= reaching.DIGITS_MAX else 0
         return number <= self._heads.last_seq or await self._heads.wait_for(number, BEHIND_S_MAX)
 
-    def _decided(self, path: str) -> bool:
+    async def _decided(self, path: str) -> bool:
         """By the log alone."""
         if path == "/v1/events":
             return True
         job = ENDED_JOB.fullmatch(path)
         try:
-            return job is not None and self._ended(job[1])
+            return job is not None and await self._ended(job[1])
         except Unreadable:
             return False
 

@@ -36,9 +36,12 @@ class DatabaseClock:
             return self._newest_ms
 
     def set(self, not_before_ms: int = 0) -> None:
-        """Take the database's time as it is, but never go back behind an event that is stored."""
+        """Take the database's time as it is, unless it was followed already: a clock that is set
+        just before a take-over makes no time limit end either. Never go back behind an event that
+        is stored."""
         with self._lock:
-            now_ms = max(self._database_ms(), not_before_ms)
+            followed_ms = int(self._boot_ms() + self._offset_ms)
+            now_ms = max(followed_ms if self._known else self._database_ms(), not_before_ms)
             self._offset_ms = now_ms - self._boot_ms()
             self._newest_ms = not_before_ms
             self._known = True

@@ -13,7 +13,8 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar, cast
 
 from shoal.control.alarms import Alarms
 from shoal.control.loading import load
@@ -34,10 +35,12 @@ log = logging.getLogger("shoal.control")
 FOLLOW_S = 0.1  # between two looks at the log
 HURRY_S = 0.02  # the same, while somebody waits for an event
 AWAY_S = 0.5  # between two attempts to reach the store
+ENDED_S = 0.5  # for a look at one job
 EVENTS_AT_ONCE = 5_000  # a standby that is further behind loads a snapshot instead
 # What paces a step is trimmed by steps. A standby makes none, so it loads again now and then.
 EVENTS_UNTIL_FRESH = 100_000
 
+Result = TypeVar("Result")
 Warm = tuple[State, int]
 
 
@@ -73,15 +76,23 @@ class Following(ControlLoop):
         self._wanted_seq = 0
         self._newest: Recorded | None = None  # the last event that was followed
         self._odd_seq = -1
+        # Its own: those that serve the API may all wait for a server that does not answer.
+        self._thread = ThreadPoolExecutor(1, "following")
 
     def leader(self) -> Head | None:
-        return self.known_leader
+        """One without an address cannot be asked yet."""
+        known = self.known_leader
+        return known if known is not None and known.url else None
 
-    def ended(self, job: str) -> bool:
-        """Whether the store has it, and it does not live."""
+    async def ended(self, job: str) -> bool:
+        """Whether the store has it, and it does not live. A store that does not say so at once
+        is left alone: the leader knows."""
+        if not self.readable or job in self.state.jobs:
+            return False
         try:
-            return self.readable and job not in self.state.jobs and self.store.job(job) is not None
-        except StoreError:
+            async with asyncio.timeout(ENDED_S):
+                return await asyncio.to_thread(self.store.job, job) is not None
+        except (StoreError, TimeoutError):
             return False
 
     async def request(self, request: Request) -> Answer:  # noqa: ARG002
@@ -144,11 +155,12 @@ class Following(ControlLoop):
 
     async def _look(self) -> None:
         if not self._opened:
-            self.store = await asyncio.to_thread(self._open_store)
+            self.store = await self._in_thread(self._open_store)
             self._opened = True
         if not self.tick.settled or self.last_seq - self._loaded_seq >= EVENTS_UNTIL_FRESH:
             await self._load_again()
-        rows = await asyncio.to_thread(self.store.events, max(0, self.last_seq - 1), EVENTS_AT_ONCE)
+        start = max(0, self.last_seq - 1)
+        rows = await self._in_thread(lambda: self.store.events(start, EVENTS_AT_ONCE))
         self.as_of_ms = self.clock.now_ms()
         if self._is_other_log(rows):
             await self._load_again()
@@ -160,6 +172,9 @@ class Following(ControlLoop):
         events = [row.event for row in rows]
         self.counters.happened(self.tick.state, events, {})
         self._happened(events)
+
+    async def _in_thread(self, work: Callable[[], Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def _is_other_log(self, rows: Sequence[Recorded]) -> bool:
         """It does not go on from the newest event that is known here: this head is too far behind,
@@ -189,7 +204,7 @@ class Following(ControlLoop):
     async def _load_again(self) -> None:
         """Readers see the state as it was, until the new one is there."""
         fresh = Tick(self.store, None, self._send)
-        await asyncio.to_thread(load, fresh)
+        await self._in_thread(lambda: load(fresh))
         self.tick, self.policy = fresh, fresh.policy
         self._loaded_seq = fresh.last_seq
         self._newest = None
@@ -213,7 +228,7 @@ class _Absent:
     """The store before the database was reached. Whoever reads waits for the state first."""
 
     snapshot_seq = unbroken_from = 0
-    tight = False
+    tight = remote = False
 
     def __getattr__(self, name: str) -> Any:
         raise StoreError(f"this head has not reached its database yet ({name})")

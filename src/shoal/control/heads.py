@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from shoal.control.loop import ControlLoop
 from shoal.database.lease import Head, Lease
@@ -13,6 +15,8 @@ from shoal.ports import StoreError
 REPORT_S = 1.0
 GONE_MS = 10_000  # a head that has not been seen for this long is away
 ALONE = "no standby"
+
+Result = TypeVar("Result")
 
 
 class Heads:
@@ -28,6 +32,7 @@ class Heads:
         self._lease = lease
         self._url = url
         self._version = version
+        self._thread = ThreadPoolExecutor(1, "heads")
 
     def leader(self) -> Head | None:
         return next((head for head in self.known if head.leads), None)
@@ -49,7 +54,7 @@ class Heads:
         return [head.loads for head in self.living() if head.name != self.name and head.loads]
 
     async def forget(self, name: str) -> None:
-        await asyncio.to_thread(self._lease.forget, name)
+        await self._in_thread(lambda: self._lease.forget(name))
         self.known = [head for head in self.known if head.name != name]
 
     def urls(self) -> tuple[str, ...]:
@@ -60,11 +65,15 @@ class Heads:
     async def run(self) -> None:
         while True:
             try:
-                self.known = await asyncio.to_thread(self._exchange, self.loop.last_seq)
+                seq = self.loop.last_seq
+                self.known = await self._in_thread(lambda: self._exchange(seq))  # noqa: B023
                 self.loop.alarms.show(ALONE, self._alone())
             except StoreError:
                 pass  # the loop shows that the database is away
             await asyncio.sleep(REPORT_S)
+
+    async def _in_thread(self, work: Callable[[], Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def look(self) -> None:
         """Now, because who leads has changed."""

@@ -34,6 +34,7 @@ from shoal.model.report import (
     NodeGone,
     NodeReport,
     PackagePiece,
+    Report,
     Request,
     SetService,
     Still,
@@ -107,6 +108,7 @@ class ControlLoop:
         self._wake = asyncio.Event()
         self._gate = asyncio.Event()  # set when the state is what is stored again
         self._decided_ms = 0  # the time of the newest step
+        self._published = self.last_seq  # the newest event that followers have seen
         self._watchers: dict[str, set[asyncio.Future[None]]] = {}
 
     # -- readers ---------------------------------------------------------------------------
@@ -254,7 +256,8 @@ class ControlLoop:
     # -- the tick --------------------------------------------------------------------------
 
     async def run(self) -> None:
-        self._begin()
+        await self._begin()
+        self._published = self.last_seq
         await self._engine.start(self)
         wake_ms: int | None = None
         while True:
@@ -296,6 +299,8 @@ class ControlLoop:
 
     async def _run_tick(self) -> int | None:
         began = time.perf_counter()
+        if self.tick.receive() and self.store.remote:
+            await asyncio.to_thread(self.tick.look_up)
         self._decided_ms = self.clock.now_ms()
         decision = self.tick.decide(self._decided_ms)
         self.counters.steps.add(time.perf_counter() - began)
@@ -323,15 +328,18 @@ class ControlLoop:
         """The step is stored, so it has happened: nothing that fails here changes that."""
         done = decision.step
         ended = {job.id: job.spec.tenant for job in done.finished}
-        self.counters.happened(self.tick.state, done.events, ended)
-        believed = decision.believed
+        self._tell(decision.believed, done.events, ended)
+
+    def _tell(self, report: Report, events: Sequence[Event], ended: dict[str, str]) -> None:
+        self._published = self.last_seq
+        self.counters.happened(self.tick.state, events, ended)
         for follower in self.followers:
             try:
-                follower.stepped(believed, done.events, self.last_seq)
+                follower.stepped(report, events, self.last_seq)
             except Exception:
                 log.exception("a follower failed; it finds what it missed in the log")
-        if done.events:
-            self._happened(done.events)
+        if events:
+            self._happened(events)
 
     def _happened(self, events: Sequence[Event]) -> None:
         """Wakes whoever waits for them."""
@@ -339,6 +347,18 @@ class ControlLoop:
             self.people_changed()
         if self._watchers:
             self._notify([*jobs_of(events), ""])
+
+    async def _publish_missed(self) -> None:
+        """What this controller has stored without knowing it: the new epoch, and a step whose
+        commit was answered with an error and took place. Followers see every event of the log."""
+        start, last = self._published, self.last_seq
+        read = partial(self.store.events, start, last - start)
+        try:
+            found = await asyncio.to_thread(read) if self.store.remote else read()
+        except StoreError as error:
+            log.error("followers have to read what they missed themselves: %s", error)
+            found = []
+        self._tell(Report(), [one.event for one in found], {})
 
     def _notify(self, keys: Iterable[str]) -> None:
         for key in keys:
@@ -373,8 +393,10 @@ class ControlLoop:
     def _load(self) -> None:
         load(self.tick)
 
-    def _begin(self) -> None:
-        self.tick.begin(self.clock.now_ms())
+    async def _begin(self) -> None:
+        store = partial(self.tick.store_epoch, self.clock.now_ms())
+        event = await asyncio.to_thread(store) if self.store.remote else store()
+        self.tick.begun(event)
         self.look_at_policy()
 
     async def _recover(self) -> None:
@@ -386,7 +408,7 @@ class ControlLoop:
             loaded = self.tick.stage is Stage.LOADED
             try:
                 if loaded:
-                    self._begin()
+                    await self._begin()
                 else:
                     await asyncio.to_thread(self._load)
             except (StoreDamaged, Deposed):
@@ -400,6 +422,7 @@ class ControlLoop:
         self._trouble = ""
         self.alarms.clear("store")
         self.people_changed()  # a commit of unknown outcome may have removed somebody
+        await self._publish_missed()
         await self._engine.resend()
 
     def _refuse(self, error: Exception) -> None:

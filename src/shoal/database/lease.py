@@ -3,6 +3,10 @@
 The leader's writes lock the lease's row with `FOR KEY SHARE`, and a take-over with `FOR UPDATE`,
 which excludes it. So a write of the old leader is either stored before the new one begins to read
 the log, or refused. A renewal changes no key, so it waits for neither.
+
+Whether a lease is over is decided by a standby's own clock, which nobody sets: it is when the
+leader has not renewed it for as long as it lasts. The database's clock may jump; it only tells
+people who leads.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import msgspec
 
@@ -70,13 +75,13 @@ class Lease:
         self.name = name_of(url)
         self.term = 0  # 0: not held
         self._url = url
-        self._lock = threading.Lock()
-        self._server: Server | None = None
-        self._made = False
+        # One connection for the lease alone, and one for everything else: what others ask must not
+        # delay a renewal or a take-over.
+        self._own, self._desk = _Link(url), _Link(url)
         self._renewed = 0.0  # when the newest renewal began, by `_moment`
         self._offset_ms: float | None = None  # the database's clock minus `_moment`
         self._seen: tuple[int, int] = (0, 0)  # term and end of the lease as they were last seen,
-        self._seen_since = 0.0  # and since when they are the same
+        self._seen_since = _moment()  # and since when they are the same
 
     @property
     def sure(self) -> bool:
@@ -85,18 +90,18 @@ class Lease:
 
     def take(self, holder: str) -> bool:
         """Take it if it has expired; whoever led before can no longer write when this returns."""
-        with self._lock:
+        with self._own.lock:
             began = _moment()
             seen = self._look()
-            if not self._expired(*seen):
+            if not self._expired(seen, holder):
                 return False
-            server = self._ready()
-            end_others(server, f"{WRITER} {seen[0]} ")
+            server = self._own.ready()
+            end_others(server, f"{WRITER} {seen.term} ")
             try:
                 with server.clear_errors(), server.link.transaction():
                     server.rows(f"SET LOCAL lock_timeout = {TAKE_MS}")
                     [row] = server.rows("SELECT term, until_ms FROM lease WHERE id = 1 FOR UPDATE")
-                    if row != seen[:2]:
+                    if row != (seen.term, seen.until_ms):
                         return False
                     [(term,)] = server.rows(
                         "UPDATE lease SET term = term + 1, holder = ?, "
@@ -109,12 +114,17 @@ class Lease:
             self.term, self._renewed = int(term), began
             return True
 
+    def watch(self) -> None:
+        """Look at it without taking it: whoever takes it must know how long it was not renewed."""
+        with self._own.lock:
+            self._look()
+
     def renew(self) -> bool:
         """False: another head has it, and this one must not go on."""
         if not self.term:
             return False
         began = _moment()
-        rows = self._ask(
+        rows = self._own.ask(
             f"UPDATE lease SET until_ms = {_NOW} + {LEASE_MS} WHERE id = 1 AND term = ? "
             f"RETURNING {_NOW}",
             (self.term,),
@@ -130,11 +140,11 @@ class Lease:
         """The next head need not wait. If the server is away, it waits for the end of the lease."""
         term, self.term = self.term, 0
         if term:
-            self._ask("UPDATE lease SET until_ms = 0 WHERE id = 1 AND term = ?", (term,))
+            self._own.ask("UPDATE lease SET until_ms = 0 WHERE id = 1 AND term = ?", (term,))
 
     def leader(self) -> Head | None:
         """None: the lease has expired, so no head leads."""
-        found = self._ask(
+        found = self._own.ask(
             "SELECT l.holder, coalesce(h.url, ''), coalesce(h.version, ''), "
             "coalesce(h.seen_ms, 0), TRUE, coalesce(h.seq, 0), coalesce(h.loads, '') "
             f"FROM lease l LEFT JOIN heads h ON h.name = l.holder WHERE l.until_ms > {_NOW}"
@@ -142,11 +152,11 @@ class Lease:
         return Head(*found[0]) if found else None
 
     def heads(self) -> list[Head]:
-        return [Head(*row) for row in self._ask(f"{_HEAD} ORDER BY h.name")]
+        return [Head(*row) for row in self._desk.ask(f"{_HEAD} ORDER BY h.name")]
 
     def report(self, head: Head) -> None:
         """What a head says of itself; `seen_ms` and `leads` are the database's to say."""
-        self._ask(
+        self._desk.ask(
             f"INSERT INTO heads VALUES (?, ?, ?, {_NOW}, ?, ?) ON CONFLICT (name) DO UPDATE SET "
             "url = excluded.url, version = excluded.version, seen_ms = excluded.seen_ms, "
             "seq = excluded.seq, loads = excluded.loads",
@@ -155,53 +165,70 @@ class Lease:
 
     def forget(self, name: str) -> None:
         """A head that will not come back."""
-        self._ask("DELETE FROM heads WHERE name = ?", (name,))
+        self._desk.ask("DELETE FROM heads WHERE name = ?", (name,))
 
     def hand_in(self, lines: Iterable[tuple[str, bytes]]) -> None:
         """Lines of the audit log from a head that may not write it. The leader takes them from
         there; the id of a line shows whether it has it already."""
         for id_, line in lines:
             query = "INSERT INTO handed_in (id, line) VALUES (?, ?) ON CONFLICT DO NOTHING"
-            self._ask(query, (id_, line))
+            self._desk.ask(query, (id_, line))
 
     def now_ms(self) -> int:
         """The database's clock, as of the newest answer."""
         if self._offset_ms is None:
-            with self._lock:
-                self._look()
+            self.watch()
         assert self._offset_ms is not None
         return int(_moment() * 1000 + self._offset_ms)
 
     def close(self) -> None:
-        with self._lock:
-            if self._server is not None:
-                self._server.close()
+        for link in (self._own, self._desk):
+            link.close()
 
-    def _look(self) -> tuple[int, int, int]:
-        """Term, end and time."""
+    def _look(self) -> _Row:
         began = _moment()
-        [row] = self._ready().execute(f"SELECT term, until_ms, {_NOW} FROM lease WHERE id = 1")
-        self._clock(began, row[2])
-        if self._seen != row[:2]:
-            self._seen, self._seen_since = (row[0], row[1]), _moment()
-        return row[0], row[1], row[2]
+        query = f"SELECT term, until_ms, {_NOW}, holder FROM lease WHERE id = 1"
+        [row] = self._own.ready().execute(query)
+        found = _Row(*row)
+        self._clock(began, found.now_ms)
+        if self._seen != (found.term, found.until_ms):
+            self._seen, self._seen_since = (found.term, found.until_ms), _moment()
+        return found
 
-    def _expired(self, _: int, until_ms: int, now_ms: int) -> bool:
-        if until_ms <= now_ms:
-            return True
-        # It ends later than any lease can: the database's clock was set back, or another server
-        # took over. Then only our own clock shows that nobody renews it.
-        late = until_ms > now_ms + LEASE_MS
-        return late and _moment() - self._seen_since > LEASE_MS / 1000
+    def _expired(self, seen: _Row, name: str) -> bool:
+        """It was given up, or nobody has renewed it for long enough. A head that led itself until
+        its last process ended need not wait that long: no other head can be it."""
+        mine = seen.holder == name and seen.until_ms <= seen.now_ms
+        return not seen.until_ms or mine or _moment() - self._seen_since > LEASE_MS / 1000
 
     def _clock(self, began: float, now_ms: int) -> None:
         self._offset_ms = now_ms - (began + _moment()) / 2 * 1000
 
-    def _ask(self, query: str, values: Values = ()) -> list[Row]:
-        with self._lock:
-            return self._ready().execute(query, values)
 
-    def _ready(self) -> Server:
+class _Row(NamedTuple):
+    """The lease, and the database's time."""
+
+    term: int
+    until_ms: int
+    now_ms: int
+    holder: str
+
+
+class _Link:
+    """One connection, which threads share."""
+
+    def __init__(self, url: str) -> None:
+        self.lock = threading.Lock()
+        self._url = url
+        self._server: Server | None = None
+        self._made = False
+
+    def ask(self, query: str, values: Values = ()) -> list[Row]:
+        with self.lock:
+            return self.ready().execute(query, values)
+
+    def ready(self) -> Server:
+        """With the lock held."""
         if self._server is None or not self._server.usable:
             if self._server is not None:
                 self._server.close()
@@ -210,6 +237,11 @@ class Lease:
             _make(self._server)
             self._made = True
         return self._server
+
+    def close(self) -> None:
+        with self.lock:
+            if self._server is not None:
+                self._server.close()
 
 
 def end_others(server: Server, name: str) -> None:

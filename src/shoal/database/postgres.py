@@ -10,8 +10,10 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
+from shoal.database import near
 from shoal.database.base import Deposed, Row, StoreAway, Values, Words
 from shoal.database.lease import WRITER, Lease, end_others
+from shoal.database.near import Near, on_event_loop
 from shoal.database.server import ANSWER_S, Server, bound, name_of, restored, translated
 from shoal.database.sqlite import newer_format
 from shoal.ports import StoreDamaged, StoreError
@@ -38,6 +40,8 @@ class PostgresDatabase:
     """One connection that writes, and a few that read. All of them are made when they are needed
     first, and made again when the server has been away. Without a lease it only reads."""
 
+    remote = True
+
     def __init__(self, url: str, lease: Lease | None = None) -> None:
         self.name = name_of(url)
         self.words = WORDS
@@ -51,6 +55,7 @@ class PostgresDatabase:
         self._readers: queue.LifoQueue[Server | None] = queue.LifoQueue()
         for _ in range(READERS):
             self._readers.put(None)
+        self._near = Near(self.name, lambda: Server(url, f"shoal reader {self._mark}", near.WAIT_S))
 
     def prepare(
         self, part: str, version: int, schema: str, steps: Mapping[int, str] | None = None
@@ -136,6 +141,8 @@ class PostgresDatabase:
             self._writer.close()
 
     def read(self, query: str, values: Values = ()) -> list[Row]:
+        if on_event_loop():
+            return self._near.read(query, values)
         try:
             reader = self._readers.get(timeout=ANSWER_S)
         except queue.Empty:
@@ -171,6 +178,7 @@ class PostgresDatabase:
 
     def close(self) -> None:
         self._drop_writer()
+        self._near.close()
         for _ in range(READERS):
             with contextlib.suppress(queue.Empty):
                 reader = self._readers.get(timeout=0.1)

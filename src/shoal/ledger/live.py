@@ -146,6 +146,8 @@ class LiveLedger:
             now_ms = events[0].at_ms if events else self._clock.now_ms()
             self.book.stepped(report, events, now_ms)
             self.seq = seq
+        except StoreAway:  # only when it caught up: it begins again where it was written last
+            self._unsure = True
         except Exception as error:
             log.exception("the ledger cannot book an event and stops")
             self._give_up(error)
