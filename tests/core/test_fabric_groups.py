@@ -280,3 +280,15 @@ def test_a_retest_puts_right_the_place_that_a_node_got_while_its_links_were_ill(
     after, judged = conclude(made.table(peers), before, {}, whole=False, about="n005")
     assert after.places == wrong
     assert [one.node for one in judged.weak] == ["n005"]
+
+
+def test_among_few_nodes_one_that_falls_ill_keeps_its_group_and_is_found() -> None:
+    """Beside a group of one, two of four nodes have no fast link: that alone shows nobody ill."""
+    wiring = Wiring(random.Random(3), [[1], [3]], noise=0)
+    names = list(wiring.place)
+    typed = {name: "a" if name == names[0] else "b" for name in names}
+    fabric, _ = conclude(table_of(names, wiring.results()), Fabric(), typed, whole=True)
+    wiring.slow[names[2]] = 0.01
+    again, judged = conclude(table_of(names, wiring.results()), fabric, typed, whole=True)
+    assert again.places == fabric.places
+    assert [(one.node, one.peer) for one in judged.weak] == [(names[2], "")]

@@ -52,6 +52,9 @@ FOUND_WAITS = (700168, 722874, 729455)
 # ended was told to sleep again and again; steps seemed too fast after a nap, and the next a hang; a
 # job with whole nodes started beside one that could not be put to sleep for it.
 FOUND_SLEEP = (16, 280, 156, 30030, 40179, 41222)
+# A node whose links were ill was taken for a group of its own, where few nodes were measured; a job
+# waited for a block of a size that the wiring does not have, and nobody cancelled it.
+FOUND_FABRIC = (3301142, 3300298)
 FOUND_WITNESS = (707807, 715960, 723561, 736814, 739682)
 
 
@@ -59,6 +62,11 @@ FOUND_WITNESS = (707807, 715960, 723561, 736814, 739682)
 def test_a_seed_that_once_found_a_defect_keeps_all_promises(seed: int) -> None:
     """Their histories are from before jobs could sleep, and be replaced."""
     run_seed(seed, Size(sleep_part=0, replacing_part=0))
+
+
+@pytest.mark.parametrize("seed", FOUND_FABRIC)
+def test_a_seed_that_found_a_defect_of_places_keeps_all_promises(seed: int) -> None:
+    run_seed(seed)
 
 
 @pytest.mark.parametrize("seed", FOUND_SLEEP)

@@ -43,7 +43,7 @@ def places_of(
     nodes = [node for node in range(len(near)) if any(near[node])]
     if not nodes:
         return {}
-    alone = _alone(near, nodes)
+    alone = _alone(near, nodes) | _fallen(table, near, nodes, before)
     tree = _levels(table, near, [node for node in nodes if node not in alone], alone)
     priors = (before, typed or {})
     for node in alone:
@@ -78,6 +78,26 @@ def _alone(near: Rows, nodes: list[int]) -> dict[int, None]:
     bound = quantile(list(best.values()), 500) * ALONE_MILLI
     found = {node: None for node in nodes if best[node] * 1000 < bound}
     return found if len(found) * 1000 <= len(nodes) * ALONE_SHARE_MILLI else {}
+
+
+def _fallen(
+    table: Table, near: Rows, nodes: list[int], before: Mapping[str, str]
+) -> dict[int, None]:
+    """Nodes that were in a group, of which most are as near to each other as groups are, while they
+    themselves have no fast link to anybody: they are ill, and show no wiring. Among few nodes they
+    are too large a part to be found by `_alone`."""
+    groups: dict[str, list[int]] = {}
+    for node in nodes:
+        groups.setdefault(before.get(table.names[node], ""), []).append(node)
+    groups.pop("", None)
+    found: dict[int, None] = {}
+    for group in groups.values():
+        within = [max((near[one][two] for two in group if two != one), default=0) for one in group]
+        bound = quantile(within, 500) * ALONE_MILLI
+        ill = [node for node in group if max(near[node]) * 1000 < bound]
+        if 2 * len(ill) < len(group):
+            found |= dict.fromkeys(ill)
+    return found
 
 
 def _levels(table: Table, near: Rows, nodes: list[int], alone: dict[int, None]) -> list[Clusters]:

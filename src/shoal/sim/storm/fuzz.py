@@ -165,6 +165,7 @@ class Run:
             self.counts,
         )
         self.users.wish = self._wish
+        self.users.wired = self.wiring.place
         self.people = People(self.world, self._rng("people"), self.counts)
         self.arrays = Arrays(self.world, self._rng("arrays"), self.counts)
         self.flows = Flows(self.world, self.users, self._rng("flows"), self.counts)

@@ -13,7 +13,7 @@ import msgspec
 from shoal.model.commands import Launch
 from shoal.model.job import JobSpec, Restart, Within
 from shoal.model.node import NodeIntent, NodeSpec
-from shoal.model.policy import Policy, version_of
+from shoal.model.policy import Places, Policy, version_of
 from shoal.model.report import Accepted, Answer, Cancel, Refused, SetIntent, SetPolicy, Submit
 from shoal.sim.storm.labels import area_of
 from shoal.sim.storm.lives import Untruth
@@ -101,6 +101,8 @@ class Users:
         self.crowded = rng.random() < 0.35  # more jobs want GPUs, for longer, and may be stopped
         self._patience: random.Random | None = None  # None: clients wait for their answers
         self.wish: Callable[[JobSpec], JobSpec] = lambda spec: spec  # what else a job asks for
+        # Where it is, as a tour finds it.
+        self.wired: Callable[[NodeSpec], str] = lambda node: node.place
         self._too_large: dict[str, None] = {}  # keys of jobs accepted before a node was known
 
     def plan(self, jobs: int, until_ms: int) -> None:
@@ -152,7 +154,9 @@ class Users:
         controller.obey(msgspec.structs.replace(controller.policy, spares=0))
 
     def _open_all(self) -> None:
-        """Only those that were closed: opening a node would end its quarantine, too."""
+        """Only those that were closed: opening a node would end its quarantine, too. Jobs that need
+        one group of nodes, and more of them than a group has by its wiring, wait for ever: their
+        owners read why, and cancel them."""
         if not self._world.controller.readable:
             self._world.timeline.after(SETTLED_MS, self._open_all)
             return
@@ -160,6 +164,13 @@ class Users:
             node = self._world.controller.state.nodes.get(name)
             if node is None or node.intent is not NodeIntent.OPEN:
                 self._set_intent(name, NodeIntent.OPEN)
+        if self._world.controller.policy.place is not Places.MEASURED:
+            return
+        nodes = [msgspec.structs.replace(node, place=self.wired(node)) for node in self._nodes]
+        for job in self._world.controller.state.jobs.values():
+            if job.spec.within_required and not self._possible(job.spec, nodes):
+                self._counts["cancel asked"] += 1
+                self._world.ask(Cancel(job.id), lambda _: None)
 
     def _draw_spec(self) -> JobSpec:
         rng = self._rng
@@ -245,12 +256,12 @@ class Users:
 
         ask()
 
-    def _possible(self, spec: JobSpec) -> bool:
+    def _possible(self, spec: JobSpec, nodes: Sequence[NodeSpec] = ()) -> bool:
         """Before any node has joined, a controller accepts jobs of any size."""
         depth = {Within.BLOCK: 1, Within.RACK: 2}.get(spec.within, 0)
         near = spec.within_required and spec.within is not Within.ANYWHERE
         groups: dict[str, int] = {}
-        for node in self._nodes:
+        for node in nodes or self._nodes:
             area = area_of(node, spec)
             if area is None:
                 continue

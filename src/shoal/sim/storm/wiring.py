@@ -56,6 +56,10 @@ class Wiring:
     def group(self, node: str) -> int:
         return int(node in self._other)
 
+    def place(self, node: NodeSpec) -> str:
+        """As a tour of all nodes finds it."""
+        return f"m{self.group(node.id)}/r1" if self._used else node.place
+
     def plan(self, until_ms: int) -> None:
         """Drawn from a stream of its own, so that the rest of the history stays the same."""
         rng, after = self._rng, self._world.timeline.after
