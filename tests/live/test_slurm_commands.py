@@ -42,6 +42,7 @@ def test_a_script_runs_as_its_lines_say_and_writes_its_file(at: Run, tmp_path: P
         "#SBATCH --job-name=hello --ntasks=2 --gres=gpu:2\n"
         "#SBATCH --output=%x-%j.txt\n"
         'echo "$1 $SLURM_JOB_NAME on $SLURM_JOB_NODELIST with $CUDA_VISIBLE_DEVICES"\n'
+        "unset SLURM_NNODES SLURM_JOB_NODELIST SLURM_CPUS_PER_TASK  # as Snakemake does\n"
         "srun -l bash -c 'echo task $SLURM_PROCID of $SLURM_NTASKS'\n"
     )
     number = at("sbatch --wait --parsable job.sh 'a b'").stdout.strip()

@@ -21,12 +21,11 @@ def run_tasks(words: list[str]) -> int:
     given, command = options.parse(words, "srun")
     if not command:
         raise Failure("srun: name a command", USAGE)
-    job = os.environ
-    whole = {"nodes": job["SLURM_NNODES"], "ntasks": job["SLURM_NTASKS"]}
+    job, hosts = os.environ, _hosts()
+    whole = {"nodes": str(len(hosts)), "ntasks": job.get("SLURM_NTASKS", str(len(hosts)))}
     if "ntasks-per-node" in given or "nodes" in given:
         whole.pop("ntasks")
-    asked = options.shape({**whole, "cpus-per-task": job["SLURM_CPUS_PER_TASK"], **given})
-    hosts = options.hostnames(job["SLURM_JOB_NODELIST"])
+    asked = options.shape({**whole, **given})
     if asked.nodes > len(hosts):
         raise Failure(f"srun: --nodes {asked.nodes}: the job has {len(hosts)}", USAGE)
     step = _step()
@@ -63,6 +62,12 @@ def run_tasks(words: list[str]) -> int:
             if code:
                 print(f"srun: error: task {rank}: ended with {code}", file=sys.stderr)
     return max((128 - code if code < 0 else code for code in worst), default=0)
+
+
+def _hosts() -> list[str]:
+    """Not from SLURM_JOB_NODELIST: tools remove the variables of Slurm before a step."""
+    places = os.environ.get("SHOAL_HOSTS") or os.environ["SHOAL_NODE"]
+    return [place.partition(":")[0] for place in places.split(",")]
 
 
 def _step() -> str:
