@@ -23,6 +23,7 @@ from shoal.agent.confine.tenant import Apart
 from shoal.agent.faults import CannotStart
 from shoal.agent.inherited import build_env, inherited_env
 from shoal.agent.shipping import last_words
+from shoal.agent.turns import Turns
 from shoal.cgroups.groups import Group
 from shoal.kernel import NODE_MARK
 from shoal.model.commands import Launch, Prepare
@@ -30,7 +31,9 @@ from shoal.model.commands import Launch, Prepare
 log = logging.getLogger("shoal.agent")
 
 BUILD_S_MAX = 1800.0
-KEPT_MAX = 8
+KEPT_MAX = 8  # those that no member uses; the tenant that has most gives first
+PLACES = 2  # a build uses the disk and the network
+PLACE_S_MAX = 60.0
 LOOK_S = 0.2
 READY = "shoal-ready"  # the last file that a build makes
 SEEN = "shoal-node.pth"
@@ -78,7 +81,7 @@ class Environments:
         self._root = node / "environments"
         self._in_use = in_use
         self._builds: dict[str, Build] = {}
-        self._turn = asyncio.Lock()  # one at a time: a build uses the whole disk and network
+        self._turns = Turns(PLACES, PLACE_S_MAX)
         self._waiting: dict[str, int] = {}
 
     def key(self, order: Launch | Prepare) -> str:
@@ -110,7 +113,7 @@ class Environments:
         path = self._root / key
         build = self._builds.get(key)
         if build is None:
-            async with self._turn:
+            async with self._turns.of(order.tenant):
                 found = self.here(order)
                 if found is not None:
                     return found
@@ -148,6 +151,7 @@ class Environments:
             self._trim()
             shutil.rmtree(path, ignore_errors=True)  # one that was not finished
             path.mkdir()
+            path.with_name(f"{key}.tenant").write_text(order.tenant)
             (path / "requirements.txt").write_text(order.requirements)
             node_packages = repr(sysconfig.get_path("purelib"))
             words = [sys.executable, str(path), node_packages, SEEN, READY]
@@ -202,18 +206,27 @@ class Environments:
                 os.killpg(build.pid, signal.SIGKILL)
 
     def _trim(self) -> None:
-        """The least recently used go first; those in use stay."""
+        """The least recently used of the tenant that has most go first; those in use stay."""
         used = self._in_use() | set(self._waiting)
-        found = []
+        found: dict[str, list[tuple[int, Path]]] = {}
         for path in self._root.iterdir():
-            if path.is_dir() and not path.is_symlink():
-                found.append((_used_at(path), path))
-        excess = len(found) - KEPT_MAX + 1
-        for _, path in sorted(found):
-            if excess > 0 and path.name not in used:
-                shutil.rmtree(path, ignore_errors=True)
-                path.with_name(f"{path.name}.log").unlink(missing_ok=True)
-                excess -= 1
+            if path.is_dir() and not path.is_symlink() and path.name not in used:
+                found.setdefault(_tenant(path), []).append((_used_at(path), path))
+        excess = sum(map(len, found.values())) - KEPT_MAX + 1
+        for _ in range(excess):
+            most = max(map(len, found.values()))
+            own = min(min(own) for own in found.values() if len(own) == most)
+            path = own[1]
+            found[_tenant(path)].remove(own)
+            shutil.rmtree(path, ignore_errors=True)
+            for ending in ("log", "tenant"):
+                path.with_name(f"{path.name}.{ending}").unlink(missing_ok=True)
+
+
+def _tenant(path: Path) -> str:
+    with contextlib.suppress(OSError):
+        return path.with_name(f"{path.name}.tenant").read_text()
+    return ""  # an earlier version built it
 
 
 def _used_at(path: Path) -> int:

@@ -29,6 +29,7 @@ from shoal.agent.faults import CannotStart
 from shoal.agent.inherited import build_env, inherited_env
 from shoal.agent.keeping.url_cache import FILES, UrlCache, discard
 from shoal.agent.keeping.url_helper import SAYS
+from shoal.agent.turns import Turns
 from shoal.kernel import NODE_MARK
 from shoal.model.commands import Launch, Prepare
 from shoal.model.job import Fault, MemberRef
@@ -37,6 +38,7 @@ from shoal.model.volume import Volume, parse
 log = logging.getLogger("shoal.agent")
 
 AT_ONCE = 2  # helpers; each of them fetches several files at a time
+PLACE_S_MAX = 60.0
 LOOK_S = 0.2
 SILENT_S_MAX = 600.0
 ENDS_S_MAX = 5.0
@@ -86,7 +88,7 @@ class UrlVolumes:
         self._uses: dict[MemberRef, dict[str, str]] = {}  # variable -> key
         self._helpers: dict[int, Build] = {}
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._slots = Turns(AT_ONCE, PLACE_S_MAX)
         self._room = asyncio.Lock()
 
     def needed(self, order: Launch | Prepare) -> bool:
@@ -157,7 +159,7 @@ class UrlVolumes:
         place = _digest(volume.source, owner)
         turn = self._turns.setdefault(place, asyncio.Lock())
         try:
-            async with turn, self._slots:
+            async with turn, self._slots.of(launch.tenant):
                 return await self._run(fetch, launch, volume, means, owner)
         except CannotStart as error:
             raise CannotStart(f"volume {volume.name}: {error}", error.fault) from error
