@@ -461,7 +461,7 @@ class Tick:
         array = array_of(request.job) or request.job
         if array in self.state.arrays:
             return request
-        return Retry(request.job, request.who, self._log.job(array))
+        return msgspec.structs.replace(request, record=self._log.job(array))
 
 
 def _is_open(looked: Looked) -> bool:

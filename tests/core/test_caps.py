@@ -12,16 +12,24 @@ from shoal.core.phases import caps
 from shoal.core.state.accounts import Accounts
 from shoal.core.state.load import restore
 from shoal.core.state.tally import Tally
+from shoal.model.events import ScheduleRan, ScheduleSkipped
+from shoal.model.identity import Role, User
 from shoal.model.job import Job, Phase
 from shoal.model.policy import Policy, Tenant
 from shoal.model.report import (
     Accepted,
+    AddTenant,
     Answer,
     Full,
     NoteJob,
     Refused,
+    Request,
+    Requeue,
+    Retry,
+    RunSchedule,
     SetSchedule,
     SetService,
+    SetUser,
     StopService,
     Submit,
     SubmitWorkflow,
@@ -240,3 +248,64 @@ def test_a_job_of_a_tenant_without_a_name_is_counted_once() -> None:
     job = Job(id="j1", number=1, spec=msgspec.structs.replace(job_spec(), tenant=""))
     tally.job(accounts, job, 1)
     assert tally.live == tally.waiting == {"": 1}
+
+
+def above(answer: Answer) -> None:
+    assert isinstance(answer, Refused), answer
+    assert answer.field.endswith("priority"), answer
+    assert answer.message == "is at most 5 for the tenant red, not 6; an admin may ask for more"
+
+
+HIGH = {"tenant": "red", "gpus": 1, "priority": 6}
+FLOW = (WorkflowJob("one", job_spec(**HIGH)),)
+SWEEP = Sweep(ranges=(IndexRange(0, 2),))
+HIGH_SCHEDULE = ScheduleSpec(name="hourly", cron="0 * * * *", jobs=FLOW)
+ASKS: dict[str, Request] = {
+    "a job": Submit(job_spec(**HIGH)),
+    "an array": Submit(job_spec(**HIGH, sweep=SWEEP)),
+    "a changed job": Submit(job_spec(**HIGH), instead="j1"),
+    "a workflow": SubmitWorkflow(FLOW),
+    "a service": SetService(ServiceSpec(name="s", replica=job_spec(**HIGH))),
+    "a schedule": SetSchedule(HIGH_SCHEDULE, 3_600_000, "ann"),
+}
+
+
+def prioritized() -> Cluster:
+    """The tenant red may ask for a priority of 5; ann is a member of it."""
+    made = cluster(Tenant(name="red", priority_max=5), gpus=4)
+    made.ask(AddTenant("red"))
+    made.ask(SetUser(User(name="ann", roles={"red": Role.MEMBER}), add=True))
+    return made
+
+
+@pytest.mark.parametrize("what", ASKS)
+def test_a_priority_above_the_tenants_is_for_admins(what: str) -> None:
+    made, request = prioritized(), ASKS[what]
+    made.ask(Submit(job_spec(tenant="red", gpus=4, begin_ms=9_000_000)))  # j1, which waits
+    above(made.ask(msgspec.structs.replace(request, scope="red")))
+    assert isinstance(made.ask(request), Accepted), "an admin's word"
+
+
+def test_a_cap_that_was_lowered_holds_for_what_comes_back() -> None:
+    made = prioritized()
+    made.policy = Policy(tenants=(Tenant(name="red", priority_max=6),))
+    array = made.ask(Submit(job_spec(**HIGH, sweep=SWEEP, retries=0), scope="red"))
+    job = made.ask(Submit(job_spec(**HIGH), scope="red"))
+    planned = SetSchedule(HIGH_SCHEDULE, made.now_ms + 3_600_000, "ann", scope="red")
+    assert all(isinstance(one, Accepted) for one in (array, job, made.ask(planned)))
+    made.hear("a")
+    made.deliver()
+    made.hear("a")
+    made.policy = Policy(tenants=(Tenant(name="red", priority_max=5),))
+    assert isinstance(job, Accepted) and isinstance(array, Accepted)
+    above(made.ask(Requeue(job.id, scope="red")))
+    above(made.ask(Retry(array.id, scope="red")))
+    above(made.ask(RunSchedule("red/hourly", scope="red")))
+    made.wait(3_600_000)
+    made.step()
+    (skipped,) = [one for one in made.last.events if isinstance(one, ScheduleSkipped)]
+    assert "priority is at most 5 for the tenant red" in skipped.why
+    made.ask(SetUser(User(name="ann", roles={"*": Role.ADMIN})))
+    made.wait(3_600_000)
+    made.step()
+    assert any(isinstance(one, ScheduleRan) for one in made.last.events)

@@ -124,7 +124,7 @@ class Jobs(Controller):
         """Run the job again from its last checkpoint. A finished job: once for each key."""
         job = reach.job(job_id)
         if job.phase is not Phase.FINISHED:
-            said = await reach.loop.request(Requeue(job_id, reach.name))
+            said = await reach.loop.request(Requeue(job_id, reach.name, reach.tenant))
             if not (isinstance(said, Refused) and said.missing):
                 answer = accepted(said)
                 return Done(id=answer.id, note=answer.note)
@@ -152,7 +152,9 @@ class Jobs(Controller):
         return await self._retry(reach, job_id)
 
     async def _retry(self, reach: Reach, job_id: str) -> Done:
-        answer = accepted(await reach.loop.request(RetryElements(job_id, reach.name)))
+        answer = accepted(
+            await reach.loop.request(RetryElements(job_id, reach.name, scope=reach.tenant))
+        )
         return Done(id=answer.id, note=answer.note)
 
     @get("/{job_id:str}/why")

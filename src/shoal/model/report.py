@@ -163,6 +163,7 @@ class Requeue(msgspec.Struct, frozen=True):
 
     job: str
     who: str = "a user"
+    scope: str = EVERY_TENANT
 
 
 class SleepJob(msgspec.Struct, frozen=True):
@@ -187,6 +188,7 @@ class Retry(msgspec.Struct, frozen=True):
     job: str
     who: str = "a user"
     record: Job | None = None
+    scope: str = EVERY_TENANT
 
 
 class SetIntent(msgspec.Struct, frozen=True):

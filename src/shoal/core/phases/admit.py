@@ -13,7 +13,7 @@ from shoal.core.phases.arrays import (
     retry,
     too_many_arrays,
 )
-from shoal.core.phases.caps import too_large, too_many, too_many_replicas
+from shoal.core.phases.caps import above_cap, too_large, too_many, too_many_replicas
 from shoal.core.phases.ending import cancel, stop
 from shoal.core.phases.ends import forget_set_end, reason, set_end
 from shoal.core.phases.fabric import begin_tour
@@ -42,6 +42,7 @@ from shoal.core.state.state import Node, State
 from shoal.model.events import NodeIntended, NodeJudged
 from shoal.model.health import Standing
 from shoal.model.identity import EVERY_TENANT
+from shoal.model.ids import array_of
 from shoal.model.job import DEFAULT_TENANT, JobSpec, Phase, Restart, StopCause
 from shoal.model.labels import admits
 from shoal.model.node import NodeHealth, NodeIntent
@@ -151,6 +152,7 @@ def _replica_problem(round_: Round, request: SetService) -> Refused | None:
     spec = request.spec.replica
     return (
         out_of_scope(round_.state, request.scope, spec)
+        or above_cap(round_.state, spec, request.scope)
         or no_sweep(spec)
         or reserved(spec.env, replica=True)
         or reserved_secrets(spec, spec.env, replica=True)
@@ -230,9 +232,10 @@ def run_problem(round_: Round, spec: ScheduleSpec, scope: str) -> Refused | None
 
 def job_problem(round_: Round, spec: JobSpec, scope: str) -> Refused | None:
     """Why no such job is accepted, however many there are already."""
-    foreign = out_of_scope(round_.state, scope, spec)
-    if foreign is not None:
-        return foreign
+    state = round_.state
+    denied = out_of_scope(state, scope, spec) or above_cap(state, spec, scope)
+    if denied is not None:
+        return denied
     if spec.service or spec.version:
         return Refused("service", "is set by Shoal itself; use: shoal serve")
     if spec.workflow or spec.schedule or spec.scheduled_ms:
@@ -360,6 +363,8 @@ def _requeue(round_: Round, request: Requeue) -> Answer:
         return Refused("job", f"is a replica of {job.spec.service}; cancel it to get another")
     if not job.active or job.phase is Phase.STOPPING:
         return Accepted(job.id, f"it is already {job.phase.value}")
+    if (denied := above_cap(round_.state, job.spec, request.scope)) is not None:
+        return denied
     stop(round_, job, StopCause.MOVE, f"requeued by {request.who}")
     return Accepted(job.id)
 
@@ -370,6 +375,9 @@ def _retry(round_: Round, request: Retry) -> Answer:
         gone = out_of_scope(round_.state, EVERY_TENANT, request.record.spec)
         if gone is not None:
             return gone
+    array = round_.state.arrays.get(array_of(request.job) or request.job) or request.record
+    if array and (denied := above_cap(round_.state, array.spec, request.scope)) is not None:
+        return denied
     return retry(round_, request)
 
 

@@ -10,6 +10,8 @@ from shoal.core.state.accounts import Accounts
 from shoal.core.state.sizes import Sizes, service_bytes
 from shoal.core.state.state import State
 from shoal.core.state.tally import EVERYONE, Tally
+from shoal.model.identity import EVERY_TENANT
+from shoal.model.job import JobSpec
 from shoal.model.report import Full, Refused
 from shoal.model.service import ServiceSpec
 
@@ -25,6 +27,15 @@ SPEC_BYTES_MAX = 256 << 20
 def share_left(most: int, everyone: int, own: int) -> int:
     """How much more somebody with `own` may have, when everyone together has `everyone`."""
     return (SHARE * (most - everyone) - own) // (SHARE + 1)
+
+
+def above_cap(state: State, spec: JobSpec, scope: str) -> Refused | None:
+    """`scope`: whose word it is. An admin may ask for more."""
+    most = state.policy.tenant(spec.tenant).priority_max
+    if scope == EVERY_TENANT or spec.priority <= most:
+        return None
+    text = f"is at most {most} for the tenant {spec.tenant}, not {spec.priority}"
+    return Refused("priority", f"{text}; an admin may ask for more")
 
 
 def too_many(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from shoal.core.phases.round import Round
-from shoal.core.phases.schedules import drop_schedules
+from shoal.core.phases.schedules import drop_schedules, pause_schedules
 from shoal.model.events import (
     SignInEnded,
     TenantAdded,
@@ -145,6 +145,7 @@ def _role_problem(round_: Round, user: User) -> Refused | None:
 def _remove_user(round_: Round, request: RemoveUser) -> Answer:
     if request.user not in round_.state.identity.users:
         return _no("user", request.user)
+    pause_schedules(round_, request.user)
     round_.emit(UserRemoved(at_ms=round_.now_ms, user=request.user, who=request.who))
     return Accepted(request.user)
 

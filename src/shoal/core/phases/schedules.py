@@ -170,7 +170,7 @@ def _run_due(round_: Round, schedule: Schedule, due: Due, problem: Problem) -> N
     why = ""
     if spec.overlap is Overlap.SKIP and (last := live_run(round_.state, schedule)):
         why = f"the run before it, {last}, has not ended"
-    elif (wrong := problem(round_, spec, EVERY_TENANT)) is not None:
+    elif (wrong := problem(round_, spec, _scope(round_.state, schedule))) is not None:
         why = f"{wrong.field} {wrong.message}"
     if why:
         round_.emit(
@@ -224,6 +224,14 @@ def live_run(state: State, schedule: Schedule) -> str:
     return last if state.live(last) is not None else ""
 
 
+def _scope(state: State, schedule: Schedule) -> str:
+    """A run has its owner's word, as the owner's role is now."""
+    user = state.identity.users.get(schedule.owner)
+    if user is None or role_in(user, EVERY_TENANT) is Role.ADMIN:
+        return EVERY_TENANT  # the operator's, or an admin's
+    return schedule.spec.tenant
+
+
 def owner_gone(state: State, schedule: Schedule) -> str:
     """Nobody's jobs run for a user who is gone, or who may no longer submit any."""
     if not schedule.owner:
@@ -235,6 +243,14 @@ def owner_gone(state: State, schedule: Schedule) -> str:
     if role is None or role is Role.VIEWER:
         return f"its user {schedule.owner} may no longer submit jobs of {tenant}"
     return ""
+
+
+def pause_schedules(round_: Round, user: str) -> None:
+    """They must not come to life for another user of the same name."""
+    for key, schedule in list(round_.state.schedules.items()):
+        if schedule.owner == user and schedule.next_ms:
+            why = f"its user {user} was removed"
+            round_.emit(SchedulePaused(at_ms=round_.now_ms, schedule=key, why=why))
 
 
 def drop_schedules(round_: Round, tenant: str) -> None:
