@@ -14,6 +14,7 @@ from shoal.model.report import (
     Accepted,
     AddTenant,
     Answer,
+    EndSignIn,
     IdentityRequest,
     RemoveTenant,
     RemoveToken,
@@ -29,6 +30,7 @@ ADMINS_PART = 0.25  # of the histories have an admin
 TENANTS = ("red", "blue", "lab")
 CHANGES_MAX = 25
 ASK_AGAIN_MS = 1_500
+SIGNED_IN_MS = 7 * 86_400_000  # longer than a history
 
 
 class Team(msgspec.Struct):
@@ -41,6 +43,7 @@ class Team(msgspec.Struct):
     role: Role | None = None
     known: bool = False  # the user exists, with that role or without any
     hash: str = ""  # of the token; empty: there is none
+    out: str = ""  # the newest sign-in with the token that was ended; empty: there is none
 
 
 class People:
@@ -80,6 +83,7 @@ class People:
                 known=user is not None,
                 role=user.roles.get(team.tenant) if user is not None else None,
                 hash=token.hash if token is not None else "",
+                out=team.out if identity.has_ended(team.token, team.out, SIGNED_IN_MS) else "",
             )
             if there != team:
                 raise Untruth(f"an admin was told {team}, but there is {there}")
@@ -126,6 +130,7 @@ class People:
             (RemoveToken(team.token), 1),
             (RemoveUser(team.user), 1),
             (RemoveTenant(team.tenant), 1),
+            (EndSignIn(team.token, secret[:8], self._world.timeline.now_ms + SIGNED_IN_MS), 1),
         )
         weights = [weight for _, weight in requests]
         return rng.choices([request for request, _ in requests], weights)[0]
@@ -141,14 +146,16 @@ def believe(team: Team, request: IdentityRequest, answer: Answer) -> None:
         case AddTenant():
             team.added = done or exists
         case RemoveTenant() if gone:
-            team.added, team.role, team.hash = False, None, ""
+            team.added, team.role, team.hash, team.out = False, None, "", ""
         case SetUser() if done or (exists and not team.known):
             team.known, team.role = True, request.user.roles[team.tenant]
         case RemoveUser() if gone:
-            team.known, team.role, team.hash = False, None, ""
+            team.known, team.role, team.hash, team.out = False, None, "", ""
         case SetToken() if done or (exists and not team.hash):
             team.hash = request.token.hash
         case RemoveToken() if gone:
-            team.hash = ""
+            team.hash = team.out = ""
+        case EndSignIn() if team.hash:
+            team.out = request.session
         case _:
             pass
