@@ -22,8 +22,8 @@ from shoal.sim.storm.fuzz import Size, run_seed
 SEEDS = 75
 MORE_SEEDS = 250  # with `make long`, and thousands in test_soak.py
 CHUNK = 25
-# In the first seeds no node is suspect, no job is adopted or used, and no budget stops one: in these
-# it is so.
+# In the first seeds no node is suspect, no job is adopted or used, and none stops for a budget: in
+# these it is so.
 WITNESSES = (113, 148, 181)
 HASHED = 20  # whose histories are told again with another order of hashes
 
