@@ -273,8 +273,8 @@ def test_wrong_usage_is_refused_before_anybody_is_asked(args: list[str], shoal: 
 def test_what_is_no_job_id_is_refused(verb: str, job: str, shoal: Shoal) -> None:
     result = shoal(verb, "--", job)
     assert_one_clear_line(result)
-    may_be_a_service = verb != "cancel" and job in ("x", "j", "j0x")
-    assert result.code == (3 if may_be_a_service else 2)
+    may_be_a_name = job in ("x", "j", "j0x", "J1")
+    assert result.code == (3 if may_be_a_name else 2)
 
 
 @pytest.mark.parametrize("verb", ["cordon", "drain", "uncordon"])

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from shoal.cli import errors
+from shoal.cli.app import OTHER_WORDS, VERBS, call
 from shoal.client import ShoalError, Unreachable
 from shoal.control.lifecycle import LifecycleError
 from shoal.forms import failure
@@ -35,6 +36,30 @@ def test_what_is_raised_is_told(
 
     assert errors.exit_code_of(fail) == code
     assert capsys.readouterr().err == line + "\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("run --gpu 1 -- x", "no such option '--gpu'; did you mean --gpus?"),
+        ("run --memry 1 -- x", "did you mean --memory or "),
+        ("stop j7", "there is no verb 'stop'; did you mean: shoal cancel JOB"),
+        ("kill j7", "there is no verb 'kill'; did you mean: shoal cancel JOB"),
+        ("jobs", "there is no verb 'jobs'; did you mean: shoal ps"),
+        ("queue", "there is no verb 'queue'; did you mean: shoal ps"),
+        ("log j7", "did you mean: shoal logs"),
+    ],
+)
+def test_the_closest_word_is_suggested(
+    words: str, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(words.split()) == 2
+    assert line in capsys.readouterr().err
+
+
+def test_words_of_other_tools_lead_to_verbs() -> None:
+    assert not OTHER_WORDS.keys() & VERBS.keys()
+    assert {hint.split()[0] for hint in OTHER_WORDS.values()} <= VERBS.keys()
 
 
 def test_an_interrupt_is_silent(capsys: pytest.CaptureFixture[str]) -> None:

@@ -82,7 +82,8 @@ def test_a_service_from_its_start_to_its_end(at_home: Shoal, serving_home: Live)
 
     assert at_home("service", "chat", "--stop") == (0, "chat is being stopped\n", "")
     assert eventually(Serving(serving_home, "chat").gone, WAIT_S)
-    for args in (["service", "chat"], ["service", "chat", "--stop"], ["logs", "chat"]):
+    assert "there is no job or service named chat" in at_home("logs", "chat").err
+    for args in (["service", "chat"], ["service", "chat", "--stop"]):
         result = at_home(*args)
         assert_one_clear_line(result)
         assert "there is no service chat; there are no services yet" in result.err

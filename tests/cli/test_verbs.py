@@ -30,6 +30,24 @@ def test_run_and_wait_shows_the_output_and_ends_with_the_code(live_shoal: Shoal)
     assert "has failed" in result.err
 
 
+def test_verbs_find_a_job_by_its_name(live_shoal: Shoal, cluster: Live) -> None:
+    script = "echo made > $SHOAL_OUTPUT/result; echo hello; sleep 600"
+    job = live_shoal("run", "--name", "prep-1.a", "--", "sh", "-c", script).out.strip()
+    assert eventually(lambda: live_shoal("logs", "prep-1.a").out == "hello\n")
+    assert live_shoal("logs", "prep-1.a.0").out == "hello\n"
+    for verb in ("why", "explain"):
+        assert live_shoal(verb, "prep-1.a").out.startswith(job)
+    assert job in live_shoal("events", "--job", "prep-1.a").out
+    assert live_shoal("note", "prep-1.a", "mine").code == 0
+    assert eventually(lambda: "result" in live_shoal("ls", "prep-1.a").out)
+    assert live_shoal("exec", "prep-1.a", "--", "true").code == 0
+    assert live_shoal("cancel", "prep-1.a").code == 0
+    assert cluster.wait(job) == "cancelled"
+    there = str(cluster.home.path / "fetched")
+    assert live_shoal("cp", "prep-1.a:result", there).code == 0
+    assert Path(there).read_text() == "made\n"
+
+
 def test_a_gang_speaks_with_prefixes(live_shoal: Shoal) -> None:
     result = live_shoal("run", "-n", "3", "-g", "1", "--wait", "--", "sh", "-c", "echo rank $RANK")
     assert sorted(result.out.splitlines()) == ["[0] rank 0", "[1] rank 1", "[2] rank 2"]

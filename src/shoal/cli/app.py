@@ -124,6 +124,19 @@ MODULES = {
     "import": "importing",
 }
 
+# What people type who know other tools.
+OTHER_WORDS = {
+    **dict.fromkeys(("stop", "kill", "delete", "rm", "scancel"), "cancel JOB"),
+    **dict.fromkeys(("jobs", "job", "queue", "list", "get", "squeue"), "ps"),
+    **dict.fromkeys(("submit", "sbatch", "srun", "start", "launch"), "run -- COMMAND"),
+    **dict.fromkeys(("show", "describe", "history"), "explain JOB"),
+    **dict.fromkeys(("restart", "rerun"), "requeue JOB"),
+    **dict.fromkeys(("output", "tail"), "logs JOB"),
+    **dict.fromkeys(("shell", "ssh"), "exec JOB"),
+    **dict.fromkeys(("info", "sinfo"), "status"),
+    "destroy": "down",
+}
+
 COLUMN_MAX = 10  # a longer name widens only its own theme, so that summaries fit on a line
 
 EPILOG = """\
@@ -149,7 +162,8 @@ class Verbs(click.Group):
         if cmd_name not in VERBS:
             from difflib import get_close_matches
 
-            close = get_close_matches(cmd_name, VERBS, n=1)
+            close = [OTHER_WORDS[cmd_name]] if cmd_name in OTHER_WORDS else []
+            close = close or get_close_matches(cmd_name, VERBS, n=1)
             hint = f"did you mean: shoal {close[0]}" if close else "see: shoal --help"
             raise Failure(f"there is no verb '{cmd_name[:40]}'; {hint}", USAGE)
         module = importlib.import_module(f"shoal.cli.verbs.{MODULES.get(cmd_name, cmd_name)}")

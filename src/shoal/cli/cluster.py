@@ -6,7 +6,7 @@ import difflib
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,7 +14,9 @@ from shoal.cli.screen.show import note
 from shoal.client import Client, ShoalError, Unreachable
 from shoal.forms import units
 from shoal.forms.failure import REFUSED, USAGE, Failure
+from shoal.model.finding import JobFilter
 from shoal.model.ids import JOB_ID_PATTERN, in_order, number_of
+from shoal.model.job import JOB_NAME_PATTERN
 
 NOT_FOUND = 404
 NAMES_MAX = 8
@@ -23,6 +25,7 @@ RETRY_S = 60.0
 RETRY_PAUSE_S = 0.5
 
 JOB_ID = re.compile(JOB_ID_PATTERN)
+_NUMBERED = re.compile(r"j[0-9]+(\.[0-9]+)*")  # never a name, even if somebody named a job so
 _SERVICE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _NODE_ID = re.compile(r"[a-z0-9][a-z0-9.-]{0,62}")
 
@@ -40,9 +43,47 @@ def context_in_use() -> str:
     return os.environ.get("SHOAL_CONTEXT", "")
 
 
-def job_id(text: str) -> str:
-    """The id in what the user typed. Anything else never reaches the controller."""
-    return _checked(text, JOB_ID, "JOB", "a job id like j7 or j7.3", "shoal ps -a")
+def job_id(client: Client, text: str, *, acts: bool = False, what: str = "job") -> str:
+    """The job that the user means by an id or a name; ids win. Of several with that name it is the
+    newest, but a verb that `acts` on a job does not guess between two that have not ended.
+    `what`: it could be."""
+    word = spelled(client, text, acts=acts, what=what)
+    return _checked(word, JOB_ID, "JOB", "a job id like j7 or j7.3, or a name", "shoal ps -a")
+
+
+def job_ids(client: Client, texts: Iterable[str]) -> list[str]:
+    """Each once, for a verb that acts on them."""
+    return list(dict.fromkeys(job_id(client, text, acts=True) for text in texts))
+
+
+def spelled(client: Client, text: str, *, acts: bool = False, what: str = "job") -> str:
+    """The same with an id for the name: prep.3 may be j7.3, an element or member. Text that is
+    neither stays as it is."""
+    word = text.strip()
+    if _NUMBERED.fullmatch(word) or not re.fullmatch(JOB_NAME_PATTERN, word):
+        return word
+    if (found := _by_name(client, word, acts=acts)) is not None:
+        return found
+    name, dot, number = word.rpartition(".")
+    if dot and number.isdecimal() and (found := _by_name(client, name, acts=acts)) is not None:
+        return f"{found}.{number}"
+    rows = client.jobs(finished=True)
+    names = sorted({row.name for row in rows if row.name})
+    close = difflib.get_close_matches(word, names, n=2)
+    hint = f"did you mean {' or '.join(close)}?" if close else "list them with: shoal ps -a"
+    raise Failure(f"there is no {what} named {word}; {hint}", REFUSED)
+
+
+def _by_name(client: Client, name: str, *, acts: bool) -> str | None:
+    rows = client.jobs(finished=True, wanted=JobFilter(name=name))
+    live = [row.id for row in rows if row.finished_ms is None]
+    if acts and len(live) > 1:
+        some = ", ".join(sorted(live, key=in_order)[:NAMES_MAX])
+        raise Failure(f"{len(live)} jobs named {name} have not ended; give an id: {some}", USAGE)
+    ids = sorted((live if acts and live else [row.id for row in rows]), key=in_order)
+    if len(rows) > 1:
+        note(f"{name} is {ids[-1]}, the newest of {len(rows)} jobs with this name")
+    return ids[-1] if ids else None
 
 
 def node_id(text: str) -> str:
@@ -56,10 +97,12 @@ def service_name(text: str) -> str:
     return name
 
 
-def is_service(text: str) -> bool:
-    """Whether it can only be the name of a service: no service is named like a job id."""
-    cleaned = text.strip()
-    return bool(_SERVICE.fullmatch(cleaned)) and not JOB_ID.fullmatch(cleaned)
+def is_service(client: Client, text: str) -> bool:
+    """Whether a verb for jobs and services means a service. Its name counts before a job's."""
+    word = text.strip()
+    if not _SERVICE.fullmatch(word) or _NUMBERED.fullmatch(word):
+        return False
+    return word in [view.name for view in client.services()]
 
 
 def _checked(text: str, pattern: re.Pattern[str], name: str, kind: str, listing: str) -> str:
@@ -124,12 +167,13 @@ def _no_such(kind: str, asked: str, known: list[str], listing: str) -> Failure:
 
 class Retry:
     """Repeats a call while no controller answers, at the address that the next controller leaves
-    in the home. Says so once."""
+    in the home. Says so once. Where no cluster was started, nothing will answer."""
 
     def __init__(self, home: Path, retry_s: float = RETRY_S) -> None:
         self._home = home
         self._retry_s = retry_s
         self._client: Client | None = None
+        self._answered = False
 
     def __call__(self, act: Callable[[Client], Answer]) -> Answer:
         deadline, waiting = time.monotonic() + self._retry_s, False
@@ -138,9 +182,10 @@ class Retry:
                 if self._client is None:
                     self._client = connect(self._home)
                 answer = act(self._client)
+                self._answered = True
             except Unreachable:
                 self.close()
-                if time.monotonic() >= deadline:
+                if time.monotonic() >= deadline or not (self._answered or _may_answer(self._home)):
                     raise
                 if not waiting:
                     note("the controller does not answer; retrying")
@@ -161,6 +206,16 @@ class Retry:
         if self._client is not None:
             self._client.close()
             self._client = None
+
+
+def _may_answer(home: Path) -> bool:
+    """Another machine's cluster may; here, somebody has to have started one."""
+    if context_in_use():
+        return True
+    from shoal.control.home import Home
+    from shoal.control.lifecycle import is_up
+
+    return is_up(Home(home))
 
 
 def replica_of(client: Client, service: str) -> str:

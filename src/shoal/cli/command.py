@@ -76,6 +76,24 @@ def number(least: int | None = None, most: int | None = None) -> Callable[[str |
     return read
 
 
+def job_word(text: str) -> str:
+    """The `type` of an argument that names a job, by its id or name: what can be neither is refused
+    before anybody is asked."""
+    import re
+
+    from shoal.forms import units
+    from shoal.forms.failure import USAGE, Failure
+
+    word = text.strip()
+    numbered = re.fullmatch(r"j[0-9]+(\.[0-9]+)*", word)
+    good = r"j[0-9]{1,15}(\.[0-9]{1,9}){0,2}" if numbered else r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}"
+    if not re.fullmatch(good, word):
+        kind = "a job id like j7 or j7.3, or a name"
+        message = f"JOB: {units.quoted(word)} is not {kind}; list them with: shoal ps -a"
+        raise Failure(message, USAGE)
+    return word
+
+
 def home_option() -> Option:
     """Its callback makes this process, and every process it starts, use the same home."""
     return Option(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from shoal.forms.failure import REFUSED, Failure
@@ -85,7 +85,8 @@ def _usage_message(error: Any) -> str:
     parameter, context = getattr(error, "param", None), getattr(error, "ctx", None)
     close = getattr(error, "possibilities", None)
     if close:
-        return f"{_plain(error.message)}; did you mean {' or '.join(sorted(close)[:2])}?"
+        asked = getattr(error, "option_name", "") or ""
+        return f"{_plain(error.message)}; did you mean {' or '.join(_closest(asked, close))}?"
     if parameter is not None:
         option = parameter.param_type_name == "option"
         name = max(parameter.opts, key=len) if option else parameter.metavar or parameter.name
@@ -94,6 +95,15 @@ def _usage_message(error: Any) -> str:
     else:
         text = _plain(error.format_message())
     return f"{text}; see: {context.command_path} --help" if context else text
+
+
+def _closest(asked: str, names: Sequence[str]) -> list[str]:
+    """At most two, the most similar first; only one, if it is what was typed and a letter more."""
+    from difflib import SequenceMatcher
+
+    ranked = sorted(names, key=lambda name: (-SequenceMatcher(None, asked, name).ratio(), name))
+    almost = asked and ranked[0].startswith(asked) and len(ranked[0]) == len(asked) + 1
+    return ranked[: 1 if almost else 2]
 
 
 def _plain(sentence: str) -> str:

@@ -53,7 +53,7 @@ def check_storage(
     asked = list(dict.fromkeys(cluster.node_id(text) for text in texts))
     with cluster.connect(home) as client, show.Spinner(quiet=json) as progress:
         if wanted.job:
-            _learn(client, cluster.job_id(wanted.job), needs)
+            _learn(client, cluster.job_id(client, wanted.job), needs)
         if needs.every_ms and not needs.checkpoint_mb and not wanted.job:
             raise Failure("--every: needs the size of a checkpoint, too: --checkpoint 500GB", USAGE)
         view = _measured(client, target, asked, progress)

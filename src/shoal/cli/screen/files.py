@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 SHOW_AFTER_S = 2.0
 REPLACED_MAX = 10  # a file that is replaced this often while it is read is given up
 
-_TO = re.compile(r"(j[0-9]{1,15}(?:\.[0-9]{1,9}){0,2}):(.*)", re.DOTALL)
-_REMOTE = re.compile(r"(j[0-9]{1,15}(?:\.[0-9]{1,9})?):(.*)", re.DOTALL)
+_REMOTE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,80}):(.*)", re.DOTALL)
 
 
 class Made(NamedTuple):
@@ -40,7 +39,8 @@ def remote(text: str) -> tuple[str, str]:
 
 
 def is_remote(text: str) -> bool:
-    return _TO.fullmatch(text) is not None
+    """As for scp, unless this machine has a file of that name."""
+    return _REMOTE.fullmatch(text) is not None and not os.path.lexists(text)
 
 
 def send(client: Client, source: Path, target: str, spinner: Spinner, *, recursive: bool) -> Made:
@@ -48,7 +48,7 @@ def send(client: Client, source: Path, target: str, spinner: Spinner, *, recursi
     from shoal.cli.verbs.forward import target_of
     from shoal.sessions.sending import send_file, send_folder, total_bytes
 
-    found = _TO.fullmatch(target)
+    found = _REMOTE.fullmatch(target)
     assert found is not None
     if not source.exists():
         raise Failure(f"SOURCE: there is no file {source} here", REFUSED)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shoal.cli.command import Argument, Option, verb
+from shoal.cli.command import Argument, Option, job_word, verb
 from shoal.forms.failure import USAGE, Failure
 
 if TYPE_CHECKING:
@@ -13,13 +13,12 @@ if TYPE_CHECKING:
     from shoal.model.views import Done
 
 
-JOBS = Argument(
-    "jobs", "JOB...", "Job ids, e.g. j7 j8, or j7.3 for an element.", nargs=-1, required=True
-)
+NAMED = "Ids or names of jobs, e.g. j7 prep, or j7.3 for an element."
+JOBS = Argument("jobs", "JOB...", NAMED, type=job_word, nargs=-1, required=True)
 
 
 @verb(
-    Argument("jobs", "JOB...", "Job ids, e.g. j7 j8, or j7.3 for an element.", nargs=-1),
+    Argument("jobs", "JOB...", NAMED, type=job_word, nargs=-1),
     Option("--workflow", metavar="ID", help="Cancel what is left of this workflow."),
 )
 def cancel(jobs: tuple[str, ...], workflow: str | None, json: bool, home: Path) -> int:
@@ -41,10 +40,10 @@ def cancel(jobs: tuple[str, ...], workflow: str | None, json: bool, home: Path) 
 
     if bool(jobs) == (workflow is not None):
         raise Failure("name the jobs to cancel, or a workflow with --workflow ID", USAGE)
-    asked = list(dict.fromkeys(cluster.job_id(text) for text in jobs))
     with cluster.connect(home) as client:
+        asked = cluster.job_ids(client, jobs)
         if workflow is not None:
-            flow = cluster.job_id(workflow)
+            flow = cluster.job_id(client, workflow, acts=True)
             return each([flow], client.cancel_workflow, "cancelled", json)
         return each(asked, lambda job: _cancel(client, job), "cancelled", json)
 
@@ -66,8 +65,8 @@ def requeue(jobs: tuple[str, ...], json: bool, home: Path) -> int:
     from shoal.cli import cluster
     from shoal.cli.each import each
 
-    asked = list(dict.fromkeys(cluster.job_id(text) for text in jobs))
     with cluster.connect(home) as client:
+        asked = cluster.job_ids(client, jobs)
         return each(
             asked,
             lambda job: cluster.on_job(client, job, lambda c: c.requeue(job)),
@@ -91,8 +90,8 @@ def retry(jobs: tuple[str, ...], json: bool, home: Path) -> int:
     from shoal.cli import cluster
     from shoal.cli.each import each
 
-    asked = list(dict.fromkeys(cluster.job_id(text) for text in jobs))
     with cluster.connect(home) as client:
+        asked = cluster.job_ids(client, jobs)
         return each(
             asked,
             lambda job: cluster.on_job(client, job, lambda c: c.retry(job)),

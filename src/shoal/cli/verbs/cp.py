@@ -44,9 +44,10 @@ def cp(
         with cluster.connect(home) as client, show.Spinner(quiet=json) as spinner:
             made = send(client, Path(source), target, spinner, recursive=recursive)
     else:
-        job, path = remote(source)
+        word, path = remote(source)
         kind = Kind.CHECKPOINT if checkpoints else Kind.OUTPUT
         with cluster.Retry(home) as retry, show.Spinner(quiet=json) as spinner:
+            job = retry(lambda client: cluster.job_id(client, word))
             view = retry(
                 lambda client: cluster.on_job(client, job, lambda c: c.files(job, path, kind=kind))
             )

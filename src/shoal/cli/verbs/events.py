@@ -6,7 +6,7 @@ import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shoal.cli.command import Option, flag, number, verb
+from shoal.cli.command import Option, flag, job_word, number, verb
 from shoal.cli.finding_flags import filter_of, finding_flags
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ FOLLOW_WAIT_S = 20.0
         type=number(0, LAST_MAX),
         help="Start with the last N events. [50, or all since --since]",
     ),
-    Option("--job", metavar="JOB", default="", help="Only events of this job."),
+    Option("--job", metavar="JOB", type=job_word, help="Only events of this job."),
     Option("--node", metavar="NODE", default="", help="Only events of this node."),
     *finding_flags("node"),
 )
@@ -52,10 +52,10 @@ def events(
     """
     from shoal.cli import cluster
 
-    job = cluster.job_id(job) if job else ""
     node = cluster.node_id(node) if node else ""
     wanted = filter_of(given)
     with cluster.Retry(home, retry_s=cluster.RETRY_S if follow else 0) as retry:
+        job = retry(lambda client: cluster.job_id(client, job)) if job else ""
         _require(retry, job, node)
         last = last if last is not None else 0 if wanted.since_ms else LAST
         after = 0 if wanted.since_ms and not last else -last

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shoal.cli.command import Argument, verb
+from shoal.cli.command import Argument, job_word, verb
 
 if TYPE_CHECKING:
     from shoal.client import Client
     from shoal.model.ledger import CostView
 
 
-@verb(Argument("job", "JOB", "A job's id; the job may have finished long ago."))
+@verb(Argument("job", "JOB", "A job's id or name; it may have ended long ago.", type=job_word))
 def explain(job: str, json: bool, home: Path) -> None:
     """Show what happened to a job, on one page.
 
@@ -33,8 +33,8 @@ def explain(job: str, json: bool, home: Path) -> None:
     from shoal.cli import cluster
     from shoal.cli.screen import show
 
-    asked = cluster.job_id(job)
     with cluster.connect(home) as client:
+        asked = cluster.job_id(client, job)
         explanation = cluster.on_job(client, asked, lambda c: c.explanation(asked))
         cost = _cost(client, asked)
     if json:

@@ -66,7 +66,8 @@ def target_of(client: Client, job: str, service: str | None) -> Callable[[], tup
     if service is not None:
         name = cluster.service_name(service)
         return lambda: (cluster.replica_of(client, name), 0)
-    found = named(job, lambda one: cluster.on_job(client, one, lambda c: c.job(one)))
+    word = cluster.spelled(client, job)
+    found = named(word, lambda one: cluster.on_job(client, one, lambda c: c.job(one)))
     return lambda: (found.job, found.member or 0)
 
 

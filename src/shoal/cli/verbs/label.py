@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shoal.cli.command import Argument, flag, verb
+from shoal.cli.command import Argument, flag, job_word, verb
 
 if TYPE_CHECKING:
     from shoal.model.node import LabelChange
@@ -55,7 +55,7 @@ def label(words: tuple[str, ...], json: bool, home: Path) -> int:
 
 
 @verb(
-    Argument("job", "JOB", "The job's id."),
+    Argument("job", "JOB", "The job's id or name.", type=job_word),
     Argument("text", "[TEXT...]", "The note. [show the notes]", nargs=-1),
     flag("--remove", help="Remove all notes of the job."),
 )
@@ -76,12 +76,13 @@ def note(job: str, text: tuple[str, ...], remove: bool, json: bool, home: Path) 
     from shoal.cli.screen import show
     from shoal.forms.failure import USAGE, Failure
 
-    asked, words = cluster.job_id(job), " ".join(text).strip()
+    words = " ".join(text).strip()
     if remove and words:
         raise Failure("--remove: removes all notes; leave the text out", USAGE)
     if text and not words:
         raise Failure("TEXT: is empty; to remove the notes: shoal note JOB --remove", USAGE)
     with cluster.connect(home) as client:
+        asked = cluster.job_id(client, job, acts=bool(words or remove))
         if words or remove:
             done = cluster.on_job(client, asked, lambda c: c.note_job(asked, words))
             if json:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shoal.cli.command import Argument, Option, flag, number, verb
+from shoal.cli.command import Argument, Option, flag, job_word, number, verb
 from shoal.cli.finding_flags import filter_of, finding_flags, moment_ms
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ TAIL_MAX = 1_000_000
 
 
 @verb(
-    Argument("jobs", "[JOB...]", "Ids of jobs or members, or names of services.", nargs=-1),
+    Argument("jobs", "[JOB...]", "Ids or names of jobs or services.", type=job_word, nargs=-1),
     flag("--follow", "-f", help="Keep printing new output."),
     Option("--member", "-m", metavar="M", type=number(0), help="Only this member."),
     Option("--attempt", metavar="N", type=number(1), help="This attempt. [the newest]"),
@@ -80,9 +80,8 @@ def logs(
         _many(jobs, wanted, chosen, follow, output, json, home)
         return
     job = jobs[0]
-    asked = "" if cluster.is_service(job) else cluster.job_id(job)
     with cluster.Retry(home, retry_s=cluster.RETRY_S if follow else 0) as retry:
-        asked = asked or retry(lambda client: cluster.replica_of(client, job.strip()))
+        asked = retry(lambda client: cluster.job_id(client, _meant(client, job)))
         view = retry(lambda client: cluster.on_job(client, asked, lambda c: c.job(asked)))
         if attempt is not None and attempt > view.attempt:
             _refuse_attempt(view)
@@ -174,6 +173,15 @@ def _matching(client: Client, wanted: JobFilter, limit: int) -> list[JobRow]:
     return found[:limit]
 
 
+def _meant(client: Client, word: str) -> str:
+    """As naming.py reads it, with an id for the name of a service or job."""
+    from shoal.cli import cluster
+
+    if cluster.is_service(client, word):
+        return cluster.replica_of(client, word.strip())
+    return cluster.spelled(client, word, what="job or service")
+
+
 def _named(retry: Retry, jobs: tuple[str, ...], parts: Chosen) -> tuple[list[str], Chosen]:
     """What the words mean: jobs, elements, members or services."""
     from shoal.cli import cluster
@@ -183,11 +191,8 @@ def _named(retry: Retry, jobs: tuple[str, ...], parts: Chosen) -> tuple[list[str
     names: list[str] = []
     members: set[int | None] = set()
     for word in dict.fromkeys(jobs):
-        if cluster.is_service(word):
-            names.append(retry(lambda c, word=word: cluster.replica_of(c, word.strip())))  # type: ignore[misc]
-            continue
         found = named(
-            word,
+            retry(lambda c, word=word: _meant(c, word)),  # type: ignore[misc]
             lambda job: retry(lambda c: cluster.on_job(c, job, lambda d: d.job(job))),
         )
         names.append(found.job)

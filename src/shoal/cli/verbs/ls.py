@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shoal.cli.command import Argument, flag, verb
+from shoal.cli.command import Argument, flag, job_word, verb
 
 if TYPE_CHECKING:
     from shoal.model.kept import FilesView
 
 
 @verb(
-    Argument("job", "JOB", "A job's id."),
+    Argument("job", "JOB", "A job's id or name.", type=job_word),
     Argument("path", "[PATH]", "Only this file or folder. [all]", required=False, default=""),
     flag("--checkpoints", help="Its checkpoints that were copied to the head instead."),
 )
@@ -33,8 +33,9 @@ def ls(job: str, path: str, checkpoints: bool, json: bool, home: Path) -> None:
     from shoal.cli.screen import show
     from shoal.model.kept import Kind
 
-    asked, kind = cluster.job_id(job), Kind.CHECKPOINT if checkpoints else Kind.OUTPUT
+    kind = Kind.CHECKPOINT if checkpoints else Kind.OUTPUT
     with cluster.connect(home) as client:
+        asked = cluster.job_id(client, job)
         view = cluster.on_job(client, asked, lambda c: c.files(asked, path, kind=kind))
         array = not view.files and client.job(asked).array is not None
     if json:

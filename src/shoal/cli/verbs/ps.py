@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shoal.cli.command import Option, flag, number, verb
+from shoal.cli.command import Option, flag, job_word, number, verb
 from shoal.cli.finding_flags import filter_of, finding_flags
 from shoal.forms.failure import USAGE, Failure
 
@@ -33,9 +33,9 @@ WHOLE = 1000  # thousandths of a GPU
         default=100,
         help="Show at most this many jobs. [100]",
     ),
-    Option("--before", metavar="JOB", default="", help="The next page: what ended before it."),
+    Option("--before", metavar="JOB", type=job_word, help="The next page: what ended before it."),
     flag("--labels", help="Show the labels of the jobs."),
-    Option("--array", metavar="JOB", default="", help="List the elements of this array."),
+    Option("--array", metavar="JOB", type=job_word, help="List the elements of this array."),
     Option(
         "--columns",
         "-o",
@@ -60,8 +60,8 @@ WHOLE = 1000  # thousandths of a GPU
 def ps(
     all_: bool,
     limit: int,
-    before: str,
-    array: str,
+    before: str | None,
+    array: str | None,
     labels: bool,
     columns: str,
     sort: str,
@@ -106,10 +106,14 @@ def ps(
     if sort:
         job_columns.sorting(sort)
     every_s = _seconds(watch)
-    asked = Asked(filter_of(given), all_, limit, cluster.job_id(before) if before else "", sort)
+    asked = Asked(filter_of(given), all_, limit, "", sort)
     with cluster.connect(home) as client:
+        if before:
+            asked = asked._replace(before=cluster.job_id(client, before))
         if array:
-            asked = asked._replace(wanted=_of_array(client, cluster.job_id(array), asked.wanted))
+            asked = asked._replace(
+                wanted=_of_array(client, cluster.job_id(client, array), asked.wanted)
+            )
         if every_s:
             _watch(home, asked, names, labels, json, every_s)
             return

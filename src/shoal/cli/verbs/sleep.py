@@ -62,9 +62,9 @@ def _each(jobs: tuple[str, ...], what: str, wait: bool, json: bool, home: Path) 
     from shoal.client import ShoalError, Unreachable
     from shoal.forms.failure import Failure
 
-    asked = list(dict.fromkeys(cluster.job_id(text) for text in jobs))
     answers: dict[str, Done | ShoalError | Failure] = {}
     with cluster.connect(home) as client:
+        asked = cluster.job_ids(client, jobs)
         act = client.sleep if what == "sleep" else client.wake
         for job in asked:
             try:

@@ -6,13 +6,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shoal.cli.command import Argument, verb
+from shoal.cli.command import Argument, job_word, verb
 
 if TYPE_CHECKING:
     from shoal.model.views import WhyView
 
 
-@verb(Argument("job", "JOB", "A job's id, or a service's name."))
+@verb(Argument("job", "JOB", "A job's id or name, or a service's.", type=job_word))
 def why(job: str, json: bool, home: Path) -> None:
     """Show why a job or service is in its present state.
 
@@ -30,13 +30,13 @@ def why(job: str, json: bool, home: Path) -> None:
     from shoal.cli import cluster
     from shoal.cli.screen import show
 
-    if cluster.is_service(job):
-        from shoal.cli.verbs.services import show_service
-
-        show_service(job.strip(), home, json)
-        return
-    asked = cluster.job_id(job)
     with cluster.connect(home) as client:
+        if cluster.is_service(client, job):
+            from shoal.cli.verbs.services import show_service
+
+            show_service(job.strip(), home, json)
+            return
+        asked = cluster.job_id(client, job, what="job or service")
         view = cluster.on_job(client, asked, lambda c: c.why(asked))
     if json:
         show.as_json(view)

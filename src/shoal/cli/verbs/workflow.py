@@ -29,7 +29,7 @@ def workflow(workflow: str, json: bool, home: Path) -> None:
     from shoal.cli.screen import show
 
     with cluster.connect(home) as client:
-        view = client.workflow(cluster.job_id(workflow))
+        view = client.workflow(cluster.job_id(client, workflow))
     if json:
         show.as_json(view)
         return
