@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from shoal.core.answers.why import explain
-from shoal.model.events import JobPromoted, JobRequeued
+from shoal.model.events import JobPromoted, JobRequeued, NodeJudged
 from shoal.model.health import Standing
 from shoal.model.job import Outcome, Phase, StopCause
 from shoal.model.node import NodeIntent
@@ -160,9 +160,8 @@ def test_who_made_steps_is_tried_again_at_once() -> None:
     assert "retry 2 of 5 at once" in cluster.events_of(JobRequeued)[-1].why
 
 
-def test_a_node_on_which_jobs_fail_that_run_well_elsewhere_is_quarantined() -> None:
-    cluster = Training(POLICY, "abcd", gpus=1)
-    job_id = cluster.run(gpus=1, **RETRIED)
+def fails_there(cluster: Training, job_id: str) -> str:
+    """It fails twice on one node, and runs well elsewhere when that node is gone for a while."""
     (bad,) = cluster.nodes_of(job_id)
     for _ in range(2):
         cluster.exit(job_id, 1)
@@ -177,9 +176,38 @@ def test_a_node_on_which_jobs_fail_that_run_well_elsewhere_is_quarantined() -> N
     cluster.hear(bad)
     cluster.end(job_id)
     assert cluster.finished[job_id].outcome is Outcome.SUCCEEDED
+    return bad
+
+
+def test_one_job_that_fails_only_on_a_node_has_it_checked_at_once_and_closes_nothing() -> None:
+    cluster = Training(POLICY, "abcd", gpus=1)
+    job_id = cluster.run(gpus=1, **RETRIED)
+    bad = fails_there(cluster, job_id)
     record = cluster.node(bad).record
-    assert record.standing is Standing.QUARANTINED
+    assert record.standing is Standing.SUSPECT
     assert record.why == f"{job_id} failed 2 times, only on {bad}, and ran well elsewhere"
+    assert cluster.node(bad).schedulable
+    assert [check.node for check in cluster.checks()] == [bad]  # it did not report in this step
+    cluster.answer(bad)
+    assert cluster.node(bad).record.standing is Standing.OK
+    assert not cluster.node(bad).record.suspicions and not cluster.state.failures.jobs
+
+
+def test_however_often_one_owners_jobs_fail_there_the_node_stays_open() -> None:
+    cluster = Training(POLICY, "abcd", gpus=1)
+    for _ in range(4):
+        bad = fails_there(cluster, cluster.run(gpus=1, user="mallory", **RETRIED))
+        assert cluster.node(bad).schedulable
+        cluster.answer(bad)
+    assert not any(event.record.strikes for event in cluster.events_of(NodeJudged))
+
+
+def test_a_node_on_which_jobs_of_several_owners_fail_is_quarantined() -> None:
+    cluster = Training(POLICY, "abcd", gpus=1)
+    bad = fails_there(cluster, cluster.run(gpus=1, user="ann", **RETRIED))
+    assert cluster.node(bad).record.standing is Standing.SUSPECT
+    assert fails_there(cluster, cluster.run(gpus=1, user="bob", **RETRIED)) == bad
+    assert cluster.node(bad).record.standing is Standing.QUARANTINED
 
 
 # -- a gang leaves a node in quarantine ----------------------------------------------------

@@ -158,10 +158,10 @@ def test_a_job_waits_for_a_node_that_has_what_it_needs() -> None:
     assert job.members[0].slice.node != bare
 
 
-def test_two_jobs_that_ran_well_elsewhere_speak_against_a_bare_node() -> None:
+def test_jobs_of_two_owners_that_ran_well_elsewhere_speak_against_a_bare_node() -> None:
     cluster = cluster_of("a", "b")
-    for _ in range(2):
-        job = cluster.job(cluster.submit(gpus=1))
+    for owner in ("ann", "bob"):
+        job = cluster.job(cluster.submit(gpus=1, user=owner))
         bare = cannot_start(cluster, job, Fault.MISSING, "no program")
         cluster.deliver()
         cluster.hear(job.members[0].slice.node)

@@ -80,7 +80,7 @@ def step(state: State, report: Report, policy: Policy, now_ms: int) -> Step:
     report_waits(round_)  # waits that somebody wants to know about
     supplies = supply(round_)  # which nodes to order, and which to give back
     commands = reconcile(round_, fresh)  # what should run minus what runs
-    commands += checks_wanted(state, fresh)  # which nodes should be measured
+    commands += checks_wanted(round_, fresh)  # which nodes should be measured
     commands += tours_wanted(round_, fresh)  # which nodes should meet which
     commands += storage_wanted(round_, fresh)  # which nodes should measure their storage
     commands += prepares_wanted(state, fresh, now_ms)  # which nodes should be warm for a gang

@@ -63,7 +63,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Suspicion(msgspec.Struct, frozen=True, kw_only=True):
-    """`proven`: the trouble is known to follow the node, so no second suspicion is needed."""
+    """`proven`: the trouble is known to follow the node, so no second suspicion is needed. `owner`:
+    whose jobs it comes from, if their word counts once, however many they are. `refutable`: a check
+    that finds the node well ends it; otherwise it is remembered, for what checks cannot see."""
 
     at_ms: int
     why: str
@@ -72,6 +74,8 @@ class Suspicion(msgspec.Struct, frozen=True, kw_only=True):
     member: int = -1
     proven: bool = False
     network: bool = False  # its links are weak: only other nodes can check that
+    owner: str = ""
+    refutable: bool = False
 
 
 class StandingChange(msgspec.Struct, frozen=True):

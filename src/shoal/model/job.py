@@ -175,6 +175,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return asked_words(self.where, self.tolerates, keys)
 
     @property
+    def owner(self) -> str:
+        """Who answers for it: several jobs of one owner are one word against a node."""
+        return f"{self.tenant}/{self.user}"
+
+    @property
     def elastic(self) -> bool:
         return self.members_max > self.members
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,8 +26,8 @@ MINUTE = 60_000
 DAY = 24 * 60 * MINUTE
 
 
-def slow(at_ms: int, job: str = "j1", attempt: int = 1, member: int = 0) -> Suspicion:
-    return Suspicion(at_ms=at_ms, why="slow", job=job, attempt=attempt, member=member)
+def slow(at_ms: int, job: str = "j1", attempt: int = 1, member: int = 0, **more: Any) -> Suspicion:
+    return Suspicion(at_ms=at_ms, why="slow", job=job, attempt=attempt, member=member, **more)
 
 
 def suspect(record: Record, news: Suspicion) -> Record:
@@ -80,6 +82,19 @@ def test_a_suspicion_of_long_ago_does_not_count() -> None:
     record = check(suspect(Record(), slow(1000)), True, 2000)
     record = suspect(record, slow(1001 + DAY, job="j2"))
     assert record.standing is Standing.SUSPECT
+
+
+def test_what_one_owners_jobs_say_is_one_word() -> None:
+    record = check(suspect(Record(), slow(1000, owner="red/ann")), True, 2000)
+    record = suspect(record, slow(3000, job="j2", owner="red/ann"))
+    assert record.standing is Standing.OK
+    assert suspect(record, slow(4000, job="j3", owner="red/bob")).standing is Standing.QUARANTINED
+
+
+def test_a_check_that_passes_refutes_failures_but_not_what_checks_cannot_see() -> None:
+    record = suspect(Record(), slow(1000, owner="red/ann", refutable=True))
+    assert check(record, True, 2000).suspicions == ()
+    assert len(check(suspect(Record(), slow(1000)), True, 2000).suspicions) == 1
 
 
 def test_what_is_proven_needs_no_second_time() -> None:

@@ -19,7 +19,7 @@ REMEMBERED_MS = 24 * 3_600_000
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """`step`: where it failed; None if the job counts no steps. `elsewhere`: the job has since run
-    well without this node."""
+    well without this node. `owner`: whose job it is."""
 
     at_ms: int
     node: str
@@ -27,6 +27,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     code: int
     step: int | None = None
     elsewhere: bool = False
+    owner: str = ""
 
 
 class FailureBook(msgspec.Struct):
@@ -36,12 +37,14 @@ class FailureBook(msgspec.Struct):
 
 
 class Blame(msgspec.Struct, frozen=True):
-    """Why a node is suspected, in numbers and in a sentence."""
+    """Why a node is suspected, in numbers and in a sentence. Whoever owns all these jobs may have
+    made them fail: only the failures of several `owners` count without a check."""
 
     node: str
     jobs: tuple[str, ...]
     failures: int
     why: str
+    owners: frozenset[str] = frozenset()
 
 
 def failed(book: FailureBook, job: str, failure: Failure) -> None:
@@ -85,7 +88,16 @@ def blame(book: FailureBook, node: str, now_ms: int) -> Blame | None:
         why = f"{jobs[0]} failed {counts[jobs[0]]} times, only on {node}, and ran well elsewhere"
     else:
         return None
-    return Blame(node, jobs, sum(counts[job] for job in jobs), why)
+    owners = frozenset(f.owner for job in jobs for f in book.jobs[job] if f.node == node)
+    return Blame(node, jobs, sum(counts[job] for job in jobs), why, owners)
+
+
+def refute(book: FailureBook, node: str) -> None:
+    """A check found the node well: what jobs said against it is spent."""
+    for job, failures in list(book.jobs.items()):
+        book.jobs[job] = [f for f in failures if f.node != node or not f.elsewhere]
+        if not book.jobs[job]:
+            del book.jobs[job]
 
 
 def same_way(book: FailureBook, job: str) -> str | None:

@@ -2,7 +2,8 @@
 
     ok          -- suspected -----------------------------> suspect, a check is wanted
     ok, suspect -- a second, independent suspicion -------> quarantined
-    suspect     -- check passed, or not answered ---------> ok, the suspicion is remembered
+    suspect     -- check passed, or not answered ---------> ok, the suspicion is remembered, unless
+                                                            the check refutes it
     ok, suspect -- check failed --------------------------> quarantined
     quarantined -- the wait is over ----------------------> quarantined, a check is wanted
     quarantined -- check passed --------------------------> ok, with its history
@@ -65,6 +66,8 @@ def checked(
     if not passed:
         why = f"check failed ({why}), but too many nodes are in quarantine already"
     if record.standing is Standing.SUSPECT:
+        kept = tuple(one for one in record.suspicions if not (passed and one.refutable))
+        record = msgspec.structs.replace(record, suspicions=kept)
         return _enter(record, Standing.OK, now_ms, f"check passed: {why}" if passed else why)
     return record
 
@@ -108,7 +111,9 @@ def wake_ms(record: Record, rule: HealthRule) -> int | None:
 
 def independent(one: Suspicion, other: Suspicion) -> bool:
     """Not the same rank of the same job, which may have more work than others, nor another rank of
-    the same attempt, which may be waiting for that one."""
+    the same attempt, which may be waiting for that one. What one owner's jobs say is one word."""
+    if one.owner and one.owner == other.owner:
+        return False
     if not one.job or not other.job or one.job != other.job:
         return True
     return one.attempt != other.attempt and one.member != other.member

@@ -268,5 +268,12 @@ def _finish(round_: Round, job: Job, outcome: Outcome, code: int, why: str) -> N
     for node_id in sorted(failed_on):  # if it ran well elsewhere, these nodes are suspect
         found = blame(state.failures, node_id, round_.now_ms)
         if found is not None:
-            news = Suspicion(at_ms=round_.now_ms, why=found.why, job=job.id, proven=True)
+            news = Suspicion(
+                at_ms=round_.now_ms,
+                why=found.why,
+                job=job.id,
+                proven=len(found.owners) > 1,
+                owner=job.spec.owner,
+                refutable=True,
+            )
             suspect(round_, state.nodes[node_id], news)

@@ -66,19 +66,22 @@ def check_id(record: Record) -> str:
     return f"h{record.check_since_ms}"
 
 
-def checks_wanted(state: State, inventories: list[NodeReport]) -> list[Command]:
-    """For nodes that reported and have not answered yet; sent again after every report."""
+def checks_wanted(round_: Round, inventories: list[NodeReport]) -> list[Command]:
+    """For nodes that are suspected now, and for those that reported and have not answered yet; sent
+    again after every report."""
+    state = round_.state
     wanted: list[Command] = []
-    for inventory in inventories:
-        node = state.nodes[inventory.spec.id]
+    checked = {one.spec.id: {result.id for result in one.checks} for one in inventories}
+    judged = (event.node for event in round_.events if type(event) is NodeJudged)
+    for node_id in dict.fromkeys((*checked, *judged)):
+        node = state.nodes[node_id]
         ids = [state.heard.asked[node.id]] if node.id in state.heard.asked else []
         if quarantine.wants_check(node.record) and not node.record.network:
             ids.append(check_id(node.record))
-        known = {result.id for result in inventory.checks}
         wanted += [
-            Check(node=node.id, incarnation=inventory.incarnation, id=id_)
+            Check(node=node.id, incarnation=node.incarnation, id=id_)
             for id_ in ids[:1]
-            if id_ not in known
+            if id_ not in checked.get(node_id, ())
         ]
     return wanted
 
@@ -176,6 +179,8 @@ def _take_change(round_: Round, job: Job, watch_: Watch, change: Change) -> None
             job=job.id,
             attempt=job.attempt,
             member=change.member,
+            # Tenants that are kept apart might agree with themselves; the operator does not.
+            owner=job.spec.owner if job.spec.tenant in round_.state.identity.tenants else "",
         ),
     )
 

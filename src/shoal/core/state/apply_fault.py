@@ -21,5 +21,11 @@ def note_fault(state: State, job: Job, event: MemberLost) -> None:
         failed(
             state.failures,
             job.id,
-            Failure(at_ms=event.at_ms, node=event.node, member=event.member, code=MISSING_CODE),
+            Failure(
+                at_ms=event.at_ms,
+                node=event.node,
+                member=event.member,
+                code=MISSING_CODE,
+                owner=job.spec.owner,
+            ),
         )

@@ -259,6 +259,7 @@ def _book_failure(state: State, job: Job, at_ms: int) -> None:
             member=number,
             code=job.first_bad_code or 0,
             step=job.first_bad_step,
+            owner=job.spec.owner,
         ),
     )
 

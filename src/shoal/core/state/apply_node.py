@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shoal.core.health.baseline import count, learn
+from shoal.core.health.failures import refute
 from shoal.core.state.apply_job import member_over
 from shoal.core.state.apply_labels import node_labelled
 from shoal.core.state.apply_queue import unclaim_on
@@ -96,6 +97,7 @@ def _node_ending(state: State, event: NodeEnding) -> None:
 def _node_checked(state: State, event: NodeChecked) -> None:
     if event.passed and not event.result.error:
         learn(state.fleet, event.node, state.nodes[event.node].spec.kind, event.result)
+        refute(state.failures, event.node)
     count(state.fleet, event.node, event.result)
 
 
