@@ -29,7 +29,7 @@ from shoal.agent.sleeping.cuda_driver import (
 )
 from shoal.agent.sleeping.freeze import Freeze
 from shoal.agent.sleeping.host_memory import free_mb
-from shoal.agent.sleeping.port import Lost, Refused
+from shoal.agent.sleeping.port import Full, Lost, Refused
 from shoal.agent.sleeping.uses import uses
 from shoal.model.commands import Launch
 from shoal.model.job import MemberRef
@@ -276,14 +276,31 @@ def test_waking_waits_for_the_gpus_memory(monkeypatch: pytest.MonkeyPatch) -> No
     assert stand.states == {7: RUNNING}
 
 
-def test_a_process_that_cannot_be_restored_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_whose_gpu_somebody_else_fills_sleeps_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_work, "ROOM_S", 0.0)
+    member, stand, sleeping = made(7, p7=11_204)
+    run(sleeping.sleep(member))
+    before = list(member.calls)
+    stand.free = [5_413]
+    for _ in range(3):
+        with pytest.raises(Full) as full:
+            run(sleeping.wake(member, {}))
+        assert str(full.value) == "GPU 0 has 5413 MB free, and it needs 11204 MB"
+        assert stand.states == {7: CHECKPOINTED}
+    assert "restore 7" not in member.calls[len(before) :], "nothing was risked"
+    stand.free = [11_204]
+    run(sleeping.wake(member, {}))
+    assert stand.states == {7: RUNNING}
+
+
+def test_a_process_that_cannot_be_restored_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_work, "REST_S", 0.0)
     member, stand, sleeping = made(7, p7=1_000)
     run(sleeping.sleep(member))
-    for free, why in ((10**6, "CUDA error 801"), (10, "GPU 0 has 10 MB free, and it needs 1000")):
-        stand.free, stand.refusals[("restore", 7)] = [free], [NOT_SUPPORTED] * 10**4
-        with pytest.raises(Lost, match=f"process 7 could not be moved back to its GPU: .*{why}"):
-            run(sleeping.wake(member, {}))
+    stand.free, stand.refusals[("restore", 7)] = [10**6], [NOT_SUPPORTED] * 10**4
+    why = "CUDA error 801"
+    with pytest.raises(Lost, match=f"process 7 could not be moved back to its GPU: .*{why}"):
+        run(sleeping.wake(member, {}))
     stand.states[7] = FAILED
     with pytest.raises(Lost, match="the driver has lost what process 7 had on its GPU"):
         run(sleeping.wake(member, {}))

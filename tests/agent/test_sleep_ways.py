@@ -24,7 +24,7 @@ from shoal.agent.ownership import read_process
 from shoal.agent.sleeping import naps
 from shoal.agent.sleeping.freeze import Tree
 from shoal.agent.sleeping.naps import Naps
-from shoal.agent.sleeping.port import Lost, Processes, Refused
+from shoal.agent.sleeping.port import Full, Lost, Processes, Refused
 from shoal.cgroups.groups import UNIFIED, Group
 from shoal.core.nodebook import NodeBook
 from shoal.model.commands import Envelope, Launch, Sleep, Wake
@@ -260,6 +260,21 @@ def test_a_member_that_cannot_be_woken_is_killed_and_its_node_is_to_blame() -> N
         await scene.nap(gpus=(1,))
         assert scene.signals == [signal.SIGKILL] and scene.member.fault is Fault.WAKE
         assert scene.member.why == "it could not be woken: the driver has failed"
+
+    asyncio.run(run())
+
+
+def test_a_member_whose_gpu_is_full_sleeps_on_and_is_not_killed() -> None:
+    async def run() -> None:
+        scene = Scene(Way(500, Full("GPU 0 has 10 MB free, and it needs 500 MB")))
+        for _ in range(2):
+            await scene.nap(gpus=(0,))
+            assert scene.member.state is State.ASLEEP and not scene.signals
+            assert scene.book.asleep[REF].memory_mb == 500
+            assert scene.book.refused[REF].why == "GPU 0 has 10 MB free, and it needs 500 MB"
+        scene.naps.way._wake = None  # type: ignore[attr-defined]
+        await scene.nap(gpus=(0,))
+        assert scene.member.state is State.RUNNING and REF not in scene.book.refused
 
     asyncio.run(run())
 

@@ -87,6 +87,7 @@ from shoal.model.events import (
     TokenSet,
     UserRemoved,
     UserSet,
+    WakeRefused,
 )
 from shoal.model.fabric import Fabric
 from shoal.model.health import CheckResult, Record, Standing
@@ -192,6 +193,18 @@ SENTENCES: list[tuple[Event, str]] = [
     (
         JobAsleep(at_ms=0, job="j7", attempt=1, took_ms=0, memory_mb=0, why=""),
         "j7 is asleep and holds no GPU",
+    ),
+    (
+        WakeRefused(
+            at_ms=0,
+            job="j7",
+            attempt=1,
+            member=0,
+            node="n1",
+            again_ms=60_000,
+            why="stays asleep, because there is no room for it on n1: GPU 0 has 1 MB free",
+        ),
+        "j7 stays asleep, because there is no room for it on n1: GPU 0 has 1 MB free",
     ),
     (
         SleepRefused(at_ms=0, job="j7", attempt=1, member=1, node="n1", why="no memory"),

@@ -6,13 +6,14 @@ from typing import Any
 
 import msgspec
 
+from shoal.core.answers.why import explain
 from shoal.core.phases.round import Round
 from shoal.core.phases.sleeping import doze
 from shoal.core.state.load import restore
 from shoal.core.state.state import Snapshot
 from shoal.model.budget import BudgetPeriod, Spending
 from shoal.model.events import JobFinished, JobTouched, OrderUnused
-from shoal.model.job import Outcome, Phase, SleepCause
+from shoal.model.job import MemberRef, Outcome, Phase, SleepCause
 from shoal.model.node import NodeIntent
 from shoal.model.policy import Tenant
 from shoal.model.report import Accepted, Refused, SetEnd, SleepJob, WakeJob
@@ -189,3 +190,69 @@ def test_a_snapshot_keeps_the_idle_time_and_few_events_tell_it() -> None:
     assert loaded.orders["o1"].unused_ms == since_ms
     told = [event for event in pool.cluster.log if isinstance(event, OrderUnused)]
     assert [event.since_ms for event in told] == [since_ms]
+
+
+# -- a GPU that somebody else fills --------------------------------------------------------------
+
+
+def full(made: Cluster, job: str, why: str) -> None:
+    """Its node was told to wake it, and could not."""
+    made.deliver()
+    member = made.job(job).members[0]
+    ref = MemberRef(job, made.job(job).attempt, 0)
+    made.books[member.slice.node].stays_asleep(ref, why)
+    made.hear(member.slice.node)
+
+
+FREE_AND_NEEDED = "GPU 0 has 5413 MB free, and it needs 11204 MB"
+
+
+def test_it_stays_asleep_says_what_is_free_and_needed_and_is_tried_again() -> None:
+    made = cluster()
+    job = asleep(made)
+    made.ask(WakeJob(job, "ann"))
+    for _ in range(4):  # many more than two minutes
+        assert made.job(job).phase is Phase.WAKING
+        full(made, job, FREE_AND_NEEDED)
+        assert (made.job(job).phase, made.job(job).attempt) == (Phase.ASLEEP, 1)
+        why = explain(made.state, made.job(job), made.policy, made.now_ms)
+        assert FREE_AND_NEEDED in why and "tried again in 1m" in why, why
+        made.deliver()
+        made.wait(59_000)
+        made.hear("a")
+        assert made.job(job).phase is Phase.ASLEEP
+        made.wait(1_000)
+        made.hear("a")
+    rouse(made, job)
+    assert made.job(job).phase is Phase.RUNNING
+    assert made.job(job).full_ms == 0
+
+
+def test_asleep_it_holds_no_gpu_and_others_may_run_there() -> None:
+    made = cluster()
+    job = asleep(made)
+    made.ask(WakeJob(job, "ann"))
+    full(made, job, FREE_AND_NEEDED)
+    other = made.run(gpus=1)
+    assert made.job(other).phase is Phase.RUNNING
+    assert made.job(job).phase is Phase.ASLEEP
+
+
+def test_a_drain_does_not_wait_for_a_gpu_that_somebody_else_fills() -> None:
+    """It saves its work, but cannot be woken to do so: it goes on elsewhere from its checkpoint."""
+    made = cluster()
+    job = asleep(made, checkpoint_ms=MINUTE_MS, preemptible=True)
+    made.ask(WakeJob(job, "ann"))
+    full(made, job, FREE_AND_NEEDED)
+    made.intend("a", NodeIntent.DRAINING)
+    assert made.job(job).phase is Phase.STOPPING
+
+
+def test_an_answer_about_an_earlier_try_is_taken_once() -> None:
+    made = cluster()
+    job = asleep(made)
+    made.ask(WakeJob(job, "ann"))
+    full(made, job, FREE_AND_NEEDED)
+    assert made.books["a"].refused
+    made.deliver()  # the controller knows
+    assert not made.books["a"].refused

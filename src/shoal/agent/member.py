@@ -59,6 +59,7 @@ EDGES = {
     (State.DOZING, State.RUNNING): "it could not be put to sleep",
     (State.ASLEEP, State.WAKING): "it is to wake",
     (State.WAKING, State.RUNNING): "its processes go on",
+    (State.WAKING, State.ASLEEP): "its GPUs have no room for it",
     **{(state, State.STOPPING): "it is to stop" for state in NAPPING},
     **{(state, State.ENDED): "its process has ended" for state in NAPPING},
     (State.DUMPING, State.STOPPING): "its stacks are saved",

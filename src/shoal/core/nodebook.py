@@ -64,7 +64,7 @@ class NodeBook:
         self.exits: dict[MemberRef, MemberExit] = {exit_.ref: exit_ for exit_ in exits}
         self.dozing: dict[MemberRef, None] = {}
         self.asleep: dict[MemberRef, Slept] = {}
-        self.waking: dict[MemberRef, None] = {}
+        self.waking: dict[MemberRef, Slept] = {}
         self.woke: dict[MemberRef, Woke] = {}
         self.refused: dict[MemberRef, Refusal] = {}
         self.touched: dict[MemberRef, int] = {}  # since they fell asleep
@@ -139,6 +139,8 @@ class NodeBook:
                     self.touched.pop(ref, None)
                     self.dozing[ref] = None
                     todo.append(command)
+                elif ref in self.asleep:  # the controller knows that it could not be woken
+                    self.refused.pop(ref, None)
             case Wake():
                 self.refused.pop(ref, None)
                 self._wake(command, todo)
@@ -158,8 +160,7 @@ class NodeBook:
         launch = msgspec.structs.replace(self.alive[ref], gpus=command.gpus)
         if self._gpus_free(launch):
             self.alive[ref] = launch
-            del self.asleep[ref]
-            self.waking[ref] = None
+            self.waking[ref] = self.asleep.pop(ref)
             todo.append(command)
 
     def slept(self, ref: MemberRef, memory_mb: int, took_ms: int) -> None:
@@ -179,8 +180,14 @@ class NodeBook:
 
     def awoke(self, ref: MemberRef, took_ms: int) -> None:
         self.touched.pop(ref, None)
-        if self.waking.pop(ref, 0) is None:
+        if self.waking.pop(ref, None) is not None:
             self.woke[ref] = Woke(ref, took_ms)
+
+    def stays_asleep(self, ref: MemberRef, why: str) -> None:
+        """There was no room to wake it; it sleeps as before."""
+        if (slept := self.waking.pop(ref, None)) is not None:
+            self.asleep[ref] = slept
+            self.refused[ref] = Refusal(ref, why)
 
     def _gpus_free(self, launch: Launch) -> bool:
         left = dict.fromkeys(launch.gpus, WHOLE_GPU_MILLI - launch.gpu_milli)

@@ -32,7 +32,7 @@ def _dozing(postings: Postings, event: ev.JobDozing) -> None:
         node.idle = [each for each in node.idle if each != (event.job, number)]
 
 
-def _asleep(postings: Postings, event: ev.JobAsleep) -> None:
+def _asleep(postings: Postings, event: ev.JobAsleep | ev.WakeRefused) -> None:
     job, now_ms = postings.cluster.jobs[event.job], postings.cluster.now_ms
     for member in job.members.values():
         members.settle(postings, event.job, job, member, now_ms)
@@ -93,5 +93,6 @@ SLEEP_HANDLERS: Handlers = {
     ev.JobAsleep: _asleep,
     ev.JobTouched: _touched,
     ev.JobWaking: _waking,
+    ev.WakeRefused: _asleep,
     ev.JobAwake: _awake,
 }

@@ -70,6 +70,7 @@ from shoal.model.sleep_events import JobWaking as JobWaking
 from shoal.model.sleep_events import MembersAsleep as MembersAsleep
 from shoal.model.sleep_events import MembersAwake as MembersAwake
 from shoal.model.sleep_events import SleepRefused as SleepRefused
+from shoal.model.sleep_events import WakeRefused as WakeRefused
 from shoal.model.supply_events import NodesOrdered as NodesOrdered
 from shoal.model.supply_events import OrderChanged as OrderChanged
 from shoal.model.supply_events import OrderEnded as OrderEnded
@@ -278,6 +279,7 @@ Event = (
     | MembersAsleep
     | JobAsleep
     | SleepRefused
+    | WakeRefused
     | JobTouched
     | JobWaking
     | MembersAwake

@@ -371,6 +371,7 @@ class Job(msgspec.Struct, kw_only=True):
     sleep_cost_ms: int = 0  # how long it last held GPUs to fall asleep
     wake_cost_ms: int = 0  # ... and to wake
     awake_ms: int | None = None  # since when it has been awake, or is being woken
+    full_ms: int = 0  # its GPU had no room for it: it is not woken before this
     refused: str = ""  # why a node could not put this attempt to sleep; it is not asked again
 
     @property

@@ -75,8 +75,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     `ends_in_ms`: how much longer the node lives, as far as it knows (relative, because clocks
     differ), and what ends it then; None: no end is known. `dozing`, `asleep`, `waking`, `woke`,
     `refused`: alive members that are being put to sleep, sleep, are being woken, have woken, or
-    could not be put to sleep. `uses`: what members have on GPUs, where the driver tells. `listens`:
-    replicas that listen on their ports by themselves; None: the agent does not look."""
+    could not be put to sleep, or woken. `uses`: what members have on GPUs, where the driver tells.
+    `listens`: replicas that listen on their ports by themselves; None: the agent does not look."""
 
     spec: NodeSpec
     incarnation: int

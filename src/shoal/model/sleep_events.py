@@ -59,6 +59,17 @@ class JobWaking(JobEvent, frozen=True, kw_only=True):
     why: str
 
 
+class WakeRefused(JobEvent, frozen=True, kw_only=True):
+    """Its GPU has no room for what it had there, so it sleeps as before and holds no GPU. It is
+    tried again at `again_ms`."""
+
+    attempt: int
+    member: int
+    node: str
+    again_ms: int
+    why: str
+
+
 class MembersAwake(JobEvent, frozen=True, kw_only=True):
     attempt: int
     members: tuple[int, ...]

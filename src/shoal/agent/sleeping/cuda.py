@@ -21,7 +21,7 @@ from typing import TypeVar
 from shoal.agent.sleeping.cuda_driver import Driver, DriverError, Memory, Nvidia
 from shoal.agent.sleeping.cuda_work import Work
 from shoal.agent.sleeping.host_memory import free_mb
-from shoal.agent.sleeping.port import Lost, Processes, Refused
+from shoal.agent.sleeping.port import Full, Lost, Processes, Refused
 
 Answer = TypeVar("Answer")
 
@@ -82,6 +82,10 @@ class Cuda:
             await self._done(work, work.wake, WAKE_S_MAX)
         except Refused as refused:
             raise Lost(str(refused)) from None
+        except Full:
+            with contextlib.suppress(Refused):
+                await processes.freeze()
+            raise
         for pid in pids:
             self._slept.pop(pid, None)
 

@@ -18,12 +18,14 @@ from shoal.agent.sleeping.cuda_driver import (
     DriverError,
     Memory,
 )
-from shoal.agent.sleeping.port import Lost, Refused
+from shoal.agent.sleeping.port import Full, Lost, Refused
 
 LOCK_MS = 15_000  # for what the process has given to the GPU
 # A process waits this long for memory of its GPUs. Whoever had them has ended, but the driver may
-# not have freed all, or a stranger uses them.
-ROOM_S = 120.0
+# not have freed all. If a stranger uses them, it sleeps on: that loses nothing.
+ROOM_S = 20.0
+# One of which a part is awake already waits longer, and is then lost.
+REST_S = 120.0
 AGAIN_S = 0.2
 
 
@@ -48,11 +50,13 @@ class Work:
             raise
 
     def wake(self) -> None:
-        """Raises Lost. Does nothing to processes that are awake, or that never used CUDA. A process
-        that was forked from one that did answers in its name, so each is asked in its turn."""
-        deadline = time.monotonic() + ROOM_S
+        """Raises Lost or Full. Does nothing to processes that are awake, or that never used CUDA. A
+        process that was forked from one that did answers in its name, so each is asked in its
+        turn."""
+        begun_s = time.monotonic()
+        self._await_room(begun_s + ROOM_S)
         for pid in self.pids:
-            self._restore(pid, deadline)
+            self._restore(pid, begun_s + REST_S)
         for pid in self.pids:
             if self._state(pid) == LOCKED:
                 try:
@@ -77,6 +81,17 @@ class Work:
                 raise Refused(f"process {pid} {problem}: {error}") from None
         if self.given_up.is_set():
             raise Refused("nobody waits for it any longer")
+
+    def _await_room(self, deadline: float) -> None:
+        """Nothing is restored before there is room for all of it."""
+        while short := self._short_of_all():
+            if time.monotonic() > deadline:
+                raise Full(short)
+            time.sleep(AGAIN_S)
+
+    def _short_of_all(self) -> str:
+        asleep = [pid for pid in self.pids if self._state(pid) == CHECKPOINTED]
+        return next((short for pid in asleep if (short := self._short(pid))), "")
 
     def _restore(self, pid: int, deadline: float) -> None:
         """The driver does not promise that a process survives a restore that fails, so none is made

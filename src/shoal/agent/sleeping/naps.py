@@ -15,7 +15,7 @@ from shoal.agent.member import NAPPING, Member, State
 from shoal.agent.processes import Processes
 from shoal.agent.sleeping.choice import why_not
 from shoal.agent.sleeping.freeze import Freeze, Tree
-from shoal.agent.sleeping.port import Lost, Refused, Sleeping
+from shoal.agent.sleeping.port import Full, Lost, Refused, Sleeping
 from shoal.agent.sleeping.uses import uses
 from shoal.core.nodebook import NodeBook
 from shoal.model.commands import Launch, Sleep, Wake
@@ -89,7 +89,7 @@ class Naps:
             return
         if why:
             log.info("%s is not put to sleep: %s", ref, why)
-            if not between or await self._woken(member, {}):
+            if not between or await self._woken_at_last(member):
                 member.become(State.RUNNING)
                 self._book.refuses(ref, why)
                 self._over(member)
@@ -115,19 +115,37 @@ class Naps:
 
     async def _wake(self, member: Member, gpus: Mapping[int, int]) -> None:
         began = time.monotonic()
-        if await self._woken(member, gpus):
+        try:
+            woken = await self._woken(member, gpus)
+        except Full as full:
+            if member.state is State.WAKING:
+                log.info("%s stays asleep: %s", member.ref, full)
+                member.become(State.ASLEEP)
+                self._book.stays_asleep(member.ref, str(full))
+                self._changed()
+            return
+        if woken:
             member.become(State.RUNNING)
             took_ms = _since_ms(began)
             log.info("%s is awake after %d ms", member.ref, took_ms)
             self._book.awoke(member.ref, took_ms)
             self._over(member)
 
+    async def _woken_at_last(self, member: Member) -> bool:
+        """One that could not be put to sleep as a whole has to wake: nobody knows what it needs."""
+        try:
+            return await self._woken(member, {})
+        except Full as full:
+            return self._lost(member, str(full))
+
     async def _woken(self, member: Member, gpus: Mapping[int, int]) -> bool:
-        """False if it has ended or has to: then nobody waits for it."""
+        """False if it has ended or has to: then nobody waits for it. Raises Full."""
         ref, why = member.ref, ""
         try:
             async with asyncio.timeout(WAKE_S_MAX):
                 await self.way.wake(self._trees[ref], gpus)
+        except Full:
+            raise
         except Lost as lost:
             why = str(lost)
         except TimeoutError:
@@ -137,12 +155,14 @@ class Naps:
             why = f"the agent failed: {error}"
         if member.state not in NAPPING:
             return False
-        if why:
-            log.error("%s is killed, because it could not be woken: %s", ref, why)
-            member.why, member.fault = f"it could not be woken: {why}", Fault.WAKE
-            self._processes.signal(ref, signal.SIGKILL)
-            self._release(ref)
-        return not why
+        return not why or self._lost(member, why)
+
+    def _lost(self, member: Member, why: str) -> bool:
+        log.error("%s is killed, because it could not be woken: %s", member.ref, why)
+        member.why, member.fault = f"it could not be woken: {why}", Fault.WAKE
+        self._processes.signal(member.ref, signal.SIGKILL)
+        self._release(member.ref)
+        return False
 
     def _over(self, member: Member) -> None:
         """It runs again, and is watched as if it had just begun."""

@@ -14,6 +14,11 @@ class Lost(Exception):
     """It cannot be woken, so it has to be killed. The text is one clause that says why."""
 
 
+class Full(Exception):
+    """It cannot be woken now, because its GPUs have no room for it; it sleeps as before. The text
+    is one clause that says how much is free and needed."""
+
+
 class Processes(Protocol):
     """All processes of one member: its own, their descendants in any session, its container."""
 
@@ -42,4 +47,4 @@ class Sleeping(Protocol):
 
     async def wake(self, processes: Processes, gpus: Mapping[int, int]) -> None:
         """`gpus`: by the GPU that it had, the one that it gets, both as the node counts them; empty
-        if they are the same. Raises Lost."""
+        if they are the same. Raises Lost or Full."""

@@ -12,6 +12,7 @@ from shoal.model.events import (
     MembersAsleep,
     MembersAwake,
     SleepRefused,
+    WakeRefused,
 )
 from shoal.model.resources import plural
 
@@ -20,6 +21,7 @@ SleepHappening = (
     | MembersAsleep
     | JobAsleep
     | SleepRefused
+    | WakeRefused
     | JobTouched
     | JobWaking
     | MembersAwake
@@ -38,6 +40,8 @@ def about_sleep(event: SleepHappening) -> str:
             took = f", after {duration_text(event.took_ms)}" if event.took_ms else ""
             moved = f", {event.memory_mb} MB of GPU memory per member" if event.memory_mb else ""
             return f"is asleep and holds no GPU{took}{moved}"
+        case WakeRefused():
+            return event.why
         case SleepRefused():
             return f"goes on: {event.why}"
         case JobTouched():

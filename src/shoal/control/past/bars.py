@@ -251,7 +251,7 @@ class Book:
             mark = self._mark(event.job)
             mark.cause, mark.why = ASLEEP, event.why
 
-    def asleep(self, event: ev.JobAsleep) -> None:
+    def asleep(self, event: ev.JobAsleep | ev.WakeRefused) -> None:
         mark = self._mark(event.job)
         for member in list(self.open.get(event.job, ())):
             bar = self._end(event.job, member, event.at_ms, ASLEEP, mark.why or event.why)
@@ -351,6 +351,7 @@ HANDLERS: dict[type[ev.EventBase], Callable[[Book, Any], None]] = {
     ev.MemberLost: Book.lost,
     ev.JobDozing: Book.dozing,
     ev.JobAsleep: Book.asleep,
+    ev.WakeRefused: Book.asleep,
     ev.SleepRefused: Book.stays_awake,
     ev.JobWaking: Book.waking,
     ev.JobAdopted: Book.adopted,

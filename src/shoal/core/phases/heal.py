@@ -62,8 +62,9 @@ def heal(round_: Round) -> None:
 
 def _end(round_: Round, job: Job, cause: StopCause, why: str) -> None:
     """A sleeper that has to leave its node is woken first, if it can be: asleep, it cannot save its
-    work."""
-    if cause is StopCause.DRAIN and job.phase is Phase.ASLEEP and goes_on(job):
+    work. One whose GPU was full cannot."""
+    asleep = job.phase is Phase.ASLEEP and not job.full_ms
+    if cause is StopCause.DRAIN and asleep and goes_on(job):
         given = bed(round_.state, job)
         if given is not None and job.id not in round_.state.claims:
             rouse(round_, job, given, f", to save its work and stop: {why}")

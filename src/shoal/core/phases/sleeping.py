@@ -18,10 +18,13 @@ from shoal.model.events import (
     MembersAwake,
     NodeLost,
     SleepRefused,
+    WakeRefused,
 )
 from shoal.model.job import Job, MemberRef, Phase, SleepCause
 from shoal.model.report import NodeReport
 from shoal.model.resources import Slice
+
+FULL_MS = 60_000  # a sleeper whose GPU is full is tried again after this long
 
 
 def doze(round_: Round, job: Job, cause: SleepCause, why: str) -> None:
@@ -81,7 +84,7 @@ def hear_sleep(round_: Round, node: Node, inventory: NodeReport) -> None:
     for job in {job.id: job for job in here.values() if job.napping}.values():
         if job.phase is Phase.DOZING:
             _fall_asleep(round_, node, job, inventory)
-        elif job.phase is Phase.WAKING:
+        elif job.phase is Phase.WAKING and not _stays_asleep(round_, node, job, inventory):
             _awake(round_, job, inventory)
 
 
@@ -147,6 +150,30 @@ def _fall_asleep(round_: Round, node: Node, job: Job, inventory: NodeReport) -> 
         )
     if all(member.asleep or member.over for member in job.members):
         _asleep(round_, job)
+
+
+def _stays_asleep(round_: Round, node: Node, job: Job, inventory: NodeReport) -> bool:
+    """Somebody else has filled its GPU. A gang of which a part may be awake keeps its GPUs, and its
+    nodes are told to wake it again and again."""
+    living = [number for number, member in enumerate(job.members) if not member.over]
+    slept = {one.ref for one in inventory.asleep}
+    for refusal in inventory.refused:
+        ref = refusal.ref
+        if ref[:2] == (job.id, job.attempt) and ref in slept and [ref.member] == living:
+            why = f"stays asleep, because there is no room for it on {node.id}: {refusal.why}"
+            round_.emit(
+                WakeRefused(
+                    at_ms=round_.now_ms,
+                    job=job.id,
+                    attempt=job.attempt,
+                    member=ref.member,
+                    node=node.id,
+                    again_ms=round_.now_ms + FULL_MS,
+                    why=why,
+                )
+            )
+            return True
+    return False
 
 
 def _asleep(round_: Round, job: Job) -> None:
@@ -221,6 +248,8 @@ def naps_wanted(job: Job, ref: MemberRef, inventory: NodeReport) -> bool | None:
         ends = ref in inventory.ended or ref in inventory.stopping
         busy = ends or ref in inventory.dozing or ref in inventory.waking
         refused = any(one.ref == ref for one in inventory.refused)
+        if asleep and refused:
+            return True  # what it said about waking is known
         return None if asleep or busy or refused or ref not in inventory.alive else True
     if job.phase in (Phase.RUNNING, Phase.WAKING):
         return False if asleep or any(one.ref == ref for one in inventory.refused) else None

@@ -9,6 +9,7 @@ from shoal.core.scheduling.keep import keeper_of, line_key
 from shoal.core.scheduling.order import ran_ms, takes_turns
 from shoal.core.scheduling.sleeping import bed_problem
 from shoal.core.state.state import State
+from shoal.model.durations import duration_text
 from shoal.model.job import Job
 from shoal.model.policy import Policy, Preempt
 
@@ -55,6 +56,8 @@ def asleep_reason(state: State, job: Job, policy: Policy, now_ms: int) -> str:
     """Why a sleeper that is to wake still sleeps; empty if nothing keeps it from waking."""
     if job.id in state.claims:
         return f"room is being made for it{_made_by(state, job)}"
+    if job.full_ms > now_ms:
+        return f"it is tried again in {duration_text(job.full_ms - now_ms)}"
     return bed_problem(state, job, now_ms) or behind(state, job, policy, now_ms)
 
 

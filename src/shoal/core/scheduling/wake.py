@@ -63,6 +63,10 @@ class Sleepers:
         state.agenda.beds.pop(job.id, None)
         if job.id in state.claims or budget_of(state, job, self._round.now_ms):
             return
+        if job.full_ms > self._round.now_ms:
+            state.agenda.beds[job.id] = None
+            self._round.look_again(job.full_ms)
+            return
         given = bed(state, job)
         if given is None:
             self._made += 1

@@ -21,6 +21,7 @@ from shoal.model.events import (
     MembersAsleep,
     MembersAwake,
     SleepRefused,
+    WakeRefused,
 )
 from shoal.model.job import Job, Member, Phase
 
@@ -100,6 +101,18 @@ def _job_waking(state: State, event: JobWaking) -> None:
     job.borrowed = not state.accounts.within_quota(job.spec.tenant, 0)
 
 
+def _wake_refused(state: State, event: WakeRefused) -> None:
+    """It has lent its GPUs again, and is still to wake."""
+    job = state.jobs[event.job]
+    job.phase = Phase.ASLEEP
+    job.wants, job.why, job.full_ms = True, event.why, event.again_ms
+    job.wanted_ms = event.at_ms if job.wanted_ms is None else job.wanted_ms
+    account(state, job, -_living(job), event.at_ms)
+    for member in job.members:
+        _rehold(state, job, member, lent=True)
+    heed(state, job)
+
+
 def _members_awake(state: State, event: MembersAwake) -> None:
     for number in event.members:
         state.jobs[event.job].members[number].asleep = False
@@ -136,6 +149,7 @@ def end_nap(state: State, job: Job, at_ms: int) -> None:
     if job.saved_ms is not None:
         job.saved_ms += slept_ms
     job.dozed_ms, job.sleep_cause, job.wants, job.wanted_ms = None, None, False, None
+    job.full_ms = 0
 
 
 def account(state: State, job: Job, members: int, at_ms: int, penalty: int = 0) -> None:
@@ -186,6 +200,7 @@ APPLY_SLEEP: dict[type[EventBase], Callable[[State, Any], None]] = {
     SleepRefused: _sleep_refused,
     JobTouched: _job_touched,
     JobWaking: _job_waking,
+    WakeRefused: _wake_refused,
     MembersAwake: _members_awake,
     JobAwake: _job_awake,
 }

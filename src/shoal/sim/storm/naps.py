@@ -20,6 +20,7 @@ class Nap(NamedTuple):
     refuses: bool = False  # it goes on instead
     wakes_ms: int = 0
     lost: bool = False  # it cannot be woken
+    full: int = 0  # so often, its GPU has no room for it
 
 
 class Nights:
@@ -47,10 +48,10 @@ class Nights:
 class Sleepy:
     """The time of one process, which stands still while it sleeps."""
 
-    __slots__ = ("_gone_ms", "_since_ms", "naps")
+    __slots__ = ("_gone_ms", "_since_ms", "naps", "refused")
 
     def __init__(self) -> None:
-        self.naps = 0
+        self.naps = self.refused = 0
         self._gone_ms = 0
         self._since_ms: int | None = None
 
@@ -131,7 +132,19 @@ class Naps:
         ref = command.ref
         clock = self._clock(ref)
         assert clock is not None, f"{ref} is to wake, and has ended"
+
+        def full() -> None:
+            if self._clock(ref) is clock and ref in book.waking and ref not in book.stopping:
+                self._nights.note("GPU of a sleeper is full")
+                book.stays_asleep(ref, "GPU 0 has 10 MB free, and it needs 20 MB")
+                self._report()
+
         nap = self._nights.nap(ref, clock.naps)
+        if clock.refused < nap.full:
+            clock.refused += 1
+            self._timeline.after(nap.wakes_ms, full)
+            return
+        clock.refused = 0
         self._witness.is_woken(ref, command.gpus)
 
         def done() -> None:

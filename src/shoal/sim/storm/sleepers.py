@@ -82,6 +82,7 @@ class SeededNights(Nights):
             refuses=rng.random() < REFUSED_PART,
             wakes_ms=rng.choice((0, 10, 100, 1_500)),
             lost=rng.random() < LOST_PART and not self.calm,
+            full=rng.choice((0, 0, 0, 0, 0, 1, 2)),
         )
 
     def gpu_mb(self, launch: Launch, /) -> int:

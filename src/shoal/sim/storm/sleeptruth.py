@@ -22,6 +22,7 @@ from shoal.model.events import (
     NodeEnding,
     PolicyChanged,
     SleepRefused,
+    WakeRefused,
 )
 from shoal.model.job import MemberRef, SleepCause
 from shoal.model.node import NodeSpec
@@ -138,7 +139,8 @@ class SleepTruth(NapWitness):
             case JobAsleep():
                 self._asleep(event)
             case JobTouched():
-                asked = event.job in self._touched or self._jobs[event.job].spec.service
+                served = bool(self._jobs[event.job].spec.service)
+                asked = served or event.job in self._touched or self._leaves(event.job)
                 if event.wants and not asked:
                     raise Untruth(f"nobody wanted to wake {event.job}: {event.why}")
                 self._sleeps[event.job].wants = event.wants
@@ -146,12 +148,16 @@ class SleepTruth(NapWitness):
                 self._sleeps[event.job].waking = True
             case JobWaking():
                 sleep = self._sleeps[event.job]
-                job = self._jobs[event.job]
-                leaves = job.drained or any(slice_.node in self._ending for slice_ in job.held)
-                if not sleep.asleep or not (sleep.wants or leaves):
+                if not sleep.asleep or not (sleep.wants or self._leaves(event.job)):
                     raise Untruth(f"{event.job} is woken, and nobody wants that: {event.why}")
                 sleep.asleep, sleep.waking = False, True
                 self._jobs[event.job].asleep, self._jobs[event.job].waking = False, True
+            case WakeRefused():
+                for ref in self._jobs[event.job].living:
+                    self._must_sleep(ref)
+                sleep = self._sleeps[event.job]
+                sleep.asleep, sleep.waking, sleep.wants = True, False, True
+                self._jobs[event.job].asleep, self._jobs[event.job].waking = True, False
             case JobAwake():
                 self._jobs[event.job].waking = False
                 called_back = self._jobs[event.job].spec.service  # requests came before it slept
@@ -208,6 +214,10 @@ class SleepTruth(NapWitness):
             if promised_mb[node] > spec.memory_mb * self._policy.sleep_memory_percent // 100:
                 most = f"{self._policy.sleep_memory_percent} % of {spec.memory_mb} MB"
                 raise Untruth(f"{promised_mb[node]} MB of {node} are promised to sleepers: {most}")
+
+    def _leaves(self, job_id: str) -> bool:
+        job = self._jobs[job_id]
+        return job.drained or any(slice_.node in self._ending for slice_ in job.held)
 
     def _asleep(self, event: JobAsleep) -> None:
         for ref in self._jobs[event.job].living:
