@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from shoal.cli.request import assemble
@@ -17,12 +18,14 @@ from shoal.cli.verbs.serve import _unexpanded
 from shoal.client import ShoalError
 from shoal.forms.request import SERVICE
 from shoal.model.service import Routing
+from shoal.model.views import ServiceView
 from tests.cli.conftest import Result, Shoal, assert_one_clear_line
 from tests.gateway.world import ROOT, get
 from tests.live.cluster import Live, eventually
 from tests.live.serving import WAIT_S, Serving, serving_cluster
 
 REPLICA = f"exec {sys.executable} -m tests.gateway.replica $PORT"
+NO_BROWSER = "a page with absolute links needs --path /chat, --port or --host"
 FLAGS = ("--cpus", "0.1", "--workdir", str(ROOT))
 
 
@@ -192,3 +195,33 @@ def test_a_port_that_no_shell_will_fill_in_is_noticed(
     command: tuple[str, ...], found: bool
 ) -> None:
     assert _unexpanded(command) is found
+
+
+@pytest.mark.parametrize(
+    ("browser", "lines"),
+    [
+        ("http://chat.localhost:1/", ["in a browser: http://chat.localhost:1/", "for programs: U"]),
+        ("U", ["in a browser: U"]),
+        ("", ["for programs: U", NO_BROWSER]),
+    ],
+)
+def test_at_a_terminal_the_url_for_browsers_comes_first(
+    browser: str, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from shoal.cli.screen import show
+    from shoal.cli.verbs.serve import _print
+
+    shown: list[str] = []
+    monkeypatch.setattr(show, "at_terminal", lambda: True)
+    monkeypatch.setattr(show, "line", lambda text, *_: shown.append(text))
+    numbers = dict.fromkeys(
+        ("version", "least", "most", "wanted", "ready", "in_flight", "queued", "response_ms"), 1
+    )
+    replica = {"name": "chat", "replica": {"command": ["true"]}}
+    view = msgspec.convert(
+        {**numbers, "name": "chat", "state": "ready", "url": "U", "browser_url": browser}
+        | {"requests_per_s": 0.0, "failed_per_s": 0.0, "why": "", "replicas": [], "spec": replica},
+        ServiceView,
+    )
+    _print(view, json=False)
+    assert shown == ["chat is ready", *lines, "look at it with: shoal service chat"]

@@ -689,3 +689,32 @@ def test_replicas_share_a_node_rather_than_wait() -> None:
     cluster.run(cpu_milli=1_000)
     cluster.served(scale={"least": 5, "most": 5})
     assert len(cluster.ready()) == 5
+
+
+def test_a_path_that_was_asked_for_is_in_the_environment_of_replicas() -> None:
+    cluster = Serving()
+
+    def env(**route: Any) -> dict[str, str]:
+        cluster.served(route={"service": "chat", **route}, replica={"env": {"A": "1"}})
+        cluster.tick(20)
+        (job,) = (job for job in cluster.replicas() if job.spec.version == version())
+        return dict(job.spec.env)
+
+    def version() -> int:
+        return cluster.service().version
+
+    assert env(queue_max=5) == {"A": "1"}
+    assert env(queue_max=6) == {"A": "1"} and version() == 1
+    paths = {"GRADIO_ROOT_PATH": "/of/chat", "UVICORN_ROOT_PATH": "/of/chat"}
+    assert env(path="/of/chat") == {**paths, "A": "1"}
+    assert version() == 2, "a program reads its environment once"
+    assert env(path="/of/chat", queue_max=7) == {**paths, "A": "1"} and version() == 2
+    assert env(path="/of/chat", host="chat.example.com") == {"A": "1"}
+
+
+def test_what_the_user_sets_in_the_environment_wins() -> None:
+    cluster = Serving()
+    mine = {"UVICORN_ROOT_PATH": "/mine"}
+    cluster.served(route={"service": "chat", "path": "/of"}, replica={"env": mine})
+    (job,) = cluster.replicas()
+    assert job.spec.env == {"GRADIO_ROOT_PATH": "/of", **mine}

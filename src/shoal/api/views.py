@@ -13,6 +13,7 @@ from shoal.api.nap_views import nap_view, node_naps
 from shoal.api.progress_views import progress_view
 from shoal.api.reach import Reach
 from shoal.control.loop import ControlLoop
+from shoal.control.reach import is_loopback
 from shoal.core.answers.arrays import counts
 from shoal.core.answers.rollouts import sleeps, stalled
 from shoal.core.answers.supplies import supply_lines
@@ -213,6 +214,7 @@ def service_view(reach: Reach, service: Service, entry: GatewayEntry) -> Service
         name=name,
         state=service_state(service, load, replicas),
         url=_url(service, entry),
+        browser_url=_browser_url(service, entry),
         version=service.version,
         least=scale.least,
         most=scale.most,
@@ -294,12 +296,34 @@ def replica_view(reach: Reach, service: Service, load: ServiceLoad, job: Job) ->
 
 
 def _url(service: Service, entry: GatewayEntry) -> str:
-    route = service.spec.way
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(entry.address, entry.address)
-    host = f"[{host}]" if ":" in host else host
+    """Where any program finds it, without DNS."""
+    route, host = service.spec.way, _shown(entry)
     if route.port:
         return f"http{'s' if route.certificate else ''}://{host}:{route.port}/"
-    return f"http{'s' if entry.certificate else ''}://{host}:{entry.port}{route.prefix}/"
+    return f"{_scheme(entry)}://{host}:{entry.port}{route.prefix}/"
+
+
+def _browser_url(service: Service, entry: GatewayEntry) -> str:
+    """Where a page with absolute links works, as those of Gradio and FastAPI's /docs: at a host
+    name or a port, where nothing is stripped from the path. Browsers know that *.localhost is this
+    machine; other domains are the operator's promise."""
+    route = service.spec.way
+    if route.port or route.root_path_env:
+        return _url(service, entry)
+    name = route.host or f"{route.service}.{entry.domain}"
+    elsewhere = entry.domain == "localhost" and not is_loopback(_shown(entry).strip("[]"))
+    if elsewhere and not route.host:
+        return ""
+    return f"{_scheme(entry)}://{name}:{entry.port}/"
+
+
+def _scheme(entry: GatewayEntry) -> str:
+    return "https" if entry.certificate else "http"
+
+
+def _shown(entry: GatewayEntry) -> str:
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(entry.address, entry.address)
+    return f"[{host}]" if ":" in host else host
 
 
 def node_state(loop: ControlLoop, node: Node) -> str:

@@ -236,6 +236,11 @@ SERVICE = _table({
               "Requests that may wait. More get status 503."),
         Field("rate", "N", "", Count(1, 1_000_000, "requests per second of a tenant"),
               "route.rate_per_s", "Requests per second from one tenant. More get status 429."),
+        Field("path", "PATH", "", readers.url_path, "route.path",
+              "Serve it at this path instead of /NAME. Gradio and uvicorn learn of it by"
+              " GRADIO_ROOT_PATH and UVICORN_ROOT_PATH."),
+        Field("host", "NAME", "", readers.host, "route.host",
+              "Serve it at this host name, too, on the port that all services share."),
         Field("port", "P", "", Count(1, 65_535, "a port of its own"), "route.port",
               "Serve it on a port of its own, too."),
         Field("certificate", "PEM", "", readers.certificate, "route.certificate",

@@ -96,6 +96,8 @@ def _with_secret_certificate(
         value += b"\n" + key.read_bytes() if key.exists() else b""
     except OSError as error:
         raise ShoalError(f"{file}: {error.strerror}", "certificate") from None
+    if b"PRIVATE KEY" not in value:
+        raise ShoalError(f"{file}: is not a PEM file with a certificate and its key", "certificate")
     tenant = spec.replica.tenant
     client.set_secret(secret, value, tenant="" if tenant == DEFAULT_TENANT else tenant)
     if note is not None:

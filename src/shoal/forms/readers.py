@@ -210,6 +210,15 @@ certificate = matching(
 )
 
 
+def host(field: str, value: Any) -> str:
+    from shoal.model.service import HOST_PATTERN
+
+    found: str = matching(HOST_PATTERN, 255, "is not a host name such as chat.example.com")(
+        field, value
+    )
+    return found
+
+
 def names_secret(value: str) -> bool:
     """A secret, and not a PEM file here: `certificate: web-tls` beside `certificate: web.pem`."""
     from shoal.model.secret import SECRET_NAME_PATTERN

@@ -37,6 +37,9 @@ PortOrNone = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
 Milliseconds = Annotated[int, msgspec.Meta(ge=1, le=86_400_000)]
 Amount = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
 
+# What Gradio and the command `uvicorn` read; both expect a proxy that strips the path. gunicorn's
+# SCRIPT_NAME and Streamlit's base URL path expect one that does not, so they are not set.
+ROOT_PATH_VARIABLES = ("GRADIO_ROOT_PATH", "UVICORN_ROOT_PATH")
 HEADER_BYTES_LIMIT = 60_000  # fits the proxy's buffer along with the headers it adds
 
 
@@ -79,6 +82,13 @@ class Route(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def prefix(self) -> str:
         """The service's path on the shared port; it is stripped from requests."""
         return self.path.rstrip("/") or f"/{self.service}"
+
+    @property
+    def root_path_env(self) -> dict[str, str]:
+        """For a service that its user has put at a path: servers that make absolute links learn of
+        it by these. At a host name or port, where nothing is stripped, the links would be wrong."""
+        at_path = self.path and not self.host and not self.port
+        return dict.fromkeys(ROOT_PATH_VARIABLES, self.prefix) if at_path else {}
 
     @property
     def claims(self) -> dict[str, str]:

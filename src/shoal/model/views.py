@@ -332,3 +332,4 @@ class ServiceView(msgspec.Struct, kw_only=True):
     replicas: list[ReplicaView]
     spec: ServiceSpec
     before: int = 0  # the version that a roll-back goes to
+    browser_url: str = ""  # where pages with absolute links work, too; empty: nowhere that is known

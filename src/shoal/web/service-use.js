@@ -34,8 +34,8 @@ export class Use {
     if (now === this.shown) return;
     this.shown = now;
     try {
-      const { url } = await get(this.path);
-      replace(this.where, copyable(url, `URL of ${this.name}`),
+      const { url, browser_url } = await get(this.path);
+      replace(this.where, browser_url ? h("a", { href: browser_url, target: "_blank", rel: "noopener noreferrer" }, "Open it in the browser") : null, copyable(url, `URL of ${this.name}`),
         h("details", {}, h("summary", {}, "Use it from a program"), h("div", { class: "stack" }, copyable(`curl ${url}v1/models`, `curl for ${this.name}`), copyable(python(url), `OpenAI client for ${this.name}`))));
     } catch { this.shown = ""; }
   }

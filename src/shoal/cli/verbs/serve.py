@@ -58,8 +58,9 @@ def serve(words: tuple[str, ...], no_wait: bool, json: bool, home: Path, **flags
     fields have the names of the flags (name, command, replicas, ready_within, ...).
     Flags override the file. A relative path in it counts from the file's folder.
 
-    It waits until the service is ready and prints its URL. Ctrl-C stops the waiting,
-    not the service.
+    It waits until the service is ready and prints its URLs: at a terminal first the one
+    for browsers, else only the one for programs. Ctrl-C stops the waiting, not the
+    service.
 
     Examples:
       shoal serve chat --replicas 1..8 --gpus 1 -- python server.py
@@ -185,5 +186,11 @@ def _print(view: ServiceView, json: bool) -> None:
     if not at_terminal():
         print(view.url)
         return
-    line(f"{view.name} is {view.state} at {view.url}", "bold")
+    line(f"{view.name} is {view.state}", "bold")
+    if view.browser_url:
+        line(f"in a browser: {view.browser_url}")
+    if view.browser_url != view.url:
+        line(f"for programs: {view.url}")
+    if not view.browser_url:
+        line(f"a page with absolute links needs --path /{view.name}, --port or --host", "dim")
     line(f"look at it with: shoal service {view.name}", "dim")

@@ -183,6 +183,8 @@ def _print_whole(view: ServiceView, records: list[Recorded], now_ms: int) -> Non
     line(f"{view.name} is {view.state}", STATE_STYLES.get(view.state, "") + " bold")
     if view.why:
         line(f"  {view.why}")
+    if view.browser_url not in ("", view.url):
+        line(f"  {view.browser_url} (in a browser)")
     if view.url:
         line(f"  {view.url}")
     spec = view.spec

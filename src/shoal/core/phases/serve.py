@@ -76,7 +76,7 @@ def set_service(round_: Round, request: SetService, problem: Refused | None) -> 
         return refused
     version = known.newest + 1 if known is not None else 1
     why = f"version {version} set by {request.who}"
-    if known is not None and known.spec.replica == spec.replica:
+    if known is not None and replica_spec(known.spec, 0) == replica_spec(spec, 0):
         version = known.version  # what runs can stay
         why = f"changed by {request.who}; its replicas stay"
     round_.emit(
@@ -309,8 +309,10 @@ def _start(round_: Round, service: Service) -> None:
 
 
 def replica_spec(spec: ServiceSpec, version: int) -> JobSpec:
+    env = spec.replica.env
     return msgspec.structs.replace(
         spec.replica,
+        env={**spec.way.root_path_env, **env} if spec.way.root_path_env else env,
         name=spec.replica.name or f"{spec.name}-v{version}",
         service=spec.name,
         version=version,
