@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from pathlib import Path
+
+import click
+
+from shoal.cli.app import VERBS, shoal
 
 ROOT = Path(__file__).parent.parent
 VARIABLE = re.compile(r"\bSHOAL_[A-Z0-9_]*[A-Z0-9]\b")
@@ -28,3 +33,81 @@ def test_links_between_pages_lead_somewhere() -> None:
         if "://" not in target and not (page.parent / target).exists()
     ]
     assert broken == []
+
+
+# -- commands ------------------------------------------------------------------------------
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+COMMAND = re.compile(
+    r"^(?:    |\$ |> )*(?:[A-Z_]+=\S+ |sudo )*(shoal [a-z].*)$|`(shoal [a-z][^`]*)`"
+)
+FILE = re.compile(r"[\w./-]+\.(?:py|yaml|toml|json|jsonl|csv|trace)\b")
+
+
+def commands() -> list[tuple[str, list[str]]]:
+    """Every command line with `shoal` in the pages: where it is, and its words before a comment."""
+    found = []
+    for page in PAGES:
+        text = re.sub(r"\\\n\s*", " ", page.read_text())
+        for line in text.splitlines():
+            for match in COMMAND.finditer(line):
+                words = (match[1] or match[2]).partition(" #")[0].split()
+                found.append((f"{page.name}: {line.strip()[:100]}", words[1:]))
+    return found
+
+
+def own_words(words: list[str]) -> list[str]:
+    """Those that shoal reads: not the command that a job runs, not what a pipe leads to."""
+    ends = [at for at, word in enumerate(words) if word in ("--", "|", ">", "&&", ";", "<", "&")]
+    return words[: min(ends, default=len(words))]
+
+
+def test_commands_in_the_pages_have_verbs_and_flags_that_exist() -> None:
+    wrong = []
+    for where, words in commands():
+        verb, *rest = own_words(words) or [""]
+        verb = verb.rstrip(".,;:)")
+        if verb not in VERBS:
+            wrong.append(f"{where}: there is no verb {verb!r}")
+            continue
+        command = shoal.get_command(click.Context(shoal), verb)
+        known = {name for one in command.params for name in (*one.opts, *one.secondary_opts)}
+        valued = {
+            name
+            for one in command.params
+            if isinstance(one, click.Option) and not one.is_flag
+            for name in one.opts
+        }
+        for before, word in pairwise([verb, *rest]):
+            if before in valued:
+                continue
+            flag = re.match(r"--?[a-zA-Z][a-z-]*", word.strip("[](){}'\"|"))
+            if flag and flag[0] not in {*known, "--help", "-it"}:
+                wrong.append(f"{where}: {verb} has no {flag[0]}")
+    assert wrong == []
+
+
+def test_files_in_the_commands_of_the_readme_exist() -> None:
+    text = (ROOT / "README.md").read_text()
+    made = {"out.jsonl"}
+    named = [
+        name
+        for line in text.splitlines()
+        if line.startswith("    ")
+        for name in FILE.findall(line.partition(" #")[0])
+    ]
+    assert named, "the commands are found"
+    missing = [name for name in named if name not in made and not (ROOT / name).exists()]
+    assert missing == []
+
+
+def test_files_of_this_project_that_pages_name_exist() -> None:
+    """In code, with a folder of ours before it: src/..., tests/..., docs/..., examples/..."""
+    wrong = []
+    for page in PAGES:
+        for name in re.findall(
+            r"`((?:src|tests|docs|examples|bench|harness|deploy)/[\w./-]*)", page.read_text()
+        ):
+            if not (ROOT / name.rstrip(".")).exists():
+                wrong.append(f"{page.name}: {name}")
+    assert wrong == []

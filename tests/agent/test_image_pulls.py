@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shoal.agent.images.pull import Progress
-from shoal.agent.images.reasons import problem_in
+from shoal.agent.images.reasons import not_started, problem_in
 from shoal.model.job import Fault, MemberRef
 from shoal.model.secret import SecretsOf
 from tests.agent.rig import Rig, rig
@@ -141,3 +141,21 @@ def test_the_progress_of_docker_is_read_as_well() -> None:
 )
 def test_whose_fault_a_failed_pull_is(text: str, fault: str) -> None:
     assert problem_in(text).fault == fault
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        'Error: command required for rootless mode with multiple IDs: exec: "newuidmap": '
+        "executable file not found in $PATH",
+        'Error: cannot set up namespace using "/usr/bin/newuidmap": exit status 1',
+        "potentially insufficient UIDs or GIDs available in user namespace (requested 0:42 for "
+        "/etc/shadow): Check /etc/subuid and /etc/subgid",
+    ],
+)
+def test_a_podman_that_cannot_map_users_is_not_a_missing_image(said: str) -> None:
+    """As podman 4 and 5 print it, when it pulls and when it starts a container."""
+    assert "install newuidmap" in problem_in(said).why
+    why, fault = not_started(said, "python")
+    assert "uid" in why and "no program" not in why
+    assert problem_in(said).fault is fault is Fault.MISSING

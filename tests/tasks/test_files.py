@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
+from datetime import date
 from pathlib import Path
 
 import msgspec
@@ -14,6 +16,7 @@ import pytest
 
 from shoal.tasks.journal import Identity, Journal, JournalError
 from tests.cli.conftest import Shoal, assert_one_clear_line, shoal
+from tests.needs import need
 from tests.tasks.functions import alive, environment, wait_for
 
 __all__ = ["shoal"]
@@ -305,3 +308,62 @@ def test_a_journal_is_begun_anew_when_it_is_long(
     again = Journal(tmp_path / "out", IDENTITY)
     assert again.done == 500
     again.close()
+
+
+ROWS = """
+def row(value):
+    return [value["name"].upper(), value["size"]]
+"""
+
+
+def mapped(shoal: Shoal, folder: Path, inputs: str) -> list[object]:
+    (folder / "rows.py").write_text(ROWS)
+    out = folder / "out.jsonl"
+    result = shoal("map", f"{folder}/rows.py:row", inputs, "-o", str(out), "--workers", "1")
+    assert result.code == 0, result.err
+    assert [path.name for path in folder.glob("out.jsonl*")] == ["out.jsonl"]
+    return [json.loads(line) for line in out.read_text().splitlines()]
+
+
+def test_rows_of_a_csv_file_are_inputs(folder: Path, shoal: Shoal) -> None:
+    (folder / "in.csv").write_text('\ufeffname,size\n"a, b",1\n\nc,\n')
+    assert mapped(shoal, folder, f"{folder}/in.csv") == [["A, B", "1"], ["C", ""]]
+
+
+def test_standard_input_is_an_input(
+    folder: Path, shoal: Shoal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = b'{"name": "a", "size": 1}\n{"name": "b", "size": null}\n'
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(lines)))
+    assert mapped(shoal, folder, "-") == [["A", 1], ["B", None]]
+
+
+def test_rows_of_a_parquet_file_are_inputs(folder: Path, shoal: Shoal) -> None:
+    need("pyarrow")
+    import pyarrow  # type: ignore[import-not-found, unused-ignore]
+    from pyarrow import parquet
+
+    table = pyarrow.table({"name": ["a", "b"], "size": [1, None], "day": [date(2026, 1, 2)] * 2})
+    parquet.write_table(table, folder / "in.parquet")
+    assert mapped(shoal, folder, f"{folder}/in.parquet") == [["A", 1], ["B", None]]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("in.csv", "", "in.csv: its first line is empty; it must name the columns"),
+        ("in.csv", "a,a\n1,2\n", "in.csv: its first line names a column twice"),
+        ("in.csv", "a,b\n1,2\n3\n", "in.csv line 3: has 1 values for 2 columns"),
+        ("in.tsv", 'a\n"x', "in.tsv: is not CSV: unexpected end of data"),
+        ("in.parquet", "x", "in.parquet: "),
+    ],
+)
+def test_what_is_wrong_with_a_table_is_one_line(
+    name: str, text: str, message: str, folder: Path, shoal: Shoal
+) -> None:
+    (folder / name).write_text(text)
+    out = str(folder / "out.jsonl")
+    result = shoal("map", f"{folder}/script.py:double", f"{folder}/{name}", "-o", out)
+    assert_one_clear_line(result)
+    assert message in result.err
+    assert not list(folder.glob("out.jsonl*"))

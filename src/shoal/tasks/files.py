@@ -41,6 +41,7 @@ class MapRequest(NamedTuple):
     retries: int
     on_error: OnError
     cluster: Cluster | None = None
+    shown: str = ""  # what people call the inputs
 
 
 class Counts(NamedTuple):
@@ -77,7 +78,7 @@ def map_file(request: MapRequest, journal: Journal, total: int, watch: Watch) ->
     if gaps:
         with borrow_pool(request.workers, init, request.cluster) as pool:
             for start, end in gaps:
-                items = read_lines(request.inputs, start, end)
+                items = read_lines(request.inputs, start, end, request.shown)
                 for finished in run(pool, settings, items, end - start, lambda: _room(journal)):
                     placed = _placed(finished, start)
                     _keep(journal, placed, request.on_error)
@@ -86,7 +87,7 @@ def map_file(request: MapRequest, journal: Journal, total: int, watch: Watch) ->
     return Counts(total, resumed, journal.failed)
 
 
-def read_lines(path: Path, start: int, end: int) -> Iterator[bytes]:
+def read_lines(path: Path, start: int, end: int, shown: str = "") -> Iterator[bytes]:
     """Checked here, so that a line that is not JSON is reported at once, with its number."""
     check = msgspec.json.Decoder(msgspec.Raw).decode
     with path.open("rb") as file:
@@ -94,7 +95,7 @@ def read_lines(path: Path, start: int, end: int) -> Iterator[bytes]:
             try:
                 check(line)
             except msgspec.DecodeError as error:
-                raise BadLine(f"{path} line {number}: not JSON: {error}") from None
+                raise BadLine(f"{shown or path} line {number}: not JSON: {error}") from None
             yield line
 
 

@@ -23,6 +23,12 @@ class Problem(NamedTuple):
 PROBLEMS = (
     Problem(("no space left", "disk quota"), "the disk of this node is full", Fault.START),
     Problem(
+        ("newuidmap", "newgidmap", "subuid", "subgid", "insufficient uids or gids"),
+        "podman cannot map users on this node: install newuidmap (the package uidmap), and give "
+        "the agent's user a range in /etc/subuid and /etc/subgid",
+        Fault.MISSING,
+    ),
+    Problem(
         ("unauthorized", "authentication required", "denied", "forbidden", "invalid username"),
         "its registry does not allow it: is the name right, and is there a secret {secret}?",
     ),
@@ -62,6 +68,8 @@ def not_started(said: str, program: str) -> tuple[str, Fault]:
     """Why a container did not run its command. Another node has the same image, but perhaps a
     runtime that works."""
     lowered = said.lower()
+    if "uidmap" in lowered or "gidmap" in lowered:
+        return problem_in(said).why, problem_in(said).fault
     if "exec:" in lowered and ("not found" in lowered or "no such file" in lowered):
         return f"no program {program!r} in the image", Fault.NONE
     if "exec:" in lowered and "permission denied" in lowered:

@@ -34,7 +34,9 @@ LINES_S = 10.0  # between two lines of progress if there is no terminal
 
 @verb(
     Argument("function", "SCRIPT.py:FUNCTION", "A function of one input that returns one output."),
-    Argument("inputs", "INPUTS", "A file with one JSON value per line.", type=Path),
+    Argument(
+        "inputs", "INPUTS", "JSON lines, a .csv, .tsv or .parquet file, or - for stdin.", type=Path
+    ),
     Option(
         "--output",
         "-o",
@@ -88,10 +90,11 @@ def map(  # noqa: A001 - the verb's name
 ) -> None:
     """Run a function over the lines of a file, on all cores.
 
-    The function gets the value of each line. What it returns is written in the
-    order of the inputs. A task that fails or kills its worker is tried again
-    alone. If it still fails, --on-error decides: stop, leave the line out, or
-    write {"error": ..., "line": ..., "traceback": ...} for it.
+    The function gets the value of each line; of a CSV or Parquet file it gets
+    each row as a dict. What it returns is written in the order of the inputs.
+    A task that fails or kills its worker is tried again alone. If it still
+    fails, --on-error decides: stop, leave the line out, or write
+    {"error": ..., "line": ..., "traceback": ...} for it.
 
     If the command is interrupted or fails, run it again: it continues where it
     stopped. A different --on-error is fine if no line was skipped. Finished
@@ -106,16 +109,15 @@ def map(  # noqa: A001 - the verb's name
       shoal map score.py:score inputs.jsonl -o scores.jsonl
       shoal map score.py:score inputs.jsonl -o scores.jsonl --init load_model --workers 4
       shoal map clean.py:clean pages.jsonl -o clean.jsonl --on-error skip
-      shoal map score.py:score inputs.jsonl -o scores.jsonl --json
+      shoal map clean.py:clean rows.csv -o clean.jsonl
+      zcat pages.gz | shoal map clean.py:clean - -o clean.jsonl
       shoal map score.py:score inputs.jsonl -o scores.jsonl --cluster --gpus 1 --init load
       shoal map score.py:score inputs.jsonl -o out.jsonl --cluster -n 64 --env MODEL=/nfs/m.pt
     """
     import time
 
     from shoal.cli.screen import show
-    from shoal.tasks.files import identify
-    from shoal.tasks.journal import Journal, JournalError
-    from shoal.tasks.progress import Progress
+    from shoal.tasks.inputs import BadInputs, lines_of
 
     given = given_of(flags)
     if given and not cluster:
@@ -123,28 +125,41 @@ def map(  # noqa: A001 - the verb's name
         raise Failure(f"{flag_given}: is for workers on the cluster; add --cluster", USAGE)
     where = _cluster(given, home, function) if cluster else None
     request = _request(function, inputs, output, workers, init, on_error, retries, where)
-    identity = identify(request)
-    try:
-        journal = Journal(request.output, identity)
-    except JournalError as error:
-        raise Failure(str(error), REFUSED) from None
     began = time.monotonic()
-    if journal.known and not json:
-        show.note(f"continuing: {journal.known:,} of {identity.lines:,} lines are already done")
     try:
-        with Progress(identity.lines, quiet=json, done=journal.known, lines_s=LINES_S) as progress:
-            counts = _run(request, journal, identity.lines, _watcher(progress))
-    except KeyboardInterrupt:
-        show.note("interrupted; run the same command again to continue")
-        raise
-    finally:
-        journal.close()
+        with lines_of(inputs, output) as lines:
+            counts = _mapped(request._replace(inputs=lines), json)
+    except BadInputs as error:
+        raise Failure(str(error), REFUSED) from None
     took_s = time.monotonic() - began
     if json:
         show.as_json({**counts._asdict(), "seconds": round(took_s, 3), "output": str(output)})
     else:
         failed = f", {counts.failed:,} failed" if counts.failed else ""
         show.line(f"{counts.lines:,} lines{failed} in {took_s:.1f} s: {output}")
+
+
+def _mapped(request: MapRequest, json: bool) -> Counts:
+    from shoal.cli.screen import show
+    from shoal.tasks.files import identify
+    from shoal.tasks.journal import Journal, JournalError
+    from shoal.tasks.progress import Progress
+
+    identity = identify(request)
+    try:
+        journal = Journal(request.output, identity)
+    except JournalError as error:
+        raise Failure(str(error), REFUSED) from None
+    if journal.known and not json:
+        show.note(f"continuing: {journal.known:,} of {identity.lines:,} lines are already done")
+    try:
+        with Progress(identity.lines, quiet=json, done=journal.known, lines_s=LINES_S) as progress:
+            return _run(request, journal, identity.lines, _watcher(progress))
+    except KeyboardInterrupt:
+        show.note("interrupted; run the same command again to continue")
+        raise
+    finally:
+        journal.close()
 
 
 def _request(
@@ -167,15 +182,18 @@ def _request(
         raise Failure("--init: name a function of the same script, e.g. --init load_model", USAGE)
     if on_error not in ("raise", "skip", "return"):
         raise Failure(f"--on-error: must be raise, skip or return, not '{on_error[:40]}'", USAGE)
+    from shoal.tasks.inputs import STANDARD
+
     for path in (Path(script), inputs):
-        if not path.is_file():
+        if path != STANDARD and not path.is_file():
             what = "is not a regular file" if path.exists() else "there is no such file"
             raise Failure(f"{path}: {what}", REFUSED)
     if not output.parent.is_dir():
         raise Failure(f"{output}: there is no folder {output.parent}", REFUSED)
     count = workers or workers_of(where)
     file = Path(script).resolve()
-    return MapRequest(file, name, init, inputs, output, count, retries, on_error, where)  # type: ignore[arg-type]
+    shown = "standard input" if inputs == STANDARD else str(inputs)
+    return MapRequest(file, name, init, inputs, output, count, retries, on_error, where, shown)  # type: ignore[arg-type]
 
 
 def _cluster(given: dict[str, Any], home: Path, function: str) -> Cluster:
@@ -218,7 +236,7 @@ def _run(request: MapRequest, journal: Journal, lines: int, watch: Watch) -> Cou
         _print_traceback(error.traceback)
         kept = f"{journal.known:,} of {lines:,} lines are done and kept"
         fix = "run the same command again to continue, with --on-error skip or return to go past it"
-        raise Failure(f"{request.inputs} {_what(error)}; {kept}: {fix}", REFUSED) from None
+        raise Failure(f"{request.shown} {_what(error)}; {kept}: {fix}", REFUSED) from None
 
 
 def _watcher(progress: Progress) -> Watch:

@@ -185,7 +185,8 @@ def _bring_up(
 def down(json: bool, home: Path) -> None:
     """Stop the cluster and everything that runs on it.
 
-    Jobs are kept: queued and running jobs continue at the next `shoal up`.
+    Jobs are kept: those that ran begin again at the next `shoal up`, from their
+    last checkpoint if they save any, and those that waited wait again.
     Machines that joined keep running with their jobs, and are back at the next
     `shoal up`; to stop one, run `shoal leave --now` there. In a cluster with
     several heads, only this head and its own nodes stop. If no cluster is up,
