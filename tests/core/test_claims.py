@@ -15,7 +15,7 @@ from shoal.model.service import (
     Route,
     Served,
     Wanted,
-    problem_with_host,
+    problem_with_names,
     problem_with_services,
 )
 from tests.core.serving import Serving, service_spec
@@ -146,18 +146,33 @@ ENTRY = GatewayEntry(domain="ai.example.com", names=("head", "front.example.org"
     ],
 )
 def test_no_tenant_gets_a_name_of_the_head(host: str) -> None:
-    problem = problem_with_host(ENTRY, host, "lab")
+    route = Route(service="thief", host=host)
+    problem = problem_with_names(ENTRY, route, "lab")
     assert problem is not None and problem.startswith(f"host: {host!r} is a name of the head")
-    assert problem_with_host(ENTRY, host, "") is None, "the operator may"
-    wanted = Wanted(
-        entry=ENTRY, services=(Served(route=Route(service="thief", host=host), owner="lab"),)
-    )
+    assert problem_with_names(ENTRY, route, "") is None, "the operator may"
+    wanted = Wanted(entry=ENTRY, services=(Served(route=route, owner="lab"),))
     assert f"service thief: {problem}" == problem_with_services(wanted)
 
 
 @pytest.mark.parametrize("host", ["lab.example.com", "overhead.example.com", "wild.net.org"])
 def test_other_names_are_free(host: str) -> None:
-    assert problem_with_host(ENTRY, host, "lab") is None
+    assert problem_with_names(ENTRY, Route(service="a", host=host), "lab") is None
+
+
+@pytest.mark.parametrize(
+    ("domain", "name", "free"),
+    [
+        ("example.org", "front", False),
+        ("example.com", "head", False),  # its short name, in the cluster's domain
+        ("localhost", "head", True),
+        ("wild.net", "any", True),  # a certificate for *.wild.net makes no name the head's
+    ],
+)
+def test_no_tenants_service_is_named_like_the_head(domain: str, name: str, free: bool) -> None:
+    entry = msgspec.structs.replace(ENTRY, domain=domain)
+    problem = problem_with_names(entry, Route(service=name), "lab")
+    assert (problem is None) is free
+    assert problem is None or problem.startswith(f"name: {name}.{domain} is a name of the head")
 
 
 def test_the_gateway_refuses_what_an_earlier_version_has_admitted() -> None:

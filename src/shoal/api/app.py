@@ -91,7 +91,7 @@ from shoal.model.report import (
     SetService,
     StopService,
 )
-from shoal.model.service import GatewayEntry, ServiceSpec, problem_with_host
+from shoal.model.service import GatewayEntry, ServiceSpec, problem_with_names
 from shoal.model.views import (
     CheckView,
     Done,
@@ -247,9 +247,10 @@ def _refuse_entry(reach: Reach, entry: GatewayEntry, spec: ServiceSpec) -> None:
         message = f"{entry.port} is the port that all services share; choose another"
         raise Refusal(422, message, "port")
     owner = owner_of(reach.loop.state, spec.replica.tenant)
-    problem = problem_with_host(entry, spec.way.host, owner)
+    problem = problem_with_names(entry, spec.way, owner)
     if problem is not None:
-        raise Refusal(422, problem.removeprefix("host: "), "host")
+        field, _, message = problem.partition(": ")
+        raise Refusal(422, message, field)
 
 
 ROUTES: list[ControllerRouterHandler] = [

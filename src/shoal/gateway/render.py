@@ -52,7 +52,7 @@ CHECK = (
 SESSION = f"'^(([^;]*;)* *)({COOKIE}=[^;]*)(; *|$)(.*)$'"
 HAS_SESSION = f"{{ req.fhdr(cookie) -m reg '(^|;) *{COOKIE}=' }}"
 # A cookie without a name (`Set-Cookie: =shoal-...=...`) comes back as if its value were one.
-SETS_SESSION = f"'^[ =]*{COOKIE}.*$'"
+SETS_SESSION = f"'^[[:space:]=]*{COOKIE}.*$'"
 SESSIONS_TAKEN_OUT = 4
 
 IDEMPOTENT = "{ method GET HEAD OPTIONS PUT DELETE TRACE }"

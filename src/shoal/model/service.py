@@ -301,7 +301,7 @@ def problem_with_services(wanted: Wanted) -> str | None:
             or problem_with_certificate(route)
             or served.problem
             or _problem_with_replicas(served)
-            or problem_with_host(wanted.entry, route.host, served.owner)
+            or problem_with_names(wanted.entry, route, served.owner)
             or (f"{clash.claim} is already used by service {clash.holder}" if clash else None)
         )
         if route.service in names:
@@ -353,12 +353,19 @@ def _above(path: str) -> list[str]:
     return ["/".join(parts[:count]) for count in range(2, len(parts))]
 
 
-def problem_with_host(entry: GatewayEntry, host: str, owner: str) -> str | None:
+def problem_with_names(entry: GatewayEntry, route: Route, owner: str) -> str | None:
     """The names of the head and of its domain are the operator's to give: requests of all tenants
-    come by them."""
-    bare = _bare(host)
-    if not host or not owner:
+    come by them. In the domain, a service has its own name, unless that is the head's."""
+    if not owner:
         return None
+    full, heads = f"{route.service}.{entry.domain}", [name.lower() for name in entry.names]
+    if full in heads or (route.service in heads and entry.domain != "localhost"):
+        return f"name: {full} is a name of the head; choose another"
+    return _problem_with_host(entry, route.host) if route.host else None
+
+
+def _problem_with_host(entry: GatewayEntry, host: str) -> str | None:
+    bare = _bare(host)
     for name in (entry.domain, "localhost", *entry.names):
         below = name.startswith("*.") or name in (entry.domain, "localhost")
         name = name.removeprefix("*.").lower()
