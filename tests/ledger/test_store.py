@@ -23,6 +23,7 @@ from shoal.ledger.postings import Addition, Posting
 from shoal.ledger.power import Drawn
 from shoal.ledger.report import Tariff
 from shoal.ledger.store import HOURS_KEPT, JOBS_KEPT_HOURS, OLDER_JOBS, LedgerStore
+from shoal.model.events import ControllerStarted, NodeLabelled
 from shoal.model.ledger import By
 from shoal.model.prices import PriceList
 from shoal.model.report import NodeReport, Report, Submit
@@ -170,6 +171,32 @@ def test_a_ledger_begins_in_the_middle_of_a_clusters_life(tmp_path: Path) -> Non
     clock.ms += 60_000
     assert asyncio.run(again.view(By.ACCOUNT, 0, 0)).capacity_gpu_us == 40_000_000
     again.close()
+
+
+def test_a_look_before_the_first_step_of_a_controller_books_the_log_up_to_then_first(
+    tmp_path: Path,
+) -> None:
+    """Time never goes back in the book: a node that joined before that look would be short of the
+    time in between."""
+    clock = Clock()
+    log = SqliteStore(tmp_path / "shoal.db")
+    log.commit([ControllerStarted(at_ms=clock.ms, epoch=1)], [])
+    LiveLedger(tmp_path / "ledger.db", FileSettings(tmp_path), log, clock).close()
+    state, _ = log.load()
+    clock.ms += 1_000
+    heard = NodeReport(spec=node_spec("a", gpus=4), incarnation=1, sequence=1)
+    done = step(state, Report(nodes=(heard,)), state.policy, clock.ms)
+    log.commit(done.events, done.finished)  # the controller dies, and its ledger did not hear it
+    clock.ms += 2_000
+    log.commit([ControllerStarted(at_ms=clock.ms, epoch=2)], [])
+    ledger = LiveLedger(tmp_path / "ledger.db", FileSettings(tmp_path), log, clock)
+    clock.ms += 3
+    assert asyncio.run(ledger.view(By.NODE, 0, 0)).capacity_gpu_us == 4 * 2_003 * 1000
+    clock.ms += 10
+    event = NodeLabelled(at_ms=clock.ms, node="a")
+    ledger.stepped(Report(), [event], log.commit([event], []))
+    assert asyncio.run(ledger.view(By.NODE, 0, 0)).capacity_gpu_us == 4 * 2_013 * 1000
+    ledger.close()
 
 
 def test_trouble_with_the_file_is_told_and_stops_nothing(tmp_path: Path) -> None:

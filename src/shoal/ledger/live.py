@@ -197,6 +197,11 @@ class LiveLedger:
         """After a server was lost in the middle of a write, only the server knows what is stored:
         the book begins again there, as that of a head that takes over."""
         store = self._well()
+        if not self._newest:  # before its first step: what is in the log was before now
+            newest = self._log.events(-1, 1)
+            if newest:
+                self._newest = newest[0].seq
+                self._catch_up(self._newest)
         if self._unsure:
             await asyncio.to_thread(self._begin, store)
             await asyncio.to_thread(self._catch_up, self._newest)
