@@ -11,8 +11,8 @@ import msgspec
 from shoal.gateway import pem, quote
 from shoal.gateway.accesslog import AccessLog, latencies
 from shoal.gateway.binary import Binary, find_binary
-from shoal.gateway.bisect import left_out
 from shoal.gateway.changes import changes
+from shoal.gateway.halving import left_out
 from shoal.gateway.process import Proxy
 from shoal.gateway.recent import Recent
 from shoal.gateway.refuse import check_machine, check_wishes, sound_part
@@ -27,10 +27,11 @@ from shoal.gateway.stats import (
     with_old_workers,
 )
 from shoal.gateway.weights import Balance, rebalance
-from shoal.model.service import ReplicaState, Wanted
+from shoal.model.service import ReplicaState, Route, Wanted
 
 Key = tuple[str, str]
 REFUSALS_MAX = 1_000
+JUDGED_MAX = 4
 
 
 def monotonic_ms() -> int:
@@ -59,6 +60,7 @@ class Gateway:
         self._counted_ms = 0
         self._recent = Recent()
         self._refusals: dict[str, str] = {}  # by the digest of what HAProxy was asked about
+        self._judged: dict[tuple[tuple[Route, str], ...], dict[str, str]] = {}
 
     def apply(self, wanted: Wanted) -> None:
         """Start the proxy if it is not running, reload it if the routes changed, else update its
@@ -77,8 +79,18 @@ class Gateway:
         """The services that `apply` would accept, and the problem of each of the others."""
         held = self._proxy.ports() if self._proxy.running() is not None else ()
         sound, problems = sound_part(wanted, self._proxy.directory, held)
-        sound, refused = left_out(sound, self._refusal)
-        return sound, {**problems, **refused}
+        refused = self._left_out(sound)
+        kept = tuple(one for one in sound.services if one.route.service not in refused)
+        return Wanted(entry=wanted.entry, services=kept), {**problems, **refused}
+
+    def _left_out(self, wanted: Wanted) -> dict[str, str]:
+        """Services that HAProxy refuses. The answer is kept: it is wanted again at each look."""
+        routes = tuple((one.route, one.certificate) for one in wanted.services)
+        if routes not in self._judged:
+            if len(self._judged) >= JUDGED_MAX:
+                self._judged.clear()
+            self._judged[routes] = left_out(wanted, self._refusal)
+        return self._judged[routes]
 
     def _refusal(self, wanted: Wanted) -> str:
         """Why the proxy would not take this configuration; empty if it would. It is asked once."""

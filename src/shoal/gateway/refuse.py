@@ -10,7 +10,13 @@ from pathlib import Path
 
 from shoal.files import write_private
 from shoal.gateway.binary import GatewayError
-from shoal.model.service import Served, Wanted, problem_with_services
+from shoal.model.service import (
+    GatewayEntry,
+    Served,
+    Wanted,
+    problem_with_services,
+    problems_with_services,
+)
 
 SOCKET_PATH_MAX = 80  # the kernel's 108, less what HAProxy appends while it binds
 
@@ -21,8 +27,7 @@ def check_wishes(wanted: Wanted) -> None:
     if problem:
         raise GatewayError(problem)
     for served in wanted.services:
-        for replica in served.replicas:
-            _check_address(f"service {served.route.service}: replica {replica.id}", replica.address)
+        _check_addresses(served)
 
 
 def check_machine(wanted: Wanted, directory: Path, ports_held: Collection[tuple[str, int]]) -> None:
@@ -34,12 +39,23 @@ def check_machine(wanted: Wanted, directory: Path, ports_held: Collection[tuple[
         )
     entry = wanted.entry
     _check_certificate("gateway", entry.certificate)
+    if (entry.address, entry.port) not in ports_held:
+        _check_port("gateway", entry.address, entry.port)
     for served in wanted.services:
-        if served.certificate:
-            _check_secret(directory, served)
-    for who, (address, port) in listening(wanted).items():
-        if (address, port) not in ports_held:
-            _check_port(who, address, port)
+        _check_service(served, entry, directory, ports_held)
+
+
+def _check_service(
+    served: Served,
+    entry: GatewayEntry,
+    directory: Path,
+    ports_held: Collection[tuple[str, int]],
+) -> None:
+    route = served.route
+    if served.certificate:
+        _check_secret(directory, served)
+    if route.port and (entry.address, route.port) not in ports_held:
+        _check_port(f"service {route.service}", entry.address, route.port)
 
 
 def sound_part(
@@ -50,10 +66,13 @@ def sound_part(
     sound: list[Served] = []
     problems: dict[str, str] = {}
     check_machine(Wanted(entry=wanted.entry), directory, ports_held)
-    for served in wanted.services:
+    wrong = problems_with_services(wanted)
+    for place, served in enumerate(wanted.services):
         try:
-            check_wishes(Wanted(entry=wanted.entry, services=(*sound, served)))
-            check_machine(Wanted(entry=wanted.entry, services=(served,)), directory, ports_held)
+            if place in wrong:
+                raise GatewayError(wrong[place])
+            _check_addresses(served)
+            _check_service(served, wanted.entry, directory, ports_held)
         except GatewayError as error:
             problems[served.route.service] = str(error)
         else:
@@ -61,21 +80,14 @@ def sound_part(
     return Wanted(entry=wanted.entry, services=tuple(sound)), problems
 
 
-def listening(wanted: Wanted) -> dict[str, tuple[str, int]]:
-    """Owner -> where it listens."""
-    address = wanted.entry.address
-    places = {"gateway": (address, wanted.entry.port)}
-    for served in wanted.services:
-        if served.route.port:
-            places[f"service {served.route.service}"] = (address, served.route.port)
-    return places
-
-
-def _check_address(who: str, address: str) -> None:
-    try:
-        ip_address(address)
-    except ValueError:
-        raise GatewayError(f"{who}: address {address!r} is not an IP address") from None
+def _check_addresses(served: Served) -> None:
+    for replica in served.replicas:
+        try:
+            ip_address(replica.address)
+        except ValueError:
+            who = f"service {served.route.service}: replica {replica.id}"
+            text = f"{who}: address {replica.address!r} is not an IP address"
+            raise GatewayError(text) from None
 
 
 def _check_port(who: str, address: str, port: int) -> None:

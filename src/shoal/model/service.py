@@ -292,8 +292,13 @@ def problem_with_service(spec: ServiceSpec) -> tuple[str, str] | None:
 
 def problem_with_services(wanted: Wanted) -> str | None:
     """What is wrong beyond what the types refuse, in one sentence; None if nothing is."""
-    claims, names = Claims(), set[str]()
-    for served in wanted.services:
+    return next(iter(problems_with_services(wanted).values()), None)
+
+
+def problems_with_services(wanted: Wanted) -> dict[int, str]:
+    """By the place in `services`. Of two that contradict each other, it is the later one's."""
+    claims, names, found = Claims(), set[str](), dict[int, str]()
+    for place, served in enumerate(wanted.services):
         route = served.route
         clash = claims.clash(route, served.owner)
         problem = (
@@ -309,10 +314,11 @@ def problem_with_services(wanted: Wanted) -> str | None:
         if route.port == wanted.entry.port:
             problem = f"port {route.port} is already used by the gateway itself"
         if problem:
-            return f"service {route.service}: {problem}"
+            found[place] = f"service {route.service}: {problem}"
+            continue
         names.add(route.service)
         claims.add(route, served.owner)
-    return None
+    return found
 
 
 class Clash(NamedTuple):

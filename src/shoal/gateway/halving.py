@@ -10,9 +10,9 @@ from shoal.model.service import Served, Wanted
 Refusal = Callable[[Wanted], str]  # empty: it is accepted
 
 
-def left_out(wanted: Wanted, refusal: Refusal) -> tuple[Wanted, dict[str, str]]:
-    """What is accepted of it, and the problem of each other service. One that is refused only
-    beside others is left out, and those before it stay. Raises if nothing would be accepted."""
+def left_out(wanted: Wanted, refusal: Refusal) -> dict[str, str]:
+    """The services without which it is accepted, with the problem of each. Of those that are
+    refused only beside each other, the first stays. Raises if nothing would be accepted."""
     sound: list[Served] = []
     problems: dict[str, str] = {}
 
@@ -33,4 +33,4 @@ def left_out(wanted: Wanted, refusal: Refusal) -> tuple[Wanted, dict[str, str]]:
         take(wanted.services)
     if problems and not sound and (why := refused()):
         raise Refused(why)
-    return Wanted(entry=wanted.entry, services=tuple(sound)), problems
+    return problems
