@@ -71,8 +71,9 @@ class Inbox(Protocol):
         """Keep a piece of a member's output; returns how many bytes are kept so far. `node`: it
         comes from another machine, and is kept only if the member was placed there."""
 
-    def piece(self, package: str, offset: int) -> PackagePiece:
-        """The part of a package that an agent asked for: the answer to `wire.Need`."""
+    def piece(self, package: str, offset: int, node: str = "") -> PackagePiece:
+        """The part of a package that an agent asked for: the answer to `wire.Need`. `node`: it is
+        on another machine, and gets the packages of its own jobs alone."""
 
     def secrets_of(self, node: str, wanted: SecretsWanted) -> SealedSecrets | None:
         """The secrets of a member that this life of the node is to start. None: it cannot be said

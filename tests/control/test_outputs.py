@@ -12,6 +12,8 @@ import pytest
 from shoal.control.filedesk import copied_of
 from shoal.control.output_room import KEPT_MS, OutputRoom
 from shoal.control.outputs import PARTS_MAX, Kept, Limits, OutputStore, may_keep
+from shoal.control.placements import Placements
+from shoal.model.events import JobPlaced, Recorded
 from shoal.model.job import Job, JobSpec, Member, MemberRef
 from shoal.model.kept import FileAnswer, FilePiece, FileWanted, KeptFile, Kind, Snapshot
 from shoal.model.resources import Slice
@@ -163,12 +165,17 @@ def test_only_the_node_of_the_member_writes_and_an_earlier_attempt_replaces_noth
 ) -> None:
     members = [Member(Slice("n1", ())), Member(Slice("n2", ()))]
     job = Job(id="j1", number=1, spec=JobSpec(command=("x",)), attempt=2, members=members)
-    assert may_keep(job, "n1", MemberRef("j1", 2, 0)) is True
-    assert may_keep(job, "n1", MemberRef("j1", 2, 1)) is False
-    assert may_keep(job, "n1", MemberRef("j1", 2, 7)) is False
-    assert may_keep(job, "n1", MemberRef("j1", 3, 0)) is False
-    assert may_keep(job, "n9", MemberRef("j1", 1, 0)) is None
-    assert may_keep(None, "n1", REF) is False
+    slices = (Slice("n8", ()), Slice("n9", ()))
+    first = JobPlaced(at_ms=1, job="j1", attempt=1, slices=slices, master="", why="")
+    places = Placements(lambda *_: [Recorded(1, first)])
+    assert may_keep(places, job, "n8", MemberRef("j1", 1, 1)) is False
+    assert may_keep(places, job, "n8", MemberRef("j1", 1, 2)) is False
+    assert may_keep(places, job, "n1", MemberRef("j1", 2, 0)) is True
+    assert may_keep(places, job, "n1", MemberRef("j1", 2, 1)) is False
+    assert may_keep(places, job, "n1", MemberRef("j1", 2, 7)) is False
+    assert may_keep(places, job, "n1", MemberRef("j1", 3, 0)) is False
+    assert may_keep(places, job, "n9", MemberRef("j1", 1, 1)) is None
+    assert may_keep(places, None, "n1", REF) is False
     put(store, "a", b"new")
     assert "later attempt" in put(store, "a", b"old", over=False).problem
     assert not put(store, "b", b"old", over=False).problem

@@ -142,7 +142,7 @@ class Ears:
     def log(self, chunk: LogChunk, node: str = "") -> int:
         return self._logs.append(chunk)
 
-    def piece(self, package: str, offset: int) -> PackagePiece:
+    def piece(self, package: str, offset: int, node: str = "") -> PackagePiece:
         return self._packages.piece(package, offset)
 
     def secrets_of(self, node: str, wanted: SecretsWanted) -> SealedSecrets | None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from shoal.control.loop import ControlLoop
 from shoal.control.outputs import FULL, Kept, OutputStore, may_keep
-from shoal.model.job import Job, MemberRef, Phase
+from shoal.model.job import MemberRef, Phase
 from shoal.model.kept import (
     Copied,
     FileAnswer,
@@ -44,7 +44,7 @@ class FileDesk:
         if self._loop.tick.stage is Stage.UNLOADED or self._loop.store.tight:
             self._tell(FileAnswer(kind, what.serial, 0, FULL, again=True), answer)
             return
-        may = may_keep(self._job(what.ref), node, what.ref)
+        may = may_keep(self._loop.placements, self._loop.job_of(what.ref), node, what.ref)
         if may is False or (may is None and kind is Kind.CHECKPOINT):
             answer(FileAnswer(kind, what.serial, 0, NOT_PLACED))
         elif isinstance(what, FilePiece):
@@ -65,9 +65,6 @@ class FileDesk:
         if job is None or job.phase is Phase.STOPPING:
             return FileSent(wanted.ref, wanted.kind, wanted.path, wanted.offset, problem=NOT_PLACED)
         return self.store.sent(wanted)
-
-    def _job(self, ref: MemberRef) -> Job | None:
-        return self._loop.tick.state.jobs.get(ref.job) or self._loop.store.job(ref.job)
 
     def _tell(self, said: FileAnswer, answer: Callable[[FileAnswer], None]) -> None:
         if said.problem and said.again:

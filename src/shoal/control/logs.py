@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from shoal.control.log_times import Marks, note_time, wall_ms
 from shoal.kernel import punch_hole
-from shoal.model.job import Job, MemberRef
+from shoal.model.job import MemberRef
 from shoal.model.report import LogChunk
 
 # A member that prints without end must not fill the controller's disk. The beginning says what
@@ -147,20 +147,6 @@ class LogStore:
 
     def _path(self, ref: MemberRef) -> Path:
         return self.root / ref.job / f"{ref.attempt}.{ref.member}.log"
-
-
-def may_log(job: Job | None, node: str, chunk: LogChunk, logs: LogStore) -> bool:
-    """Output that comes from another machine: is it of a member that was placed there? Nobody knows
-    any more where earlier attempts ran, but nothing of their output is written over."""
-    ref = chunk.ref
-    if job is None:
-        return False
-    if ref.attempt == job.attempt and 0 <= ref.member < len(job.members):
-        return job.members[ref.member].slice.node == node
-    if not 0 < ref.attempt <= job.attempt or ref.member < 0:
-        return False
-    asks = not chunk.data and not chunk.dropped
-    return asks or chunk.offset - chunk.dropped >= logs.kept(ref)
 
 
 def _write(handle: int, data: bytes, offset: int) -> None:

@@ -17,8 +17,9 @@ from shoal.control.counters import Counters
 from shoal.control.handing import hand_over
 from shoal.control.leading import alone
 from shoal.control.loading import load
-from shoal.control.logs import LogStore, may_log
-from shoal.control.packages import PackageStore
+from shoal.control.logs import LogStore
+from shoal.control.packages import PackageStore, may_fetch
+from shoal.control.placements import Placements
 from shoal.control.secretstore import SecretStore
 from shoal.control.tour_keys import TourKeys
 from shoal.core.state.invariants import verify
@@ -27,6 +28,7 @@ from shoal.database.base import Deposed
 from shoal.model.budget import Spending
 from shoal.model.commands import Envelope
 from shoal.model.events import Event, IdentityEvent, jobs_of
+from shoal.model.job import Job, MemberRef
 from shoal.model.policy import Policy
 from shoal.model.report import (
     Answer,
@@ -89,6 +91,7 @@ class ControlLoop:
         self.files: Files | None = None
         self.engine_kind = engine_kind
         self.store = store
+        self.placements = Placements(store.history)
         self.tick = Tick(store, policy, TourKeys(self._send).send, fences=engine.fences)
         self.tick.draw = partial(secrets.randbits, PORT_SEED_BITS)
         self._load()
@@ -226,8 +229,7 @@ class ControlLoop:
 
     def log(self, chunk: LogChunk, node: str = "") -> int:
         self.check()
-        job = self.tick.state.jobs.get(chunk.ref.job) if node else None
-        if node and not may_log(job or self.store.job(chunk.ref.job), node, chunk, self.logs):
+        if node and not self.placements.had(self.job_of(chunk.ref), node, chunk.ref):
             return chunk.offset + len(chunk.data)  # it must not send it again
         try:
             if self._tight():  # the room that is left is for the log of events
@@ -243,7 +245,13 @@ class ControlLoop:
             self._notify([chunk.ref.job])
         return kept
 
-    def piece(self, package: str, offset: int) -> PackagePiece:
+    def job_of(self, ref: MemberRef) -> Job | None:
+        """The member's job, alive or finished."""
+        return self.tick.state.jobs.get(ref.job) or self.store.job(ref.job)
+
+    def piece(self, package: str, offset: int, node: str = "") -> PackagePiece:
+        if node and not may_fetch(self.tick.state, node, package):
+            return PackagePiece(package, offset, problem="no job on this node has this package")
         if self.packages is None:
             return PackagePiece(package, offset, problem="this controller does not store packages")
         return self.packages.piece(package, offset)

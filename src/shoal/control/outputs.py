@@ -28,6 +28,7 @@ from typing import NamedTuple
 import msgspec
 
 from shoal.control.kept_files import JOB_FOLDER, SNAPSHOTS, Index, KeptFiles, files_in
+from shoal.control.placements import Placements
 from shoal.control.workplace import Workplace
 from shoal.files import sync_folder
 from shoal.model.job import Job, MemberRef
@@ -398,15 +399,12 @@ class OutputStore(KeptFiles):
         self._work.write(self.root / job / "index.json", msgspec.json.encode(index))
 
 
-def may_keep(job: Job | None, node: str, ref: MemberRef) -> bool | None:
-    """May this node write for the member? None: only what is not there yet, because nobody knows
-    any more where earlier attempts ran."""
-    if job is None:
+def may_keep(places: Placements, job: Job | None, node: str, ref: MemberRef) -> bool | None:
+    """May this node write for the member? None: only what is not there yet, because a later attempt
+    has begun."""
+    if job is None or not places.had(job, node, ref):
         return False
-    if ref.attempt == job.attempt:
-        members = job.members
-        return 0 <= ref.member < len(members) and members[ref.member].slice.node == node
-    return None if 0 < ref.attempt < job.attempt else False
+    return True if ref.attempt == job.attempt else None
 
 
 def _key(piece: FilePiece) -> Key:

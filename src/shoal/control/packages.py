@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import IO
 
+from shoal.core.state.state import State
 from shoal.model.job import PACKAGE_BYTES_MAX, PACKAGE_PATTERN
 from shoal.model.report import PackagePiece
 from shoal.wire import PIECE_BYTES
@@ -156,6 +157,17 @@ class PackageStore:
             with contextlib.suppress(FileNotFoundError):
                 if whole.stat().st_nlink == 1:
                     whole.unlink()
+
+
+def may_fetch(state: State, node: str, package: str) -> bool:
+    """A node of another machine gets the packages of jobs that run there, or for which it is kept
+    warm. A name alone opens nothing."""
+    if any(job.spec.package == package for job in state.placed.get(node, {}).values()):
+        return True
+    return any(
+        node in nodes and job_id in state.jobs and state.jobs[job_id].spec.package == package
+        for job_id, nodes in state.heard.warm.items()
+    )
 
 
 def _valid(package: str) -> bool:

@@ -226,7 +226,7 @@ class Line:
             case Need(package, offset):
                 # An agent without an answer asks again.
                 if self.link.backlog_bytes < PIECES_BYTES_MAX:
-                    self.send(Piece(inbox.piece(package, offset)))
+                    self.send(Piece(inbox.piece(package, offset, self.node)))
             case Wants(wanted):
                 found = inbox.secrets_of(self.node, wanted)
                 if found is not None:
