@@ -206,5 +206,8 @@ class Store(EventLog, Protocol):
     def count(self, wanted: JobFilter) -> int:
         """How many finished jobs match. A filter may count some that only look as if they did."""
 
+    def tenants(self) -> dict[str, str]:
+        """Of finished jobs."""
+
     def seq_at(self, at_ms: int) -> int:
         """The number of the last event before this time."""

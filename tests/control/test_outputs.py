@@ -222,11 +222,40 @@ def test_files_of_finished_jobs_go_by_age_and_size_and_those_of_live_ones_stay(
         return Job(id=job, number=1, spec=spec, finished_ms=at) if at is not None else None
 
     room = OutputRoom(store, record)
-    sizes = room.look({"j4": None}, 5_000)
+    sizes = room.look({"j4": "default"}, 5_000)
     put(store, "x", b"")  # the thread has removed them by now
     left = [job for job in (*ended, "j4") if names(store, job) and names(store, job) != ["x"]]
     assert (sizes.removed, left) == (2, ["j3", "j4"]), "320 of 250 bytes: the oldest go"
-    assert room.look({"j4": None}, KEPT_MS + 3_001).removed >= 1
+    assert room.look({"j4": "default"}, KEPT_MS + 3_001).removed >= 1
     put(store, "x", b"")
     assert names(store, "j3") == []
     assert names(store, "j4") == ["f"]
+
+
+def test_outputs_of_one_tenant_do_not_push_out_those_of_others(store: OutputStore) -> None:
+    for number in range(1, 6):
+        put(store, "f", bytes(40), ref=MemberRef(f"j{number}", 1, 0))
+    for number in range(6, 9):
+        put(store, "f", bytes(40), ref=MemberRef(f"j{number}", 1, 0))
+
+    def record(job: str) -> Job | None:
+        number = int(job[1:])
+        spec = JobSpec(command=("x",), tenant="blue" if number == 1 else "red")
+        return Job(id=job, number=number, spec=spec, finished_ms=number) if number < 6 else None
+
+    room = OutputRoom(store, record)
+    live = {"j6": "red", "j7": "red", "j8": "red", "j9": "blue"}
+    sizes = room.look(live, 100)
+    put(store, "x", b"", ref=MemberRef("j9", 1, 0))  # the thread has removed them by now
+    assert sizes.removed == 3
+    assert names(store, "j1") == ["f"], "the oldest of all is another tenant's"
+    assert [n for n in range(2, 6) if names(store, f"j{n}")] == [5]
+    assert store.crowded == frozenset()
+    for number in (6, 7, 8):
+        put(store, "g", bytes(20), ref=MemberRef(f"j{number}", 1, 0))
+    room.look(live, 100)
+    assert store.crowded == {"j6", "j7", "j8"}, "its live jobs alone take its share"
+    put(store, "h", b"1", ref=MemberRef("j6", 1, 0))
+    put(store, "h", b"1", ref=MemberRef("j9", 1, 0))
+    assert "h" not in names(store, "j6")
+    assert "h" in names(store, "j9")

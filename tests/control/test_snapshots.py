@@ -119,7 +119,7 @@ def replaced(root: Path, number: int, new: dict[str, bytes]) -> tuple[bool, dict
             save(after, new)
             settled(after, new)
         assert contents(after) == new
-        assert OutputRoom(after, lambda _: None).look({"j1": 1}, 0).total == sum(
+        assert OutputRoom(after, lambda _: None).look({"j1": "default"}, 0).total == sum(
             len(data) for data in new.values()
         ), "nothing is left behind"
     finally:

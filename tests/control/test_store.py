@@ -225,6 +225,7 @@ def test_who_has_most_finished_jobs_gives_first(
     assert len(store.snapshot(last, b"{}")) == 85
     assert ids(store, "blue") == [f"j{n}" for n in range(5, 0, -1)], "the oldest of all"
     assert ids(store, "red") == [f"j{n}" for n in range(105, 90, -1)]
+    assert [store.tenants().get(job) for job in ("j1", "j6", "j105")] == ["blue", None, "red"]
     change(store, "UPDATE jobs SET tenant = NULL, bytes = NULL WHERE number > ?", 0)
     last = fill(store, "red", range(106, 116))
     assert len(store.snapshot(last, b"{}")) == 10, "records of earlier versions count as well"

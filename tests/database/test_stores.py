@@ -205,6 +205,16 @@ def test_samples_are_read_as_they_were_written_and_the_oldest_make_room(place: P
     assert file.size_bytes == HistoryFile(place).size_bytes
 
 
+def test_samples_of_one_tenant_do_not_push_out_those_of_others(place: Place) -> None:
+    file = HistoryFile(place, bytes_max=100_000)
+    file.write(b"", [(f"j/j{n}", n, os.urandom(300)) for n in range(1_000)])
+    file.trim(lambda: {f"j{n}": "blue" if n < 20 else "red" for n in range(1_000)})
+    assert file.size_bytes <= 100_000
+    assert all(file.read(f"j/j{n}") is not None for n in range(20)), "the oldest of all"
+    assert file.read("j/j20") is None
+    assert file.read("j/j999") is not None
+
+
 def test_samples_of_a_deposed_head_are_not_written(cluster: Cluster) -> None:
     old = HistoryFile(cluster.head("a")[0])
     old.write(b"one", [("n/n1", None, b"1")])

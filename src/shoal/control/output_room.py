@@ -1,7 +1,8 @@
 """Keeps the store of outputs within its size and age: files of finished jobs go, the oldest first.
 
-A thread walks the folder from time to time. Checkpoints of finished jobs go before outputs, because
-nothing starts from them any more. Files of live jobs stay.
+A thread walks the folder from time to time. If there is too much, the tenant that has most gives
+first: checkpoints of its finished jobs before their outputs, because nothing starts from them any
+more. Files of live jobs stay; a tenant whose files take its share sends no more of them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import NamedTuple
 from shoal.control.kept_files import JOB_FOLDER
 from shoal.control.loop import ControlLoop, Unreadable
 from shoal.control.outputs import CHECKPOINT_FOLDERS, GIB, OutputStore
+from shoal.control.shares import SHARE, kept_shares
 from shoal.model.durations import DAY_MS
 from shoal.model.job import Job
 from shoal.model.kept import Kind
@@ -25,6 +27,7 @@ FREED_PART = 10  # a tenth more than needed is removed, so that not every look r
 FIRST_LOOK_S = 5.0
 LOOK_S = 60.0
 LOOK_FACTOR = 50
+NOBODY = ""  # the tenant of files whose job is in no store any more
 
 
 class Seen(NamedTuple):
@@ -46,28 +49,36 @@ class OutputRoom:
         self._ended_of = ended_of
         self._kept_ms = kept_ms
 
-    def look(self, live: Mapping[str, object], now_ms: int) -> Sizes:
-        """`live`: jobs whose files stay."""
+    def look(self, live: Mapping[str, str], now_ms: int) -> Sizes:
+        """`live`: jobs whose files stay, and their tenants."""
         ended: list[tuple[bool, int, Seen]] = []
-        total = removed = 0
+        removed = 0
+        held: dict[str, int] = {}
+        tenants: dict[str, str] = {}
         for seen in self._sizes():
-            total += seen.size
+            job = self._ended_of(seen.job) if seen.job not in live else None
+            tenant = job.spec.tenant if job is not None else live.get(seen.job, NOBODY)
+            tenants[seen.job] = tenant
+            held[tenant] = held.get(tenant, 0) + seen.size
             if seen.job in live:
                 continue
-            job = self._ended_of(seen.job)
             at_ms = (job.finished_ms or 0) if job is not None else self._changed_ms(seen.job)
             # An unknown job came since we looked at the live ones, or was dropped from the store.
             if job is not None or now_ms - at_ms > DAY_MS:
                 ended.append((seen.kind is Kind.OUTPUT, at_ms, seen))
-        most = self._store.limits.total
+        most, total = self._store.limits.total, sum(held.values())
         excess = total - (most - most // FREED_PART) if total > most else 0
+        aims = kept_shares(held, excess)
         for _, at_ms, seen in sorted(ended):
-            if excess > 0 or now_ms - at_ms > self._kept_ms:
+            tenant = tenants[seen.job]
+            if held[tenant] > aims.get(tenant, most) or now_ms - at_ms > self._kept_ms:
                 self._store.drop(seen.job, None if seen.kind is Kind.OUTPUT else seen.kind)
-                total -= seen.size
-                excess -= seen.size
+                held[tenant] -= seen.size
                 removed += 1
+        total = sum(held.values())
+        over = {one for one, size in held.items() if size > SHARE * max(0, most - total)}
         self._store.total = total
+        self._store.crowded = frozenset(job for job, tenant in live.items() if tenant in over)
         return Sizes(total, removed)
 
     def _changed_ms(self, job: str) -> int:
@@ -114,7 +125,7 @@ async def watch(loop: ControlLoop, store: OutputStore) -> None:
         except Unreadable:
             await asyncio.sleep(LOOK_S)
             continue
-        live = dict.fromkeys(loop.state.jobs)
+        live = {job.id: job.spec.tenant for job in loop.state.jobs.values()}
         began = time.monotonic()
         sizes = await asyncio.to_thread(room.look, live, loop.clock.now_ms())
         if sizes.removed:

@@ -110,6 +110,7 @@ class OutputStore(KeptFiles):
         self.limits = limits
         self.problem = ""  # why nothing can be written now
         self.total = 0  # at the last look
+        self.crowded: frozenset[str] = frozenset()  # live jobs of tenants that have their share
         self._writer = ThreadPoolExecutor(1, "shoal-outputs")
         self._waiting = 0
         self._lock = threading.Lock()
@@ -224,6 +225,8 @@ class OutputStore(KeptFiles):
             if self._staged[job] > 2 * self.limits.job:
                 self._note(job, f"checkpoint {piece.path}: {self._over_job()}")
                 return self._over_job(), False
+        if job in self.crowded:
+            return "the files of this tenant's jobs take its share of what is kept", True
         if self.total + piece.size > self.limits.total:
             self.problem = "the outputs of all jobs take as much as they may"
             return self.problem, True

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+# Where nothing can be taken back, nobody may have more than so many times what nobody has.
+SHARE = 4
+
 
 def kept_shares(held: Mapping[str, int], excess: int) -> dict[str, int]:
     """How much each of those who have to give may keep, so that `excess` is gone."""

@@ -296,7 +296,7 @@ class History:
         }
         try:
             await self._in_thread(partial(self.file.drop, gone))
-            await self._in_thread(self.file.trim)
+            await self._in_thread(lambda: self.file.trim(lambda: self._loop.store.tenants()))
         except StoreError as error:
             self._say(error)
 

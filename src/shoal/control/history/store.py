@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 import threading
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from shoal.control.shares import kept_shares
 from shoal.database.base import Cursor
 from shoal.database.places import Place, closed, renewable
 from shoal.database.sqlite import IN_MEMORY
@@ -23,6 +24,7 @@ PART, VERSION = "samples", 1
 ENDED_KEPT = 100_000
 BYTES_MAX = 1 << 30
 ENDED_DROPPED_AT_ONCE = 500
+FREED_PART = 10  # a tenth more than needed goes, so that not every look removes something
 KEYS_AT_ONCE = 500
 LAST_LETTER = "\U0010ffff"  # no key has it
 COMPRESSION = 1  # the quickest: series that are kept for long are small anyway
@@ -102,22 +104,37 @@ class HistoryFile:
         rows = self._database.read("SELECT body FROM tail ORDER BY number")
         return [body for (packed,) in rows if (body := _opened(packed)) is not None]
 
-    def trim(self) -> None:
-        """Drop the oldest ended series beyond the number and the bytes that are kept."""
+    def trim(self, tenants: Callable[[], Mapping[str, str]] = dict) -> None:
+        """Drop ended series beyond the number and the bytes that are kept: the oldest of whichever
+        tenant has most. `tenants`: of finished jobs."""
         with self._lock:
             ended = self._count("SELECT count(*) FROM series WHERE ended_ms IS NOT NULL")
-            while ended and (ended > ENDED_KEPT or self.size_bytes > self._bytes_max):
-                gone = min(
-                    ended, max(ended - ENDED_KEPT, min(ENDED_DROPPED_AT_ONCE, -(-ended // 10)))
-                )
-                rows = self._database.read(
-                    "SELECT key FROM series WHERE ended_ms IS NOT NULL ORDER BY ended_ms LIMIT ?",
-                    (gone,),
-                )
+            if not ended or (ended <= ENDED_KEPT and self.size_bytes <= self._bytes_max):
+                return
+            known = tenants()
+            counts: dict[str, int] = {}
+            sizes: dict[str, int] = {}
+            rows = self._database.read(
+                "SELECT key, length(body) FROM series WHERE ended_ms IS NOT NULL ORDER BY ended_ms"
+            )
+            for key, size in rows:
+                tenant = known.get(key[2:], "")
+                counts[tenant] = counts.get(tenant, 0) + 1
+                sizes[tenant] = sizes.get(tenant, 0) + size
+            spare = self._bytes_max // FREED_PART if self.size_bytes > self._bytes_max else 0
+            fewer = kept_shares(counts, ended - ENDED_KEPT)
+            smaller = kept_shares(sizes, self.size_bytes - self._bytes_max + spare)
+            gone = []
+            for key, size in rows:
+                tenant = known.get(key[2:], "")
+                many = counts[tenant] > fewer.get(tenant, ended)
+                if many or sizes[tenant] > smaller.get(tenant, self.size_bytes):
+                    gone.append(key)
+                    counts[tenant] -= 1
+                    sizes[tenant] -= size
+            for start in range(0, len(gone), ENDED_DROPPED_AT_ONCE):
                 with self._database.transaction() as cursor:
-                    less = _take(cursor, [key for (key,) in rows])
-                self.size_bytes -= less
-                ended -= gone
+                    self.size_bytes -= _take(cursor, gone[start : start + ENDED_DROPPED_AT_ONCE])
 
     def drop(self, keys: Sequence[str]) -> None:
         with self._lock:

@@ -42,6 +42,7 @@ NEWEST_EVENTS = 1_000  # the newest time is looked for among this many events
 EVENTS_AT_ONCE = 5_000  # that are read when the log is replayed
 
 _NO_END = 2**63 - 1
+_TENANTS = "SELECT id, tenant FROM jobs"
 _BEGINS = b'{"event":"ControllerStarted"'
 _ENDS = (JobFinished.__name__, ArrayFinished.__name__)
 
@@ -340,6 +341,10 @@ class EventStore:
             return found[0].event.at_ms if found else None
 
         return seq_at(at_ms, self._last, time_of)
+
+    def tenants(self) -> dict[str, str]:
+        """Of finished jobs."""
+        return {str(job): tenant or "" for job, tenant in self.database.read(_TENANTS)}
 
     def keyed(self, key: str) -> str | None:
         rows = self.database.read("SELECT id FROM jobs WHERE key = ?", (key,))
