@@ -310,7 +310,7 @@ def problems_with_services(wanted: Wanted) -> dict[int, str]:
             or (f"{clash.claim} is already used by service {clash.holder}" if clash else None)
         )
         if route.service in names:
-            problem = "its name is already used by another service"
+            problem = f"service {route.service} is already used by another one of this name"
         if route.port == wanted.entry.port:
             problem = f"port {route.port} is already used by the gateway itself"
         if problem:
