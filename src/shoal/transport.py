@@ -139,7 +139,7 @@ def at_home(home: Path) -> Endpoint:
         raise Unreachable(f"{home}/token is empty; repair it with: shoal down, then shoal up")
     if not address.socket:
         message = f"the cluster in {home} was started by another version of shoal"
-        raise Unreachable(f"{message}; start it again with: shoal down, then shoal up")
+        raise Unreachable(f"{message}; take it over with: shoal upgrade")
     # Beside the token, even if the home was moved.
     return Endpoint(url=address.url, token=token, socket=home / SOCKET_NAME)
 

@@ -3,6 +3,7 @@ is its real code, from the repository's history."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -20,6 +21,7 @@ from shoal.control.lifecycle import take_down
 from tests.live.cluster import Live, eventually
 
 BEFORE = "ecc422976f8de4dfbf9b91de06af0f6d91b91b38"  # the last commit of 0.5.0
+FIRST = "d7947bf359b09f83997474f69812d504e334f842"  # 0.1.0
 ROOT = Path(__file__).parents[2]
 STEPS = 'n=0; until [ -e "$GO" ]; do n=$((n+1)); echo step $n; sleep 0.05; done; echo done $n'
 BOUND_S = 90.0
@@ -27,13 +29,19 @@ BOUND_S = 90.0
 
 @pytest.fixture(scope="module")
 def old_source() -> Iterator[Path]:
+    with source_of(BEFORE) as source:
+        yield source
+
+
+@contextlib.contextmanager
+def source_of(commit: str) -> Iterator[Path]:
     git = ["git", "-C", str(ROOT)]
     if subprocess.run(
-        [*git, "cat-file", "-e", BEFORE], capture_output=True, check=False
+        [*git, "cat-file", "-e", commit], capture_output=True, check=False
     ).returncode:
         pytest.skip("needs the repository's history: git fetch --unshallow")
     with tempfile.TemporaryDirectory(prefix="shoal-old-") as folder:
-        archive = subprocess.run([*git, "archive", BEFORE, "src"], capture_output=True, check=True)
+        archive = subprocess.run([*git, "archive", commit, "src"], capture_output=True, check=True)
         subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
         yield Path(folder) / "src"
 
@@ -112,3 +120,49 @@ def test_a_new_version_takes_over_while_a_job_runs_and_nodes_follow_when_they_ar
     back = run(home, "up", source=old_source)
     assert back.returncode == 1, "the version before may not open it any more"
     assert "unknown field" in back.stderr and back.stderr.count("\n") == 1
+
+
+# As its command did; that needs a package which later versions do not have.
+BEGIN = """
+import sys
+from pathlib import Path
+from shoal.client import Client
+from shoal.control.home import ClusterConfig, Home
+from shoal.control.lifecycle import bring_up
+from shoal.model.job import JobSpec
+from shoal.model.node import NodeSpec
+home, go, steps = sys.argv[1:]
+nodes = tuple(NodeSpec(id=name, cpu_milli=4000, memory_mb=1000, gpus=1) for name in ("n1", "n2"))
+bring_up(Home(Path(home)), ClusterConfig(nodes=nodes, port=0), lambda _: None)
+spec = JobSpec(command=("sh", "-c", steps), gpus=1, env={"GO": go})
+print(Client.at_home(Path(home)).submit(spec).id)
+"""
+
+
+def test_the_first_version_is_taken_over_while_a_job_runs(home: Path, tmp_path: Path) -> None:
+    """Its head cannot be asked anything: it has no socket in its home."""
+    go = tmp_path / "go"
+    with source_of(FIRST) as source:
+        env = {**os.environ, "PYTHONPATH": str(source)}
+        words = [sys.executable, "-c", BEGIN, str(home), str(go), STEPS]
+        begun = subprocess.run(words, env=env, capture_output=True, text=True, check=False, cwd="/")
+        assert begun.returncode == 0, begun.stderr
+        job = begun.stdout.strip()
+        refused = run(home, "ps")
+        assert (refused.returncode, refused.stderr.count("\n")) == (3, 1)
+        assert refused.stderr.endswith("take it over with: shoal upgrade\n")
+        assert [one["version"] for one in shoal(home, "upgrade", "--check")] == [""]
+        said = {one["part"]: one for one in shoal(home, "upgrade")}
+        cluster = Live(Home(home))
+        view = cluster.client.job(job)
+        assert (said["head"]["state"], said["head"]["why"]) == ("upgraded", "it was 0.1")
+        assert (said[view.nodes[0]]["state"], view.state) == ("busy", "running")
+        far = cluster.output(job).count("\n")
+        assert eventually(lambda: cluster.output(job).count("\n") > far, BOUND_S), "it goes on"
+        go.touch()
+        assert cluster.wait(job) == "succeeded"
+        lines = cluster.output(job).splitlines()
+        assert lines[0] == "step 1" and lines[-1] == f"done {len(lines) - 1}"
+        assert cluster.client.job(job).attempt == 1, "it never started again"
+        cluster.client.close()
+        take_down(Home(home), lambda _: None)

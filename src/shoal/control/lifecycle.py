@@ -218,7 +218,7 @@ def _wait_for_controller(home: Home, log_start: int, progress: Progress) -> Addr
     deadline = time.monotonic() + UP_TIMEOUT_S
     grace = time.monotonic() + 5  # the supervisor takes a moment to hold its lock
     while time.monotonic() < deadline:
-        address = _read_address(home)
+        address = read_address(home)
         up = held(home.controller_lock) and held(home.supervisor_lock)
         if address is not None and up and _alive(address.pid):
             return address
@@ -257,7 +257,7 @@ def _is_ready(home: Home, node: NodeView) -> bool:
     )
 
 
-def _read_address(home: Home) -> Address | None:
+def read_address(home: Home) -> Address | None:
     try:
         return msgspec.json.decode(home.address.read_bytes(), type=Address)
     except (FileNotFoundError, msgspec.DecodeError):
@@ -315,7 +315,7 @@ def _pid_in(path: Path) -> int:
 
 
 def _controller_pid(home: Home) -> int:
-    address = _read_address(home)
+    address = read_address(home)
     return address.pid if address else 0
 
 

@@ -10,7 +10,14 @@ import msgspec
 
 from shoal.client import Client
 from shoal.control.home import Home
-from shoal.control.lifecycle import LifecycleError, Progress, end_agent, is_up, replace_head
+from shoal.control.lifecycle import (
+    LifecycleError,
+    Progress,
+    end_agent,
+    is_up,
+    read_address,
+    replace_head,
+)
 from shoal.control.store.formats import refuse_newer
 from shoal.database.sqlite import SqliteDatabase
 from shoal.files import held
@@ -39,6 +46,8 @@ def versions(home: Home) -> list[Part]:
     """What runs now."""
     if not is_up(home):
         raise LifecycleError(f"no cluster is up in {home.path}; start it with: shoal up")
+    if _is_unheard(home):
+        return [Part(part="head", version="")]
     with Client.at_home(home.path, patience_s=BACK_S) as client:
         parts = [Part(part="head", version=client.status().version)]
         return parts + [Part(part=node.id, version=node.version) for node in _present(client)]
@@ -49,7 +58,8 @@ def upgrade(home: Home, progress: Progress) -> list[Part]:
     before = versions(home)[0].version
     _check_readable(home)
     replace_head(home, progress)
-    parts = [Part(part="head", version=VERSION, state="upgraded", why=f"it was {before}")]
+    why = f"it was {before or '0.1'}"
+    parts = [Part(part="head", version=VERSION, state="upgraded", why=why)]
     with Client.at_home(home.path, patience_s=BACK_S) as client:
         for node in _present(client):
             progress(f"{node.id}: looking whether anything runs there")
@@ -77,6 +87,13 @@ def replace_when_idle(
         if opened:
             client.set_intent(node.id, NodeIntent.OPEN)
     return Part(part=node.id, version=VERSION, state="upgraded")
+
+
+def _is_unheard(home: Home) -> bool:
+    """A head of 0.1.0 has no socket in the home, so that nobody asks it anything. It need not be
+    asked: this version takes its place, and its agents obey."""
+    address = read_address(home)
+    return address is not None and not address.socket
 
 
 def _present(client: Client) -> list[NodeView]:
