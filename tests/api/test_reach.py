@@ -5,14 +5,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import pytest
 
-from shoal.api.principal import THE_OPERATOR, Principal
-from shoal.api.problems import Refusal
+from shoal.api.principal import THE_OPERATOR, Principal, acting
 from shoal.api.reach import Reach
 from shoal.model.health import Record, Standing
-from shoal.model.identity import Role
+from shoal.model.identity import Identity, Role, TenantRecord
 from shoal.model.job import Job, JobSpec
 from shoal.model.policy import Others, Policy
 
@@ -74,11 +72,10 @@ def test_an_admin_with_a_token_for_one_tenant_acts_there_unless_another_is_named
     assert reach(THE_OPERATOR).spec(spec) == spec
 
 
-def test_members_cannot_ask_for_more_priority_than_their_tenant_has() -> None:
-    """Otherwise any tenant could stop the preemptible jobs of all others."""
-    high = JobSpec(command=("true",), priority=101)
-    with pytest.raises(Refusal, match="is at most 100 for the tenant lab"):
-        reach().spec(high)
-    allowed = msgspec.structs.replace(high, priority=100)
-    assert reach().spec(allowed).priority == 100
-    assert reach(THE_OPERATOR).spec(high) == high
+def test_whoever_acts_for_a_tenant_sees_no_job_of_an_earlier_one_of_its_name() -> None:
+    record = TenantRecord(name="lab", uid=61_001, since_ms=9, first_job=7)
+    ann = acting(Identity(tenants={"lab": record}), "ann", "lab", Role.MEMBER)
+    seen = [job for job in ("", "j6", "j6.7", "j7", "j7.0", "j70") if ann.sees_job("lab", job)]
+    assert seen == ["j7", "j7.0", "j70"]
+    assert not ann.sees_job("rival", "j70")
+    assert THE_OPERATOR.sees_job("lab", "j6")

@@ -88,12 +88,55 @@ def test_tenants_get_unix_users_of_their_own_and_a_removed_ones_is_not_given_aga
     assert identity(cluster).tenants["c"].uid == 61_002
 
 
-def test_a_unix_user_is_given_again_only_when_all_others_were() -> None:
+def test_a_unix_user_is_never_given_again_to_another_tenant() -> None:
     cluster = Cluster()
-    cluster.ask(AddTenant("first"))
+    for name in ("first", "second"):
+        cluster.ask(AddTenant(name))
+    cluster.ask(RemoveTenant("second"))
     cluster.ask(AddTenant("last", uid=TENANT_UIDS[-1]))
     cluster.ask(AddTenant("next"))
-    assert identity(cluster).tenants["next"].uid == TENANT_UIDS[1]
+    assert identity(cluster).tenants["next"].uid == TENANT_UIDS[2]
+    identity(cluster).spent.extend(TENANT_UIDS[3:])
+    assert "were all given out" in refusal(cluster.ask(AddTenant("more"))).message
+
+
+def test_a_tenant_that_is_added_again_is_another_one() -> None:
+    """Whatever the clock says, and however often."""
+    cluster = peopled()
+    first = identity(cluster).tenants["lab"]
+    assert (first.key, first.first_job) == ("lab", 0)
+    keys = {first.key}
+    cluster.join("n1", gpus=1)
+    job = cluster.run(tenant="lab")
+    cluster.end(job)
+    used = cluster.state.accounts.sums["lab"].usage
+    for _ in range(3):
+        cluster.ask(RemoveTenant("lab"))
+        cluster.now_ms -= 500
+        cluster.ask(AddTenant("lab"))
+        record = identity(cluster).tenants["lab"]
+        assert record.key not in keys
+        keys.add(record.key)
+        assert record.first_job == cluster.state.next_job
+        assert identity(cluster).is_earlier("lab", job)
+    assert identity(cluster).tenants.keys() == {"lab"} and "lab" not in identity(cluster).removed
+    assert used > 0 and "lab" not in cluster.state.accounts.sums
+    assert not identity(cluster).is_earlier("lab", cluster.run(tenant="lab"))
+    assert restored(cluster).identity == identity(cluster)
+
+
+def test_a_name_that_was_forgotten_counts_as_one_that_was_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module in ("core.phases.identity", "core.state.apply_identity"):
+        monkeypatch.setattr(f"shoal.{module}.REMOVED_MAX", 2)
+    cluster = Cluster()
+    for name in ("a", "b", "c"):
+        cluster.ask(AddTenant(name))
+        cluster.ask(RemoveTenant(name))
+    assert list(identity(cluster).removed) == ["b", "c"]
+    cluster.ask(AddTenant("a"))
+    assert identity(cluster).tenants["a"].first_job == cluster.state.next_job
 
 
 def test_a_unix_user_can_be_named() -> None:

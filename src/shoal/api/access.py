@@ -26,6 +26,7 @@ from shoal.api.principal import (
     Principal,
     Proof,
     Session,
+    acting,
     machine,
 )
 from shoal.api.problems import Refusal
@@ -184,10 +185,11 @@ class Access:
             return None
         if isinstance(token, NodeKey):
             return machine(token)
-        role = self._identity().role(token)
+        identity = self._identity()
+        role = identity.role(token)
         if role is None:
             return None
-        return Principal(user=token.user, tenant=token.tenant, role=role, token=token.id)
+        return acting(identity, token.user, token.tenant, role, token.id)
 
     def of_session(self, session: Session | None) -> Principal | None:
         if session is None:

@@ -128,7 +128,7 @@ class Feed:
 
     def _whole(self, tenant: str) -> Snapshot:
         since = max(-1, self._loop.last_seq - ENDED_LOOK) if tenant else -1
-        ended = self._loop.store.finished(ENDED_MAX, since, JobFilter(tenant=tenant))
+        ended = self._loop.store.finished(ENDED_MAX, since, self._ended_of(tenant))
         told = Snapshot(
             status=status_view(self._reach),
             nodes=[known.line for known in self._nodes.values()],
@@ -138,6 +138,10 @@ class Feed:
             busy=self._busy,
         )
         return Own(self._loop, tenant).snapshot(told) if tenant else told
+
+    def _ended_of(self, tenant: str) -> JobFilter:
+        record = self._loop.state.identity.tenants.get(tenant)
+        return JobFilter(tenant=tenant, first_job=record.first_job if record is not None else 0)
 
     def look(self) -> Change | None:
         """What changed since the last look; None if nothing did."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from shoal.api.principal import Principal
+from shoal.api.principal import acting
 from shoal.api.reach import Reach
 from shoal.api.views import STANDING_HIDDEN, status_view
 from shoal.control.loop import ControlLoop
@@ -27,7 +27,7 @@ class Own:
 
     def __init__(self, loop: ControlLoop, tenant: str) -> None:
         self.tenant = tenant
-        self._reach = Reach(loop, Principal(user="", tenant=tenant, role=Role.VIEWER))
+        self._reach = Reach(loop, acting(loop.state.identity, "", tenant, Role.VIEWER))
 
     def snapshot(self, whole: Snapshot) -> Snapshot:
         return Snapshot(

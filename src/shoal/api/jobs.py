@@ -131,6 +131,9 @@ class Jobs(Controller):
             job = await _ended(reach, job_id)  # since we looked
         if job.spec.array:
             return await self._retry(reach, job_id)
+        if reach.loop.state.identity.is_earlier(job.spec.tenant, job.id):
+            message = f"{job_id} is of a tenant {job.spec.tenant} that was removed"
+            raise Refusal(422, message, "job")
         if job.spec.service:
             raise Refusal(
                 422, f"was a replica of {job.spec.service}; the service replaces it", "job"
@@ -138,7 +141,7 @@ class Jobs(Controller):
         spec = reach.spec(on_its_own(job.spec))
         refuse_unknown_package(reach, spec.package)
         refuse_unknown_secrets(reach.loop, spec)
-        request = Submit(spec, scoped_key(spec, key), reach.tenant)
+        request = Submit(spec, scoped_key(reach, spec, key), reach.tenant)
         answer = accepted(await reach.loop.request(request))
         return Done(id=answer.id, note=f"submitted again, because {job_id} has ended")
 
@@ -171,7 +174,7 @@ async def entered(reach: Reach, asked: JobSpec, key: str, instead: str = "") -> 
     spec = reach.spec(asked)
     refuse_unknown_package(reach, spec.package)
     refuse_unknown_secrets(reach.loop, spec)
-    wanted = Submit(spec, scoped_key(spec, key), reach.tenant, instead)
+    wanted = Submit(spec, scoped_key(reach, spec, key), reach.tenant, instead)
     answer = accepted(await reach.loop.request(wanted))
     await reach.loop.settled()
     note_package(reach, spec.package, spec.tenant)

@@ -106,6 +106,9 @@ def _only(reach: Reach, tenant: str | None, user: str | None) -> Only:
 async def _view(
     reach: Reach, books: LiveLedger, by: By, from_ms: int, to_ms: int, only: Only
 ) -> LedgerView:
+    # Amounts are kept by the hour, and an earlier tenant of this name had used up its own by then.
+    own_ms = -(-reach.who.since_ms // HOUR_MS) * HOUR_MS
+    from_ms = max(from_ms, own_ms)
     if to_ms and to_ms <= from_ms:
         raise Refusal(422, "must be later than from_ms", "to_ms")
     begin_ms = max(from_ms, books.book.cluster.began_ms)

@@ -149,7 +149,7 @@ def _own(reach: Reach, wanted: JobFilter) -> JobFilter | None:
         return wanted
     if not who.sees(wanted.tenant or who.tenant):
         return None
-    return msgspec.structs.replace(wanted, tenant=who.tenant)
+    return msgspec.structs.replace(wanted, tenant=who.tenant, first_job=who.first_job)
 
 
 async def _matching(reach: Reach, wanted: JobFilter) -> AsyncIterator[list[Job]]:

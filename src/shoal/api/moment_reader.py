@@ -152,14 +152,17 @@ class MomentReader:
         state, seq = self._moments.at(at_ms, READ_S_MAX)
         loop = self._loop
         loop.show(state, seq, at_ms, ask.others)
-        reach = Reach(loop, ask.who)
+        who = ask.who
+        if at_ms < who.since_ms:  # whatever had its name then was another tenant's
+            who = msgspec.structs.replace(who, tenant=f"{who.tenant}@{who.since_ms}")
+        reach = Reach(loop, who)
         line = own_in_line(reach, QUEUE_MAX)
         return MomentView(
             at_ms=at_ms,
             oldest_ms=self._moments.oldest_ms(),
             now_ms=ask.now_ms,
             seq=seq,
-            snapshot=Feed(loop).once("" if ask.who.sees_all else ask.who.tenant),
+            snapshot=Feed(loop).once("" if who.sees_all else who.tenant),
             queue=[queue_row(reach, job, position, None) for position, job in line],
             events=self._events(reach, seq),
         )

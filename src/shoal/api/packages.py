@@ -40,7 +40,7 @@ class Packages(Controller):
     ) -> PackageView:
         """The body is the archive, its SHA-256 the name; streamed to disk, not held in memory."""
         loop, store = reach.loop, _store(reach.loop)
-        owner = EVERYBODY if reach.tenant == EVERY_TENANT else reach.tenant
+        owner = _owner(reach)
         size = _size(reach, package)
         if size is not None:
             return PackageView(package=package, size=size)
@@ -78,7 +78,7 @@ def note_package(reach: Reach, package: str, tenant: str) -> None:
     apart = tenant in reach.loop.state.identity.tenants
     if package and reach.loop.packages is not None and apart:
         try:
-            reach.loop.packages.note(package, tenant)
+            reach.loop.packages.note(package, reach.loop.state.identity.key(tenant))
         except OSError as error:
             raise Refusal(507, f"cannot be kept: {error.strerror}", "package") from None
 
@@ -86,10 +86,16 @@ def note_package(reach: Reach, package: str, tenant: str) -> None:
 def _size(reach: Reach, package: str) -> int | None:
     """None if it is not here, or the sender's tenant never sent it: whoever knows the hash of a
     package does not have the package."""
-    store, tenant = _store(reach.loop), reach.tenant
-    if tenant != EVERY_TENANT and not store.noted(package, tenant):
+    store, owner = _store(reach.loop), _owner(reach)
+    if owner != EVERYBODY and not store.noted(package, owner):
         return None
     return store.size(package)
+
+
+def _owner(reach: Reach) -> str:
+    if reach.tenant == EVERY_TENANT:
+        return EVERYBODY
+    return reach.loop.state.identity.key(reach.tenant)
 
 
 def _store(loop: ControlLoop) -> PackageStore:

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 from litestar import Request
 
-from shoal.model.identity import EVERY_TENANT, OPERATOR, NodeKey, Role
+from shoal.model.identity import EVERY_TENANT, OPERATOR, Identity, NodeKey, Role
+from shoal.model.ids import number_of
 
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")  # these change nothing
 JOINING = "a machine that joins"
@@ -41,6 +42,8 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     token: str = ""
     key: str = ""
     node: str = ""
+    first_job: int = 0  # of a tenant whose name another had before, and since when it has it
+    since_ms: int = 0
 
     @property
     def admin(self) -> bool:
@@ -52,6 +55,10 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
 
     def sees(self, tenant: str) -> bool:
         return self.sees_all or self.tenant == tenant
+
+    def sees_job(self, tenant: str, job: str) -> bool:
+        """Jobs outlive their tenant, and the next one may have its name."""
+        return self.sees(tenant) and (not self.first_job or number_of(job) >= self.first_job)
 
     def may(self, needs: Needs) -> bool:
         if self.key:
@@ -85,6 +92,20 @@ class Proof(msgspec.Struct, frozen=True):
     hash: str = ""
     until_ms: int = 0  # 0: never
     session: Session | None = None
+
+
+def acting(identity: Identity, user: str, tenant: str, role: Role, token: str = "") -> Principal:
+    """Whoever acts for a tenant sees nothing of an earlier one of its name."""
+    record = identity.tenants.get(tenant)
+    again = record is not None and record.first_job
+    return Principal(
+        user=user,
+        tenant=tenant,
+        role=role,
+        token=token,
+        first_job=record.first_job if record and again else 0,
+        since_ms=record.since_ms if record and again else 0,
+    )
 
 
 def machine(key: NodeKey) -> Principal:

@@ -40,7 +40,7 @@ class Reach:
     # -- what the sender may see ---------------------------------------------------------------
 
     def sees(self, job: Job) -> bool:
-        return self.who.sees(job.spec.tenant)
+        return self.who.sees_job(job.spec.tenant, job.id)
 
     def find(self, job_id: str) -> Job | None:
         """The job, whether live, just ending or long finished."""
@@ -152,6 +152,8 @@ class Reach:
         return msgspec.structs.replace(spec, tenant=own, user=who.user)
 
 
-def scoped_key(spec: JobSpec, key: str) -> str:
+def scoped_key(reach: Reach, spec: JobSpec, key: str) -> str:
     """Submission keys are each tenant's own: nobody learns of, or gets, a job by its key."""
-    return f"{spec.tenant}/{key}" if key and spec.tenant != DEFAULT_TENANT else key
+    if not key or spec.tenant == DEFAULT_TENANT:
+        return key
+    return f"{reach.loop.state.identity.key(spec.tenant)}/{key}"

@@ -74,7 +74,7 @@ class Schedules(Controller):
     async def run(self, reach: Reach, name: str, tenant: Key = "", key: Key = "") -> Done:
         """One run now, once for each key."""
         spec = _find(reach, name, tenant).spec
-        once = scoped_key(spec.jobs[0].spec, key)
+        once = scoped_key(reach, spec.jobs[0].spec, key)
         wanted = RunSchedule(spec.key, once, reach.name, reach.tenant)
         return _done(accepted(await reach.loop.request(wanted)))
 

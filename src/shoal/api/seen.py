@@ -51,9 +51,9 @@ def _seen_event(reach: Reach, event: Event, owners: dict[str, str]) -> Event | N
     match event:
         case JobEvent():
             tenant = owners.get(event.job)
-            own = who.sees(tenant) if tenant else reach.find(event.job) is not None
+            own = who.sees_job(tenant, event.job) if tenant else reach.find(event.job) is not None
         case ServiceSet():
-            own = who.sees(event.spec.replica.tenant)
+            own = who.sees(event.spec.replica.tenant) and event.at_ms >= who.since_ms
         case ReplicaReady() | ReplicaDraining():
             own = reach.find(event.job) is not None
         case ServiceEvent():  # the name may have been another tenant's before
@@ -66,9 +66,9 @@ def _seen_event(reach: Reach, event: Event, owners: dict[str, str]) -> Event | N
         case OrderEvent():
             own = False
         case ScheduleEvent():
-            own = who.sees(event.schedule.partition("/")[0])
+            own = who.sees(event.schedule.partition("/")[0]) and event.at_ms >= who.since_ms
         case BudgetEvent() | RuleEvent():
-            own = who.sees(event.tenant)
+            own = who.sees(event.tenant) and event.at_ms >= who.since_ms
         case PolicyChanged():
             return msgspec.structs.replace(event, policy=reach.policy(event.policy), who="")
         case NodeJudged():

@@ -215,7 +215,11 @@ async def _seen(
             await reach.loop.settled()
         if bar.gpus not in gpus:
             gpus[bar.gpus] = gpus_of(bar.gpus)
-        shown = _own(reach, bar, texts) if reach.who.sees(bar.tenant) else _anothers(bar, others)
+        shown = (
+            _own(reach, bar, texts)
+            if reach.who.sees_job(bar.tenant, bar.job)
+            else _anothers(bar, others)
+        )
         if bar.node in index:
             rows.append(BarRow(index[bar.node], gpus[bar.gpus], *shown[2:]))
     return rows

@@ -44,7 +44,7 @@ class Workflows(Controller):
         if len(data.key) > 128:
             raise Refusal(422, "is longer than 128 characters", "key")
         jobs = own_jobs(reach, data.jobs)
-        key = scoped_key(jobs[0].spec, data.key) if jobs else ""
+        key = scoped_key(reach, jobs[0].spec, data.key) if jobs else ""
         answer = accepted(await reach.loop.request(SubmitWorkflow(jobs, key, reach.tenant)))
         note(request.scope, on=answer.id)
         await reach.loop.settled()

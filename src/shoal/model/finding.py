@@ -11,6 +11,7 @@ from typing import Annotated, NamedTuple, TypeVar
 
 import msgspec
 
+from shoal.model.ids import number_of
 from shoal.model.job import Job, Outcome, Phase
 from shoal.model.labels import CONDITION_PATTERN, CONDITIONS_MAX, meets, words_of
 
@@ -44,6 +45,7 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
     text: Annotated[str, msgspec.Meta(max_length=TEXT_CHARACTERS_MAX)] = ""
     service: Word = ""
     until_ms: int = 0
+    first_job: int = 0  # only jobs with this number or a higher one
 
     @property
     def given(self) -> bool:
@@ -76,6 +78,7 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
         return (
             self.user in ("", spec.user)
             and self.tenant in ("", spec.tenant)
+            and (not self.first_job or number_of(job.id) >= self.first_job)
             and (not self.name or fnmatchcase(spec.name or "", self.name))
             and (not self.states or self._in_state(job))
             and self.since_ms <= max(job.submitted_ms, job.running_ms or 0, job.finished_ms or 0)

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import msgspec
 
+from shoal.model.ids import number_of
 from shoal.model.job import JOB_NAME_PATTERN
 from shoal.model.node import NODE_ID_PATTERN
 
@@ -60,6 +61,14 @@ class TenantRecord(msgspec.Struct, frozen=True, kw_only=True):
     name: Name
     uid: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 2)]
     since_ms: int = 0
+    # There was a tenant of this name before: jobs with a lower number are that one's. 0: there was
+    # none.
+    first_job: int = 0
+
+    @property
+    def key(self) -> str:
+        """What its belongings are filed under. No other tenant ever has the same."""
+        return f"{self.name}@{self.since_ms}" if self.first_job else self.name
 
 
 class User(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,7 +120,8 @@ class Identity(msgspec.Struct):
     """A part of the facts: only `apply` changes it. `next_uid`: the Unix users before it were given
     out, perhaps to a tenant that is gone and whose files are still there. `removed`: since when
     tenants are gone, so that nothing of theirs runs as the agent's user. `ended`: sign-ins that
-    were ended, by token ("": the operator's own), until they would have expired."""
+    were ended, by token ("": the operator's own), until they would have expired. `spent`: Unix
+    users of tenants that are gone, as far as they are ours to give."""
 
     tenants: dict[str, TenantRecord] = {}
     users: dict[str, User] = {}
@@ -120,6 +130,17 @@ class Identity(msgspec.Struct):
     next_uid: int = TENANT_UIDS.start
     removed: dict[str, int] = {}
     ended: dict[str, EndedSignIns] = {}
+    spent: list[int] = []
+
+    def key(self, tenant: str) -> str:
+        """A name without a record is the operator's own, and means itself."""
+        record = self.tenants.get(tenant)
+        return record.key if record is not None else tenant
+
+    def is_earlier(self, tenant: str, job: str) -> bool:
+        """Whether the job is of an earlier tenant of this name."""
+        record = self.tenants.get(tenant)
+        return record is not None and number_of(job) < record.first_job
 
     def has_ended(self, token: str, session: str, until_ms: int) -> bool:
         """Whether somebody has signed out of it."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from shoal.control.store.rows import JobRow, encode, job_row
 from shoal.database.base import Words
 from shoal.model.annotations import job_after
+from shoal.model.array import ELEMENT_NUMBERS
 from shoal.model.events import Event, JobLabelled, JobNoted
 from shoal.model.finding import ENDED, LAST_ENDED, Found, JobFilter, Mark, Order
 from shoal.model.job import Job
@@ -36,6 +37,9 @@ class Search:
         self.where = ["ended > ?", OF_ARRAY if wanted.array else NO_ELEMENT]
         named = (f"{wanted.array}.", f"{wanted.array}/") if wanted.array else ()
         self.values: list[object] = [after, *named]
+        if wanted.first_job:
+            self.where.append("number >= ?")
+            self.values.append(wanted.first_job * ELEMENT_NUMBERS)
         for part in _parts(wanted):
             self.where.append(words.contains.format(column="body"))
             self.values.append(part)

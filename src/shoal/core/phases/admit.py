@@ -372,6 +372,9 @@ def _requeue(round_: Round, request: Requeue) -> Answer:
 def _retry(round_: Round, request: Retry) -> Answer:
     """The tenant of an array that has ended may be gone; a tenant with a live one cannot be."""
     if request.record is not None:
+        identity, tenant = round_.state.identity, request.record.spec.tenant
+        if tenant in identity.removed or identity.is_earlier(tenant, request.record.id):
+            return Refused("job", f"{request.job} is of a tenant {tenant} that was removed")
         gone = out_of_scope(round_.state, EVERY_TENANT, request.record.spec)
         if gone is not None:
             return gone

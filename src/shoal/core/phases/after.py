@@ -26,7 +26,8 @@ def after_problem(round_: Round, spec: JobSpec, scope: str) -> Refused | None:
     for one in conditions(spec.after):
         live, ended = _known(state, one.job), round_.ends.get(one.job)
         tenant = live.spec.tenant if live is not None else ended.tenant if ended else ""
-        if not tenant or scope not in (EVERY_TENANT, tenant):
+        earlier = state.identity.is_earlier(tenant, one.job)
+        if not tenant or earlier or scope not in (EVERY_TENANT, tenant):
             return Refused("after", f"there is no job {one.job}; see: shoal ps -a")
         if len(state.dependents.get(one.job, ())) >= DEPENDENTS_MAX:
             return Refused(

@@ -18,6 +18,7 @@ from shoal.model.events import (
 from shoal.model.identity import (
     EVERY_TENANT,
     OPERATOR,
+    REMOVED_MAX,
     TENANT_UIDS,
     TENANTS_MAX,
     TOKENS_MAX,
@@ -76,16 +77,28 @@ def _add_tenant(round_: Round, request: AddTenant) -> Answer:
         return Refused("uid", f"{request.uid} is the Unix user of {owners[request.uid]}")
     uid = request.uid or free_uid(round_.state.identity)
     if not uid:
-        return Refused("uid", f"{TENANT_UIDS.start} to {TENANT_UIDS.stop - 1} are taken; name one")
-    record = TenantRecord(name=request.tenant, uid=uid, since_ms=round_.now_ms)
+        span = f"{TENANT_UIDS.start} to {TENANT_UIDS.stop - 1}"
+        return Refused("uid", f"{span} were all given out; name another, e.g. --uid 70000")
+    record = _new_record(round_, request.tenant, uid)
     round_.emit(TenantAdded(at_ms=round_.now_ms, tenant=record, who=request.who))
     return Accepted(record.name)
 
 
+def _new_record(round_: Round, name: str, uid: int) -> TenantRecord:
+    """Nothing of an earlier tenant of this name is the new one's (ADR 87)."""
+    state = round_.state
+    before_ms = state.identity.removed.get(name)
+    # Names that were forgotten may have been anybody's.
+    fresh = before_ms is None and len(state.identity.removed) < REMOVED_MAX
+    since_ms = max(round_.now_ms, (before_ms or 0) + 1)  # clocks are set back
+    first_job = 0 if fresh else state.next_job
+    return TenantRecord(name=name, uid=uid, since_ms=since_ms, first_job=first_job)
+
+
 def free_uid(identity: Identity) -> int:
-    """One that was never given out, as long as there is one: the files of a tenant that was removed
-    must not become another's."""
-    owned = {record.uid for record in identity.tenants.values()}
+    """One that was never given out: the files of a tenant that was removed must not become
+    another's. 0: there is none."""
+    owned = {*identity.spent, *(record.uid for record in identity.tenants.values())}
     later = range(identity.next_uid, TENANT_UIDS.stop)
     return next((uid for uid in (*later, *TENANT_UIDS) if uid not in owned), 0)
 

@@ -59,6 +59,11 @@ class Accounts:
                 total.share += account.share
                 total.gpu_milli += account.gpu_milli
 
+    def forget(self, tenant: str) -> None:
+        """It was removed: another one of its name begins with nothing."""
+        if self.own.pop(tenant, None) is not None:
+            self.obey(self._policy)
+
     def meet(self, tenant: str) -> None:
         """Remember the lineage of a tenant with jobs: it is needed often."""
         if tenant not in self._lineages:

@@ -34,8 +34,11 @@ def _tenant_added(state: State, event: TenantAdded) -> None:
 
 def _tenant_removed(state: State, event: TenantRemoved) -> None:
     identity = state.identity
-    del identity.tenants[event.tenant]
-    identity.removed[event.tenant] = event.at_ms
+    record = identity.tenants.pop(event.tenant)
+    identity.removed[event.tenant] = max(event.at_ms, record.since_ms)
+    if record.uid in TENANT_UIDS and record.uid not in identity.spent:
+        identity.spent.append(record.uid)
+    state.accounts.forget(event.tenant)
     if len(identity.removed) > REMOVED_MAX:
         del identity.removed[next(iter(identity.removed))]
     forget_rules(state, lambda rule: rule.tenant == event.tenant)

@@ -240,6 +240,11 @@ def _verify_identity(state: State) -> None:
     for token in identity.tokens.values():
         if token.user not in identity.users or token.tenant not in (*identity.tenants, "*"):
             raise Violation(f"the token {token.id} has outlived its user or its tenant")
+    if both := sorted(set(identity.tenants) & set(identity.removed)):
+        raise Violation(f"the tenant {both[0]} is there, and was removed")
+    for record in identity.tenants.values():
+        if record.first_job > state.next_job:
+            raise Violation(f"the jobs of {record.name} begin after the newest one")
     if gone := set(identity.ended) - {*identity.tokens, ""}:
         raise Violation(f"sign-ins of the token {sorted(gone)[0]} have outlived it")
     named = Counter(key.node for key in identity.keys.values() if key.node)
