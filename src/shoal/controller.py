@@ -77,9 +77,10 @@ if TYPE_CHECKING:
 FILES_MAX = 16_384
 
 
-def run_controller(home_path: str, network: int, local: int) -> int:
-    """Run until a signal ends it. It listens on the two descriptors that the supervisor holds. Its
-    output is its log. A last line beginning with "shoal: " means that a restart would not help."""
+def run_controller(home_path: str, network: int, local: int, gate: int | None = None) -> int:
+    """Run until a signal ends it. It listens on two descriptors that the supervisor holds; the
+    third keeps the gateway's port, and may be missing. Its output is its log. A last line beginning
+    with "shoal: " means that a restart would not help."""
     usual = prepare_for_service(FILES_MAX)
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.INFO)
     plugins.enable()
@@ -89,7 +90,7 @@ def run_controller(home_path: str, network: int, local: int) -> int:
         return HOPELESS_CODE
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(home, Doors.inherited(network, local), usual))
+            runner.run(_serve(home, Doors.inherited(network, local, gate), usual))
     except (Deposed, StoreAway) as error:
         print(f"this head no longer leads: {error}", flush=True)
         return STAND_BY_CODE

@@ -27,18 +27,6 @@ NO_CORE = 1  # 0 would still feed a dump to a program that core_pattern names; 1
 FALLOC_FL_PUNCH_HOLE = 2
 
 
-def claim(name: str) -> socket.socket | None:
-    """Hold a name on this host until the socket is closed or this process ends, without a file;
-    None if another process has it. Like ports, names belong to the network namespace."""
-    held = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    try:
-        held.bind(f"\0shoal-{name}")
-    except OSError:
-        held.close()
-        return None
-    return held
-
-
 def own_address(towards: str = "") -> str:
     """The address of this machine that others reach: the one it would use itself to reach them. No
     packet is sent."""

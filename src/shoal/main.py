@@ -7,10 +7,10 @@ import sys
 
 def main() -> None:
     """Imports wait until it is known which of the two is wanted: the command line must be quick."""
-    if sys.argv[1:2] == ["controller"] and len(sys.argv) == 5:
+    if sys.argv[1:2] == ["controller"] and len(sys.argv) >= 5:
         from shoal.controller import run_controller
 
-        sys.exit(run_controller(sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))
+        sys.exit(run_controller(sys.argv[2], *map(int, sys.argv[3:])))
     from shoal.cli.app import run
 
     run()

@@ -22,12 +22,11 @@ from shoal.control.home import ClusterConfig, Home, node_url
 from shoal.control.loop import ControlLoop
 from shoal.control.notices.posting import Posting
 from shoal.control.past.following import Bars
-from shoal.control.sockets import Doors, address, bind
+from shoal.control.sockets import Doors, address, choose_gate, holds_gate
 from shoal.control.stores import Stores
 from shoal.enduring import enduring
 from shoal.engines.everywhere import Everywhere
 from shoal.files import held, write_private
-from shoal.kernel import claim
 from shoal.ledger.live import LiveLedger
 from shoal.model.service import GatewayEntry, ServiceLoad, Wanted
 from shoal.ports import Balancer
@@ -36,9 +35,7 @@ if TYPE_CHECKING:
     from shoal.api.server import ApiServer
     from shoal.control.encryption import Encryption
 
-GATEWAY_PORTS = range(8080, 9080)
 SUPERVISOR_LOOK_S = 3.0
-CLAIMS: list[socket.socket] = []  # sockets on the ports that this process chose
 
 
 def begin(*works: tuple[str, Callable[[], Awaitable[None]]]) -> list[asyncio.Task[None]]:
@@ -68,7 +65,7 @@ class _LazyBalancer:
         if self._real is None:
             from shoal.gateway.balancer import HaproxyBalancer
 
-            self._real = HaproxyBalancer(self._home.gateway)
+            self._real = HaproxyBalancer(self._home.gateway, holds_gate)
         return self._real.look(wanted)
 
 
@@ -85,18 +82,7 @@ def entry_of(home: Home, config: ClusterConfig, encryption: Encryption | None) -
     if home.gateway_port.exists():
         with contextlib.suppress(ValueError):
             return msgspec.structs.replace(entry, port=int(home.gateway_port.read_text()))
-    for port in GATEWAY_PORTS:
-        with contextlib.suppress(OSError):
-            # The proxy lets other processes share its port, so this claim shows another cluster
-            # that chooses at the same moment that the port is taken.
-            claimed = claim(f"port-{port}")
-            if claimed is None:
-                continue
-            CLAIMS.append(claimed)
-            bind(config.host, port).close()
-            write_private(home.gateway_port, str(port).encode())
-            return msgspec.structs.replace(entry, port=port)
-    return msgspec.structs.replace(entry, port=GATEWAY_PORTS[0])
+    return msgspec.structs.replace(entry, port=choose_gate(home, config.host))
 
 
 def encryption_of(home: Home, config: ClusterConfig) -> Encryption | None:

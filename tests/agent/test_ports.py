@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import socket
 import sys
 
@@ -47,13 +48,16 @@ def stranger(port: int, address: str = "127.0.0.1", uid: int = 12_345) -> int:
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
-        os.setuid(uid)
-        door = socket.create_server((address, port))
-        os.write(write, b"." if door else b"")
-        os.read(read, 2)
+        try:
+            os.setuid(uid)
+            door = socket.create_server((address, port))
+            os.write(write, b"." if door else b"")
+            signal.pause()
+        except OSError as error:
+            os.write(write, str(error).encode())
         os._exit(0)
     os.close(write)
-    assert os.read(read, 1) == b"."
+    assert (said := os.read(read, 99)) == b".", said
     os.close(read)
     return pid
 

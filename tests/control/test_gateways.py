@@ -6,6 +6,7 @@ import asyncio
 
 import msgspec
 
+from shoal.control.alarms import Alarms
 from shoal.control.gateway_link import GatewayLink
 from shoal.control.gateways import GatewayReport, read_reports, report_of, together
 from shoal.core.state.state import State
@@ -110,6 +111,7 @@ class Followed:
     def __init__(self) -> None:
         self.state = State()
         self.state.services.update(service())
+        self.alarms = Alarms()
 
     async def settled(self) -> None: ...
 

@@ -106,6 +106,7 @@ def test_a_port_that_another_process_has_costs_nothing_and_the_next_is_another(
         cluster.hear("a")
         cluster.deliver()
         assert cluster.job(job).failures == 0
+        assert cluster.job(job).losses == attempt
         assert cluster.job(job).attempt == attempt + 1, cluster.job(job).why
         seen.add(port(cluster.job(job)))
     assert len(seen) == 4
@@ -123,3 +124,20 @@ def test_a_job_that_must_not_run_twice_does_not_after_its_port_was_taken_from_it
             cluster.books["a"].exited(ref, 137, "port 1 is taken", fault=fault)
         cluster.hear("a")
         assert cluster.job(job).outcome is outcome, fault
+
+
+def test_a_job_that_finds_no_free_port_does_not_use_up_its_losses_within_seconds() -> None:
+    cluster = Cluster()
+    cluster.join("a")
+    job = cluster.submit(**PAIR)
+    began_ms, attempts = cluster.now_ms, 0
+    while cluster.job(job).losses < 10:
+        cluster.deliver()
+        for ref in list(cluster.books["a"].alive):
+            cluster.books["a"].exited(ref, 127, "port 1 is taken", fault=Fault.PORT)
+            attempts += 1
+        cluster.hear("a")
+        cluster.wait(100)
+    assert attempts == 20
+    assert cluster.now_ms - began_ms > 60_000
+    assert "runs again elsewhere in 30s (costs no retry)" in cluster.job(job).why

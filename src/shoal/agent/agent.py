@@ -116,7 +116,9 @@ class Agent:
         self.members.left.append(self._supplies.volumes.forget)
         self._supplies.own_user = self.members.processes.own_user
         processes = self.members.processes
-        missing = unenforced(processes.groups, bool(devices()), processes.apart.problem)
+        apart = processes.apart
+        lacks = apart.problem, apart.binding.problem
+        missing = unenforced(processes.groups, bool(devices()), *lacks)
         spec = msgspec.structs.replace(spec, unenforced=missing)
         self.members.naps.way = way_of(spec, real=bool(devices()))
         self._book.spec = described(spec, self.members.naps.way)

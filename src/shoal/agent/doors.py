@@ -56,6 +56,7 @@ class Doors:
         self._book = book
         self._taken = taken
         self._held: dict[MemberRef, list[socket.socket]] = {}
+        self._given: dict[MemberRef, tuple[int, ...]] = {}  # to tenants, by the kernel
         self._doors: dict[MemberRef, Door] = {}
         self._look_at = 0.0
 
@@ -75,6 +76,10 @@ class Doors:
 
     def release(self, launch: Launch) -> None:
         """It starts now, and binds its ports by itself."""
+        if self._processes.own_user(launch):
+            apart, ports = self._processes.apart, (*launch.ports, *_for_torchrun(launch))
+            apart.binding.give(launch.uid, ports, launch.limits.ports)
+            self._given[launch.ref] = ports
         if not launch.ports and not launch.answers:
             return
         if launch.ref not in self._held:
@@ -95,6 +100,7 @@ class Doors:
     def forget(self, ref: MemberRef) -> None:
         self._let_go(ref)
         self._doors.pop(ref, None)
+        self._processes.apart.binding.take_back(self._given.pop(ref, ()))
 
     def look(self) -> bool:
         """Called often. Notes in the book which replicas answer at their ports by themselves;
@@ -118,7 +124,7 @@ class Doors:
         that is alone has a port only for torchrun, so its last words must say that it matters."""
         ports = launch.ports if launch.limits.ports else ()
         if launch.limits.ports and not ports and "in use" in why.lower():
-            ports = tuple(map(int, filter(str.isdecimal, [launch.env.get("PET_MASTER_PORT", "")])))
+            ports = _for_torchrun(launch)
         found = listeners() if ports else []
         for port in ports:
             if any(one.port == port for one in found):
@@ -160,6 +166,13 @@ class Doors:
         if one.uid in (ROOT, door.uid):
             return False
         return os.geteuid() == ROOT or all(map(may_look, pids))
+
+
+def _for_torchrun(launch: Launch) -> tuple[int, ...]:
+    """Where torchrun of a job that is alone meets its own processes; others have it elsewhere."""
+    text = launch.env.get("PET_MASTER_PORT", "")
+    alone = text.isdecimal() and "MASTER_PORT" not in launch.env
+    return (int(text),) if alone else ()
 
 
 def _must_be_a_port(launch: Launch) -> None:

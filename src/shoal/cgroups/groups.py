@@ -180,6 +180,7 @@ class Cgroups:
         self.unified = unified
         self._folders = folders
         self._leaving: list[Group] = []
+        self.second: Path | None = None  # the node's folder in version 2, if that is mounted
 
     @classmethod
     def open(cls, directory: Path, cpu_milli: int) -> Cgroups:
@@ -209,6 +210,10 @@ class Cgroups:
         tops = [] if unified else [Path(f"{mount.top}{inside}") for mount in found]
         others = [folder for folder in tops if folder not in folders.values()]
         groups = cls(inside, folders, missing, others, unified=unified)
+        if second is not None and folders:
+            below = Path(f"{second.top}{inside}")
+            own = Path(f"{second.top}{second.own.rstrip('/')}") / name
+            groups.second = below if below.parent.is_dir() else own
         if "cpu" in folders and cpu_milli:
             _set(str(folders["cpu"]), weight(cpu_milli, unified=unified))
         return groups

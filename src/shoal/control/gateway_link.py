@@ -95,6 +95,7 @@ class GatewayLink:
         keys = keys_of(self._loop.state)
         run = asyncio.get_running_loop().run_in_executor
         seen = await run(self._thread, self._tick, wanted, keys)
+        self._loop.alarms.show("gateway", self.trouble and f"no service is reached: {self.trouble}")
         if self.report is not None:  # the leader probes, and decides who is ready
             self.report(report_of(wanted, seen))
             return

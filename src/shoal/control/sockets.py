@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import signal
 import socket
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -17,7 +18,8 @@ import msgspec
 
 from shoal.client import Address
 from shoal.control.home import ClusterConfig, Home
-from shoal.files import short_path
+from shoal.files import short_path, write_private
+from shoal.listening import hold, holders, listeners
 from shoal.ports import EngineError
 
 BACKLOG = 1024
@@ -26,15 +28,24 @@ BACKLOG = 1024
 FREE_PORTS = range(10_000, 20_000)
 
 
+# Where services are reached: chosen with the first of them, and the same from then on.
+GATEWAY_PORTS = range(8080, 9080)
+SUPERVISOR_ENV = "SHOAL_SUPERVISOR"  # its process, if it holds the gateway's port when asked
+# What this process holds of the gateway: the supervisor's own socket, or one of ours.
+GATE: list[socket.socket] = []
+
+
 class Doors(NamedTuple):
     network: socket.socket
     local: socket.socket
 
     @classmethod
-    def inherited(cls, network: int, local: int) -> Doors:
+    def inherited(cls, network: int, local: int, gate: int | None = None) -> Doors:
         """The sockets that the parent process holds, by their descriptors."""
         doors = cls(socket.socket(fileno=network), socket.socket(fileno=local))
-        for door in doors:
+        if gate is not None:
+            GATE.append(socket.socket(fileno=gate))
+        for door in (*doors, *GATE):
             door.set_inheritable(False)
         return doors
 
@@ -74,6 +85,51 @@ def bind(host: str, port: int) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def holds_gate(where: tuple[str, int]) -> bool:
+    """Does this process hold the place for the gateway?"""
+    host, port = where
+    wanted = "0.0.0.0" if host in ("", "*") else host
+    return any(one.getsockname()[:2] == (wanted, port) for one in GATE)
+
+
+def choose_gate(home: Home, host: str) -> int:
+    """The first free port. It is held from now on, by this process and the supervisor, so that
+    nobody else gets it while the proxy is down."""
+    for port in GATEWAY_PORTS:
+        with contextlib.suppress(OSError):
+            GATE.append(hold(host, port))
+            write_private(home.gateway_port, str(port).encode())
+            if os.environ.get(SUPERVISOR_ENV) == str(os.getppid()):
+                os.kill(os.getppid(), signal.SIGUSR1)
+            return port
+    return GATEWAY_PORTS[0]
+
+
+def hold_gate(home: Home, *, shared: bool = False) -> socket.socket | None:
+    """For the supervisor: the gateway's port, if one was chosen and no other program has it.
+    `shared`: our controller holds it."""
+    try:
+        config, port = home.read_config(), int(home.gateway_port.read_text())
+    except (OSError, ValueError, msgspec.DecodeError):
+        return None
+    if config is None:
+        return None
+    for together in (True,) if shared else (False, True):
+        with contextlib.suppress(OSError):
+            if shared or not together or _of_our_proxy(home, port):
+                return hold(config.host, port, shared=together)
+    return None
+
+
+def _of_our_proxy(home: Home, port: int) -> bool:
+    """A proxy outlives its cluster's supervisor. It runs in a folder of the home."""
+    there = {one.inode for one in listeners() if one.port == port}
+    pids = holders(there)
+    with contextlib.suppress(OSError):
+        return bool(pids) and all(os.path.samefile(f"/proc/{p}/cwd", home.gateway) for p in pids)
+    return False
 
 
 def address(home: Home, doors: Doors, shown: str = "", fingerprint: str = "") -> Address:

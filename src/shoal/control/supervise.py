@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from shoal.control.home import Home
-from shoal.control.sockets import Doors, open_doors
+from shoal.control.sockets import SUPERVISOR_ENV, Doors, hold_gate, open_doors
 from shoal.files import lock
 from shoal.ports import EngineError
 
@@ -31,9 +32,10 @@ STOP_TIMEOUT_S = 5.0
 
 class Supervisor:
     def __init__(self, home: Home, doors: Doors) -> None:
-        numbers = [str(number) for number in doors.descriptors]
-        self._command = [sys.executable, "-m", "shoal.main", "controller", str(home.path), *numbers]
+        self._home = home
+        self._command = [sys.executable, "-m", "shoal.main", "controller", str(home.path)]
         self._doors = doors  # held for as long as this process lives
+        self._gate: socket.socket | None = None  # the same, of the gateway
         self._stopping = False
         self._restarts = 0
         self._worked = False  # once one did, a failure may pass: a port or a disk becomes free
@@ -43,13 +45,16 @@ class Supervisor:
         pause_s = PAUSE_FIRST_S
         while not self._stopping:
             started = time.monotonic()
-            env = {**os.environ, RESTARTS_ENV: str(self._restarts)}
+            restarts, own = str(self._restarts), str(os.getpid())
+            env = {**os.environ, RESTARTS_ENV: restarts, SUPERVISOR_ENV: own}
+            self._gate = self._gate or hold_gate(self._home)
+            held = [*self._doors.descriptors, *([self._gate.fileno()] if self._gate else [])]
             try:
                 self._controller = subprocess.Popen(
-                    self._command,
+                    [*self._command, *map(str, held)],
                     start_new_session=True,
                     env=env,
-                    pass_fds=self._doors.descriptors,
+                    pass_fds=held,
                 )
                 code: int | str = self._controller.wait()
             except OSError as error:  # no memory or no process available: that passes
@@ -70,6 +75,10 @@ class Supervisor:
                 time.sleep(pause_s)
                 pause_s = min(PAUSE_MAX_S, pause_s * 2)
         return 0
+
+    def hold(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        """The controller has chosen the gateway's port, and holds it."""
+        self._gate = self._gate or hold_gate(self._home, shared=True)
 
     def stop(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         self._stopping = True
@@ -107,6 +116,7 @@ def main() -> int:
         say(f"shoal: {error}")
         return HOPELESS_CODE
     supervisor = Supervisor(home, doors)
+    signal.signal(signal.SIGUSR1, supervisor.hold)
     signal.signal(signal.SIGTERM, supervisor.stop)
     signal.signal(signal.SIGINT, supervisor.stop)
     code = supervisor.run()

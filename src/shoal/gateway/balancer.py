@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from shoal.gateway.binary import GatewayError
 from shoal.gateway.gateway import Gateway
+from shoal.gateway.holding import Where
 from shoal.gateway.stats import ServiceStats
 from shoal.model.service import ReplicaLoad, Served, ServiceLoad, Wanted
 
@@ -15,8 +17,10 @@ from shoal.model.service import ReplicaLoad, Served, ServiceLoad, Wanted
 class HaproxyBalancer:
     """Starts the proxy with the first service, stops it with the last. Not thread-safe."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, given: Callable[[Where], bool] = lambda _: False) -> None:
+        """`given`: places that another process holds for the proxy."""
         self._directory = directory
+        self._given = given
         self._gateway: Gateway | None = None
         self._before: dict[str, Served] = {}  # as they last worked
 
@@ -25,7 +29,7 @@ class HaproxyBalancer:
             if not wanted.services:
                 return {}
             self._directory.mkdir(parents=True, exist_ok=True)
-            self._gateway = Gateway(self._directory)
+            self._gateway = Gateway(self._directory, given=self._given)
         if not wanted.services:
             self._gateway.stop()
             self._gateway = None

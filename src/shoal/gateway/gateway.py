@@ -13,9 +13,10 @@ from shoal.gateway.accesslog import AccessLog, latencies
 from shoal.gateway.binary import Binary, find_binary
 from shoal.gateway.changes import changes
 from shoal.gateway.halving import left_out
+from shoal.gateway.holding import Holds, Take, Where
 from shoal.gateway.process import Proxy
 from shoal.gateway.recent import Recent
-from shoal.gateway.refuse import check_machine, check_wishes, sound_part
+from shoal.gateway.refuse import check_machine, check_wishes, listening, sound_part
 from shoal.gateway.render import Place, digest, render
 from shoal.gateway.runtime import RuntimeFailure, WorkerOver
 from shoal.gateway.stats import (
@@ -47,7 +48,10 @@ class Gateway:
         directory: Path,
         binary: Binary | None = None,
         now_ms: Callable[[], int] = monotonic_ms,
+        given: Callable[[Where], bool] = lambda _: False,
     ) -> None:
+        """`given`: places that another process holds for this proxy."""
+        self._holds = Holds(given)
         self._binary = binary or find_binary()
         self._proxy = Proxy(directory.absolute(), self._binary)
         self._place = Place(lua=self._binary.lua)
@@ -72,13 +76,14 @@ class Gateway:
             self._change(wanted, running, target)
             pem.forget_others(self._proxy.directory, (one.certificate for one in wanted.services))
         self._wanted = wanted
+        self._holds.keep(listening(wanted))
         self._proxy.keep_log()
         self._tell_replicas(wanted)
 
     def sound_part(self, wanted: Wanted) -> tuple[Wanted, dict[str, str]]:
         """The services that `apply` would accept, and the problem of each of the others."""
-        held = self._proxy.ports() if self._proxy.running() is not None else ()
-        sound, problems = sound_part(wanted, self._proxy.directory, held)
+        running = self._proxy.running() is not None
+        sound, problems = sound_part(wanted, self._proxy.directory, self._take(running))
         refused = self._left_out(sound)
         kept = tuple(one for one in sound.services if one.route.service not in refused)
         return Wanted(entry=wanted.entry, services=kept), {**problems, **refused}
@@ -149,6 +154,7 @@ class Gateway:
     def stop(self, grace_s: float = 5.0) -> bool:
         """Stop the proxy; True if there was one."""
         self._wanted = None
+        self._holds.keep(())
         return self._proxy.presence.stop(grace_s)
 
     def pid(self) -> int | None:
@@ -157,7 +163,7 @@ class Gateway:
     def _change(self, wanted: Wanted, running: str | None, target: str) -> None:
         if running is None:
             self._proxy.presence.stop(grace_s=0)  # a proxy that does not answer
-        check_machine(wanted, self._proxy.directory, self._proxy.ports() if running else ())
+        check_machine(wanted, self._proxy.directory, self._take(running is not None))
         if refusal := self._refusals.get(target):
             raise quote.Refused(refusal)
         self._keep_certificates(wanted)
@@ -171,6 +177,10 @@ class Gateway:
         for served in wanted.services:
             if served.certificate:
                 pem.keep(self._proxy.directory, served.certificate)
+
+    def _take(self, running: bool) -> Take:
+        own = self._proxy.ports() if running else ()
+        return lambda who, where: self._holds.take(who, where, own)
 
     def _tell_replicas(self, wanted: Wanted) -> None:
         commands = changes(

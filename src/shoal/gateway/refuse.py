@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 import ssl
-from collections.abc import Collection
 from ipaddress import ip_address
 from pathlib import Path
 
 from shoal.files import write_private
 from shoal.gateway.binary import GatewayError
+from shoal.gateway.holding import GATEWAY, Take, Where
 from shoal.model.service import (
     GatewayEntry,
     Served,
@@ -30,49 +29,47 @@ def check_wishes(wanted: Wanted) -> None:
         _check_addresses(served)
 
 
-def check_machine(wanted: Wanted, directory: Path, ports_held: Collection[tuple[str, int]]) -> None:
-    """Raises on the first service that this machine cannot offer. `ports_held`: where our own proxy
-    listens already."""
+def check_machine(wanted: Wanted, directory: Path, take: Take) -> None:
+    """Raises on the first service that this machine cannot offer. `take` gets where the proxy is
+    to listen, and raises if somebody else does."""
     if len(str(directory)) > SOCKET_PATH_MAX:
         raise GatewayError(
             f"{directory} is too long a path for a socket: {SOCKET_PATH_MAX} characters at most"
         )
     entry = wanted.entry
     _check_certificate("gateway", entry.certificate)
-    if (entry.address, entry.port) not in ports_held:
-        _check_port("gateway", entry.address, entry.port)
+    take(GATEWAY, (entry.address, entry.port))
     for served in wanted.services:
-        _check_service(served, entry, directory, ports_held)
+        _check_service(served, entry, directory, take)
 
 
-def _check_service(
-    served: Served,
-    entry: GatewayEntry,
-    directory: Path,
-    ports_held: Collection[tuple[str, int]],
-) -> None:
+def _check_service(served: Served, entry: GatewayEntry, directory: Path, take: Take) -> None:
     route = served.route
     if served.certificate:
         _check_secret(directory, served)
-    if route.port and (entry.address, route.port) not in ports_held:
-        _check_port(f"service {route.service}", entry.address, route.port)
+    if route.port:
+        take(f"service {route.service}", (entry.address, route.port))
 
 
-def sound_part(
-    wanted: Wanted, directory: Path, ports_held: Collection[tuple[str, int]]
-) -> tuple[Wanted, dict[str, str]]:
+def listening(wanted: Wanted) -> set[Where]:
+    """Where the proxy listens."""
+    ports = {one.route.port for one in wanted.services if one.route.port}
+    return {(wanted.entry.address, port) for port in {wanted.entry.port, *ports}}
+
+
+def sound_part(wanted: Wanted, directory: Path, take: Take) -> tuple[Wanted, dict[str, str]]:
     """The services that can be offered, and the problem of each of the others. Of two that
     contradict each other, the later is left out. Raises if the gateway itself cannot run."""
     sound: list[Served] = []
     problems: dict[str, str] = {}
-    check_machine(Wanted(entry=wanted.entry), directory, ports_held)
+    check_machine(Wanted(entry=wanted.entry), directory, take)
     wrong = problems_with_services(wanted)
     for place, served in enumerate(wanted.services):
         try:
             if place in wrong:
                 raise GatewayError(wrong[place])
             _check_addresses(served)
-            _check_service(served, wanted.entry, directory, ports_held)
+            _check_service(served, wanted.entry, directory, take)
         except GatewayError as error:
             problems[served.route.service] = str(error)
         else:
@@ -88,21 +85,6 @@ def _check_addresses(served: Served) -> None:
             who = f"service {served.route.service}: replica {replica.id}"
             text = f"{who}: address {replica.address!r} is not an IP address"
             raise GatewayError(text) from None
-
-
-def _check_port(who: str, address: str, port: int) -> None:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    host = "" if address == "*" else address
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-            probe.listen(1)
-        except OSError as error:
-            raise GatewayError(
-                f"{who}: cannot listen on {address} port {port}: {error.strerror or error}; "
-                "choose another port"
-            ) from None
 
 
 def _check_secret(directory: Path, served: Served) -> None:

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
@@ -39,8 +40,10 @@ class Ends(NamedTuple):
 class Launcher:
     """One process, started with the first member that needs it, and again if it ends."""
 
-    def __init__(self, node_mark: str) -> None:
+    def __init__(self, node_mark: str, begun: Callable[[int], None] | None) -> None:
+        """`begun` is called with the launcher's process, before it starts any other."""
         self._node_mark = node_mark
+        self._begun = begun
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
 
@@ -119,6 +122,8 @@ class Launcher:
                 start_new_session=True,
                 pass_fds=[theirs.fileno()],
             )
+            if self._begun is not None:
+                self._begun(self._process.pid)
         finally:
             theirs.close()
         self._control = ours

@@ -8,6 +8,7 @@ from shoal.agent.confine.devices import Device
 from shoal.cgroups.groups import Cgroups, Group
 from shoal.cgroups.values import Ceiling
 from shoal.model.commands import Launch
+from shoal.model.node import OF_TENANTS
 
 # Join the groups, then become the program.
 JOIN = 'while [ "$1" != -- ]; do echo 0 > "$1" || exit 126; shift; done; shift; exec "$@"'
@@ -29,9 +30,10 @@ def joining(group: Group | None, env: dict[str, str]) -> list[str]:
     return ["/bin/sh", "-c", f"unset {unset}; {JOIN}", "sh", *group.entrances, "--"]
 
 
-def unenforced(groups: Cgroups, gpus: bool, tenants: str) -> tuple[str, ...]:
+def unenforced(groups: Cgroups, gpus: bool, tenants: str, ports: str) -> tuple[str, ...]:
     """What this agent cannot enforce, and why, for people. `gpus`: the machine has real ones.
-    `tenants`: why they are not apart; if they are, mounts keep GPUs of others from them."""
+    `tenants`: why they are not apart; if they are, mounts keep GPUs of others from them. `ports`:
+    why they may bind ports of others."""
     reasons: dict[str, list[str]] = {}
     for name, noun in NAMES.items():
         if name in groups.missing:
@@ -42,4 +44,6 @@ def unenforced(groups: Cgroups, gpus: bool, tenants: str) -> tuple[str, ...]:
         found.append(f"{whose} (no device cgroup)")
     if tenants:
         found.append(tenants)
+    elif ports:
+        found.append(f"{OF_TENANTS}' ports, which others may bind first ({ports})")
     return tuple(found)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from shoal.agent.confine.binding import Binding
 from shoal.agent.confine.launcher import Ends, Launcher
 from shoal.agent.confine.plan import PRIVATE, Order, Shown, mounts, within
 from shoal.agent.faults import CannotStart
@@ -46,7 +47,6 @@ class Task(NamedTuple):
     tmp: str
     shm: str = ""  # its /dev/shm, if not the same
     withheld: tuple[str, ...] = ()  # files that it must not open
-    read_only: tuple[str, ...] = ()  # volumes
 
 
 class Apart:
@@ -55,8 +55,10 @@ class Apart:
     def __init__(self, node: Path, groups: Cgroups) -> None:
         self._node = Path(os.path.realpath(node))
         self.groups = groups
-        self.launcher = Launcher(str(node))
         self.problem = _problem()
+        self.binding = Binding(None if self.problem else groups.second)
+        # In version 2 each member has a group of its own below that folder.
+        self.launcher = Launcher(str(node), None if groups.unified else self.binding.enter)
         self._living: dict[int, int] = {}  # members of each user
         self._python = _python()
 
@@ -127,7 +129,6 @@ class Apart:
         workdir: str,
         folders: Mapping[str, bool],
         withheld: Iterable[str],
-        read_only: tuple[str, ...] = (),
     ) -> Task:
         """A member, about to be started."""
         return Task(
@@ -140,7 +141,6 @@ class Apart:
             tmp=f"{os.path.realpath(directory)}/{TMP_FOLDER}",
             shm=self.enter(launch.uid),
             withheld=() if self.groups.holds_devices else tuple(withheld),
-            read_only=read_only,
         )
 
     def start(self, task: Task, ends: int | Ends, group: Group | None) -> int:
@@ -161,7 +161,7 @@ class Apart:
             task.workdir,
             task.uid,
             min(FILES_MAX, resource.getrlimit(resource.RLIMIT_NOFILE)[1]),
-            mounts([*self._python, *shown], private, self._closed(task.withheld), task.read_only),
+            mounts([*self._python, *shown], private, self._closed(task.withheld)),
             tuple(group.entrances) if group is not None else (),
             ends.terminal,
         )

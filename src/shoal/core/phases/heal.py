@@ -35,6 +35,8 @@ AGAIN = (
 IDLE_STOPS_MAX = 3
 GOOD_WHILE = 60  # times the backoff: a job that ran this long does not crash in a loop
 BACKOFF_DOUBLINGS_MAX = 20  # by then any backoff has reached its ceiling
+LOSSES_AT_ONCE = 3  # after so many, a job that a node could not run waits before its next try
+PAUSE_MS_MAX = 30_000
 
 
 def heal(round_: Round) -> None:
@@ -155,8 +157,17 @@ def _settle_loss(round_: Round, job: Job, lost: list[str]) -> None:
         why = f"{how}; it lost a node {job.losses + 1} times, the policy allows no more"
         _finish(round_, job, Outcome.FAILED, NODE_LOST_CODE, why)
     else:
-        why = f"{how}; runs again elsewhere (costs no retry)"
-        _requeue(round_, job, StopCause.NODE_LOSS, round_.now_ms, why)
+        pause_ms = _pause_ms(job)
+        when = f" in {duration_text(pause_ms)}" if pause_ms else ""
+        why = f"{how}; runs again elsewhere{when} (costs no retry)"
+        _requeue(round_, job, StopCause.NODE_LOSS, round_.now_ms + pause_ms, why)
+
+
+def _pause_ms(job: Job) -> int:
+    """A job that finds no node able to run it, or no free port, is tried less and less often: it
+    must not use up its losses within seconds."""
+    over = job.losses - LOSSES_AT_ONCE if job.fault else -1
+    return min(1_000 << min(over, BACKOFF_DOUBLINGS_MAX), PAUSE_MS_MAX) if over >= 0 else 0
 
 
 def _settle_hang(round_: Round, job: Job) -> None:
