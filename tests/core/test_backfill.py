@@ -244,3 +244,22 @@ def test_gpus_that_are_too_many_for_the_gang_are_not_set_aside() -> None:
     cluster.wait(10_000)
     cluster.end("j1")
     assert cluster.job("j2").phase is Phase.STARTING
+
+
+def test_cpu_work_runs_beside_a_gpu_gang_for_which_the_queue_is_held() -> None:
+    """It has waited for longer than the policy's patience, and nobody knows when it starts."""
+    cluster = Cluster(msgspec.structs.replace(POLICY, patience_ms=3_000))
+    for name in "ab":
+        cluster.join(name, gpus=8, cpus=16)
+    first = cluster.run(gpus=8, cpu_milli=2_000)
+    gang = cluster.submit(members=2, gpus=8, cpu_milli=10_000)
+    cluster.wait(4_000)
+    cluster.hear("a", "b")
+    assert cluster.job(cluster.submit(gpus=1, cpu_milli=0)).phase is Phase.WAITING
+    small = [cluster.submit(cpu_milli=1_000) for _ in range(14)]
+    started = [job_id for job_id in small if cluster.job(job_id).phase is Phase.STARTING]
+    assert len(started) == 12, "of 16 CPUs on each node, the gang needs 10"
+    why = waiting_reason(cluster.state, cluster.job(small[-1]), cluster.policy, cluster.now_ms)
+    assert f"the queue is held for {gang}" in why
+    cluster.end(first)
+    assert cluster.job(gang).phase is Phase.STARTING, "nothing delayed it"

@@ -129,6 +129,30 @@ class set_aside(Overlay):  # noqa: N801
                 self.change(slice_, -1)
 
 
+def delays(state: State, holder: Job, index: int, gang: Gang, count: int) -> bool:
+    """Could so many members of a gang without GPUs, on this node, be in the way of one that waits
+    for GPUs, whenever these become free? What is held beside GPUs becomes free with them."""
+    room, waits = state.rooms[index], gang_of(holder)
+    demand, share = waits.demand, waits.demand.share_milli(room.kind)
+    if not demand.suits(room.kind):
+        return False
+    most = room.kind.gpus // demand.gpus
+    if share < WHOLE_GPU_MILLI:
+        most = room.kind.gpus * (WHOLE_GPU_MILLI // share)
+    most = min(most, waits.per_node or waits.members)
+    held = [
+        slice_
+        for ref, job in state.placed[state.order[index].id].items()
+        if (slice_ := job.members[ref.member].held).gpus
+    ]
+    cpu_milli = room.cpu_milli + sum(slice_.cpu_milli for slice_ in held)
+    memory_mb = room.memory_mb + sum(slice_.memory_mb for slice_ in held)
+    return (
+        cpu_milli - gang.demand.cpu_milli * count < most * demand.cpu_milli
+        or memory_mb - gang.demand.memory_mb * count < most * demand.memory_mb
+    )
+
+
 class _Need(NamedTuple):
     """What a reservation wants of one node. No members: all of it."""
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from shoal.core.phases.round import Round
 from shoal.core.phases.sleeping import rouse
-from shoal.core.scheduling.again import again, spares_beside, spares_kept_from
-from shoal.core.scheduling.backfill import GAP_TRIES_MAX, delayed_by, reserve, set_aside
+from shoal.core.scheduling.again import again, kept_from, spares_beside, spares_kept_from
+from shoal.core.scheduling.backfill import GAP_TRIES_MAX, delayed_by, delays, reserve, set_aside
 from shoal.core.scheduling.defragment import defragment
 from shoal.core.scheduling.elastic import grow, widest
 from shoal.core.scheduling.ends import cut_short, margin_ms, must_leave, too_short
@@ -31,7 +31,10 @@ from shoal.model.resources import Slice, plural
 
 # After this many cycles that look only at changes, one looks at the whole queue.
 PARTIAL_MAX = 16
+BESIDE_TRIES_MAX = 8  # plans for a job beside the one that holds the queue
 SOON_MS = 600_000  # gangs do not grow into room that a job wants within this time
+
+Head = tuple[Rank, Job, Lane]
 
 
 def schedule(round_: Round) -> None:
@@ -108,6 +111,7 @@ def _walk(round_: Round, lanes: list[Lane], budget: int, sleepers: Sleepers) -> 
             elif other != job.id:
                 ahead.append(other)
                 if holds_queue(state, state.jobs[other], policy, now_ms):
+                    _walk_beside(round_, walk, head, state.jobs[other], ahead, budget)
                     return
         reserved = len(state.reservations)
         if _place_one(round_, lane, ahead):
@@ -137,7 +141,57 @@ def _walk(round_: Round, lanes: list[Lane], budget: int, sleepers: Sleepers) -> 
             reserve(round_, job)
             ahead.append(job.id)
         if holds_queue(state, job, policy, now_ms):
+            _walk_beside(round_, walk, walk.next(), job, ahead, budget)
             return
+
+
+def _walk_beside(
+    round_: Round, walk: Walk, head: Head | None, holder: Job, ahead: list[str], budget: int
+) -> None:
+    """The queue is held for a job that waits for GPUs: only jobs that need none may overtake it,
+    and only where it loses nothing by that. Without patience nobody overtakes at all."""
+    queue = round_.state.queue
+    if not round_.policy.patience_ms or not holder.spec.gpus or holder.spec.whole_nodes:
+        return
+    if all(gang.demand.gpus for gang in queue.of_gang):
+        return
+    while head is not None:
+        _, _, lane = head
+        if not lane.gang.demand.gpus and not lane.gang.whole_nodes:
+            while lane in queue.lanes and _place_beside(round_, lane, holder, ahead):
+                budget -= 1
+                if not budget:
+                    round_.more = True
+                    round_.look_again(round_.now_ms)
+                    return
+        head = walk.next()
+
+
+def _place_beside(round_: Round, lane: Lane, holder: Job, ahead: list[str]) -> bool:
+    """The first job of the lane, where it does not take what the holder will need."""
+    state, now_ms, gang = round_.state, round_.now_ms, lane.gang
+    beside = (*ahead, f"beside {holder.id}")
+    if gang in state.agenda.hopeless or state.agenda.stuck.get(lane) == beside:
+        return False
+    job = state.job_numbered(state.queue.lanes[lane][0][1])
+    with set_aside(state, gang, delayed_by(state, job, ahead, now_ms), now_ms) as aside:
+        avoid, found = aside.avoid | kept_from(state, job, now_ms), None
+        for _ in range(BESIDE_TRIES_MAX):
+            plan = fit(state, gang, avoid)
+            if plan is None:
+                break
+            tight = {
+                index for index, count in plan.nodes if delays(state, holder, index, gang, count)
+            }
+            if not tight:
+                found = slices(state, plan, gang.demand), _plan_text(state, plan)
+                break
+            avoid |= tight
+    if found is None:
+        state.agenda.stuck[lane] = beside
+        return False
+    _give(round_, job, *found)
+    return True
 
 
 def _set_aside(state: State, now_ms: int) -> list[tuple[Rank, str]]:
