@@ -292,3 +292,19 @@ def test_among_few_nodes_one_that_falls_ill_keeps_its_group_and_is_found() -> No
     again, judged = conclude(table_of(names, wiring.results()), fabric, typed, whole=True)
     assert again.places == fabric.places
     assert [(one.node, one.peer) for one in judged.weak] == [(names[2], "")]
+
+
+@pytest.mark.parametrize("ill", [True, False])
+def test_a_tour_about_a_node_with_one_peer_clears_it_if_its_link_is_well(ill: bool) -> None:
+    wiring = Wiring(random.Random(4), [[3]], noise=0)
+    names = list(wiring.place)
+    typed = dict.fromkeys(names, "")
+    usual, _ = conclude(table_of(names, wiring.results()), Fabric(), typed, whole=True)
+    wiring.slow[names[0]] = 0.01
+    fabric, _ = conclude(table_of(names, wiring.results()), usual, typed, whole=True)
+    assert [one.node for one in fabric.weak] == [names[0]]
+    wiring.slow = {names[0]: 0.01} if ill else {}
+    two = names[:2]
+    table = table_of(two, wiring.results(two))
+    again, _ = conclude(table, fabric, typed, whole=False, about=names[0])
+    assert (names[0] in [one.node for one in again.weak if not one.peer]) is ill

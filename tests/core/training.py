@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from shoal.core.phases.watch import check_id
 from shoal.core.step import Step
 from shoal.model.commands import Check
 from shoal.model.events import Event
@@ -87,9 +88,18 @@ class Training(Cluster):
 
     def answer(self, name: str, *faults: str, **fields: Any) -> Step:
         """The node measures what it was last told to, and says so."""
-        (check,) = [check for check in self.checks() if check.node == name]
+        check = self.asked(name)
         self.books[name].measured(CheckResult(id=check.id, faults=faults, **fields))
         return self.tell(name)
+
+    def asked(self, name: str) -> Check:
+        """The newest check that the node was told to do, or is to be told."""
+        for check in self.checks():
+            if check.node == name:
+                return check
+        record = self.node(name).record
+        known = self.state.heard.asked.get(name)
+        return Check(node=name, incarnation=1, id=known or check_id(record))
 
     def restart(self, job_id: str, code: int = 143) -> None:
         """The orders of the last step are obeyed: all that is to stop stops."""

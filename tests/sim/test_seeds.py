@@ -56,6 +56,9 @@ FOUND_SLEEP = (16, 280, 156, 30030, 40179, 41222)
 # A node whose links were ill was taken for a group of its own, where few nodes were measured; a job
 # waited for a block of a size that the wiring does not have, and nobody cancelled it.
 FOUND_FABRIC = (3301142, 3300298)
+# A node stayed weak though a tour about it had found its only link well; a storage check was sent
+# again with each report, which was the answer to it; the witness expected too much of a tour.
+FOUND_CHECKS = (3400203, 3400241, 3400935, 3400115)
 FOUND_WITNESS = (707807, 715960, 723561, 736814, 739682)
 
 
@@ -68,6 +71,11 @@ def test_a_seed_that_once_found_a_defect_keeps_all_promises(seed: int) -> None:
 @pytest.mark.parametrize("seed", FOUND_FABRIC)
 def test_a_seed_that_found_a_defect_of_places_keeps_all_promises(seed: int) -> None:
     run_seed(seed)
+
+
+@pytest.mark.parametrize("seed", FOUND_CHECKS)
+def test_a_seed_that_found_a_defect_of_checks_keeps_all_promises(seed: int) -> None:
+    run_seed(seed, Size(sleep_part=1))
 
 
 @pytest.mark.parametrize("seed", FOUND_SLEEP)

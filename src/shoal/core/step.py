@@ -26,7 +26,7 @@ from shoal.core.phases.supply import supply
 from shoal.core.phases.timekeeping import note_clock
 from shoal.core.phases.unfold import look_for_more, unfold
 from shoal.core.phases.wake import next_wake
-from shoal.core.phases.watch import checks_wanted, watch
+from shoal.core.phases.watch import checks_wanted, paced, watch
 from shoal.core.scheduling.cycle import schedule
 from shoal.core.state.state import State
 from shoal.model.commands import Command
@@ -80,9 +80,10 @@ def step(state: State, report: Report, policy: Policy, now_ms: int) -> Step:
     report_waits(round_)  # waits that somebody wants to know about
     supplies = supply(round_)  # which nodes to order, and which to give back
     commands = reconcile(round_, fresh)  # what should run minus what runs
-    commands += checks_wanted(round_, fresh)  # which nodes should be measured
-    commands += tours_wanted(round_, fresh)  # which nodes should meet which
-    commands += storage_wanted(round_, fresh)  # which nodes should measure their storage
+    checks = checks_wanted(round_, fresh)  # which nodes should be measured
+    checks += tours_wanted(round_, fresh)  # which nodes should meet which
+    checks += storage_wanted(round_, fresh)  # which nodes should measure their storage
+    commands += paced(round_, checks)
     commands += prepares_wanted(state, fresh, now_ms)  # which nodes should be warm for a gang
     commands += dismissals(state, fresh)  # which nodes may leave, as they asked
     if report.fences:

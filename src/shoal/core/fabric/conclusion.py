@@ -48,7 +48,7 @@ def conclude(
         tiers=tiers,
         usual_mbs=usual.mbs,
         usual_latency_us=usual.latency_us,
-        weak=judged.weak + _still_weak(table, before.weak, judged.weak),
+        weak=judged.weak + _still_weak(table, before.weak, judged.weak, about),
     )
     return fabric, judged
 
@@ -68,9 +68,14 @@ def with_collectives(judged: Judged, results: Mapping[str, CheckResult]) -> Judg
     return judged._replace(weak=(*judged.weak, *found.values())[:WEAK_MAX])
 
 
-def _still_weak(table: Table, before: tuple[Weak, ...], now: tuple[Weak, ...]) -> tuple[Weak, ...]:
-    """Of what was weak before: that which this tour did not measure."""
+def _still_weak(
+    table: Table, before: tuple[Weak, ...], now: tuple[Weak, ...], about: str
+) -> tuple[Weak, ...]:
+    """Of what was weak before: that which this tour did not measure. The node that it is `about` is
+    well if its only link is."""
     known = {(one.node, one.peer) for one in now}
+    if about in table.at and not now and any(table.rates[table.at[about]]):
+        known.add((about, ""))
     return tuple(
         one
         for one in before

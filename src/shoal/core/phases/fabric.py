@@ -11,7 +11,7 @@ from shoal.core.phases.nodes_asked import ready_nodes
 from shoal.core.phases.round import Round
 from shoal.core.state.heard import Touring
 from shoal.core.state.state import Node, State
-from shoal.model.commands import Check, Command
+from shoal.model.commands import Check
 from shoal.model.events import FabricMeasured
 from shoal.model.fabric import TOUR_NODES_MAX, Fabric, Host, Tour
 from shoal.model.node import NodeHealth, NodeIntent
@@ -110,7 +110,7 @@ def _hosts(round_: Round, nodes: list[Node]) -> tuple[Host, ...]:
     )
 
 
-def tours_wanted(round_: Round, inventories: list[NodeReport]) -> list[Command]:
+def tours_wanted(round_: Round, inventories: list[NodeReport]) -> list[Check]:
     """At once for all nodes of a tour that begins, and again after every report of one that has
     not answered."""
     tour = running_tour(round_)
@@ -118,7 +118,7 @@ def tours_wanted(round_: Round, inventories: list[NodeReport]) -> list[Command]:
         return []
     begins = tour.begun_ms == round_.now_ms
     known = {one.spec.id: {result.id for result in one.checks} for one in inventories}
-    wanted: list[Command] = []
+    wanted: list[Check] = []
     for own, host in enumerate(tour.hosts):
         node = round_.state.nodes[host.node]
         if not begins and (host.node not in known or tour.id in known[host.node]):

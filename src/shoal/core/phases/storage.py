@@ -7,7 +7,7 @@ from shoal.core.phases.nodes_asked import ready_nodes
 from shoal.core.phases.round import Round
 from shoal.core.state.heard import Storing
 from shoal.core.state.state import Node
-from shoal.model.commands import Check, Command
+from shoal.model.commands import Check
 from shoal.model.fabric import TOUR_NODES_MAX
 from shoal.model.health import CheckResult
 from shoal.model.node import NodeHealth
@@ -119,7 +119,7 @@ def _check_id(storing: Storing) -> str:
     return f"{storing.id}.{storing.turn}"
 
 
-def storage_wanted(round_: Round, inventories: list[NodeReport]) -> list[Command]:
+def storage_wanted(round_: Round, inventories: list[NodeReport]) -> list[Check]:
     """At once when a turn begins, and again after every report of a node that has not answered."""
     storing = running_storage(round_)
     if storing is None:
@@ -127,7 +127,7 @@ def storage_wanted(round_: Round, inventories: list[NodeReport]) -> list[Command
     begins = storing.turn_begun_ms == round_.now_ms
     reported = {one.spec.id for one in inventories}
     asked, answered = _asked(storing), _results(storing)
-    wanted: list[Command] = []
+    wanted: list[Check] = []
     for name in asked:
         node = round_.state.nodes[name]
         if name in answered or node.health is NodeHealth.LOST or not (begins or name in reported):

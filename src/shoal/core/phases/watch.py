@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from shoal.core.health import hang, quarantine, scoring, spending
 from shoal.core.health.baseline import judge
 from shoal.core.health.hang import Pace
@@ -9,7 +11,7 @@ from shoal.core.health.scoring import Change
 from shoal.core.phases.round import Round
 from shoal.core.state.heard import Watch
 from shoal.core.state.state import Node, State
-from shoal.model.commands import Check, Command
+from shoal.model.commands import Check
 from shoal.model.events import JobStopping, MemberExited, NodeChecked, NodeJudged
 from shoal.model.health import CheckResult, HealthRule, Record, Standing, Suspicion
 from shoal.model.job import Job, Phase, StopCause
@@ -21,6 +23,9 @@ from shoal.model.report import NodeReport
 # A gang that has to stay on a node in quarantine, because there is no room elsewhere, is looked
 # at again after this long.
 STILL_THERE_MS = 30_000
+# A node answers each command with a report, and a check takes seconds: repeated with every report,
+# the two would answer each other as fast as they can.
+CHECK_AGAIN_MS = 1_000
 
 
 # A member may save as often as it likes, but each save that is noted is an event for ever. Those in
@@ -66,11 +71,22 @@ def check_id(record: Record) -> str:
     return f"h{record.check_since_ms}"
 
 
-def checks_wanted(round_: Round, inventories: list[NodeReport]) -> list[Command]:
+def paced(round_: Round, checks: Sequence[Check]) -> list[Check]:
+    """Without those that were sent a moment ago. A command that got lost is sent again after a
+    later report."""
+    sent, now_ms = round_.state.heard.checks_sent, round_.now_ms
+    for key in [key for key, at_ms in sent.items() if not 0 <= now_ms - at_ms < CHECK_AGAIN_MS]:
+        del sent[key]
+    due = [check for check in checks if (check.node, check.id) not in sent]
+    sent.update({(check.node, check.id): now_ms for check in due})
+    return due
+
+
+def checks_wanted(round_: Round, inventories: list[NodeReport]) -> list[Check]:
     """For nodes that are suspected now, and for those that reported and have not answered yet; sent
     again after every report."""
     state = round_.state
-    wanted: list[Command] = []
+    wanted: list[Check] = []
     checked = {one.spec.id: {result.id for result in one.checks} for one in inventories}
     judged = (event.node for event in round_.events if type(event) is NodeJudged)
     for node_id in dict.fromkeys((*checked, *judged)):

@@ -89,6 +89,7 @@ class Heard:
         self.idles: dict[str, tuple[int, dict[int, int]]] = {}  # job -> attempt, member -> since
         self.warm: dict[str, dict[str, int]] = {}  # job -> nodes ready for it, and when heard
         self.copied: dict[str, Copied] = {}  # job -> the head's newest copy of its checkpoints
+        self.checks_sent: dict[tuple[str, str], int] = {}  # node, check -> when, a moment ago
         self.asked: dict[str, str] = {}  # node -> the check that a user asked for
         self.verdicts: dict[str, tuple[str, CheckResult, Verdict]] = {}  # node -> its last check
         self.tours: dict[str, Touring] = {}  # under way, and the last that ended

@@ -74,7 +74,12 @@ class FabricTruth:
         ill &= set(event.nodes)
         weak = {one.node for one in event.fabric.weak if not one.peer} & set(event.nodes)
         knew = not self._wrong(before, event.nodes, alone=True)
-        known = knew and len(event.nodes) >= NODES_TO_COMPARE and self.usual >= set(event.nodes)
+        # All links of a node that is the only one of its group are of one kind, and its own:
+        # there is nothing to compare them with.
+        groups = Counter(map(self.group, event.nodes))
+        compared = all(groups[self.group(one)] > 1 for one in ill)
+        known = knew and compared and len(event.nodes) >= NODES_TO_COMPARE
+        known = known and self.usual >= set(event.nodes)
         if len(ill) == 1 and known:
             self.counts["an ill node is on a tour"] += 1
             if ill - weak:
