@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -204,3 +206,43 @@ def test_an_ordinary_user_runs_tenants_jobs_as_itself_and_says_so() -> None:
         node.launch(ME, "sh", "-c", script, uid=UID, memory_mb=64)
         assert node.exit(ME).code == 0, node.text(ME)
         assert node.text(ME) == f"65534\n{node.directory}/members/{ME}\n"
+
+
+# Also in namespaces of its own, where it has every right but that over mounts it was given.
+WRITES = """
+touch $SHOAL_VOLUME_DATA/a
+unshare -Urm sh -c "mount -o remount,bind,rw $SHOAL_VOLUME_DATA; umount $SHOAL_VOLUME_DATA; \\
+    touch $SHOAL_VOLUME_DATA/b"
+ls $SHOAL_VOLUME_DATA
+"""
+
+
+@contextlib.contextmanager
+def volume(place: str) -> Iterator[Path]:
+    """A folder that anybody may write to."""
+    with tempfile.TemporaryDirectory(dir=place) as made:
+        os.chmod(made, 0o777)
+        yield Path(made)
+
+
+def test_a_tenant_cannot_write_to_a_read_only_volume(node: Rig) -> None:
+    ref = MemberRef("j88", 1, 0)
+    with volume("/run") as folder:
+        volumes = (f"{folder}:data:ro",)
+        node.launch(ref, "sh", "-c", WRITES, uid=UID, tenant="physics", volumes=volumes)
+        assert node.exit(ref).code == 0, node.text(ref)
+        assert "Read-only file system" in node.text(ref)
+        assert list(folder.iterdir()) == []
+
+
+def test_an_ordinary_users_job_cannot_write_to_a_read_only_volume() -> None:
+    need_root()  # to become an ordinary user
+    with rig_of(65_534, {}) as node, volume("/tmp") as folder:
+        node.launch(ME, "sh", "-c", f"id -u; {WRITES}", volumes=(f"{folder}:data:ro",))
+        end = node.exit(ME)
+        if "read-only on this node" in end.why:  # a kernel without user namespaces for users
+            assert "name an image, or leave out :ro" in end.why
+        else:
+            assert end.code == 0 and node.text(ME).startswith("65534\n"), node.text(ME)
+            assert "Read-only file system" in node.text(ME)
+        assert list(folder.iterdir()) == []

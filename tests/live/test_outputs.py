@@ -167,3 +167,27 @@ def test_a_volume_that_no_node_has_is_named_and_one_that_is_there_is_found(
     job = live.run("true", volumes=["/no/such/folder:data"])
     assert live.wait(job) == "failed"
     assert "volume data: /no/such/folder is not a folder" in live.client.job(job).why
+
+
+def test_a_read_only_volume_cannot_be_written_to(live: Live, tmp_path: Path) -> None:
+    """Nor from inside it, nor by a command beside the job; a volume without :ro can."""
+    inside, other = tmp_path / "data" / "inside", tmp_path / "other"
+    inside.mkdir(parents=True)
+    other.mkdir()
+    script = (
+        "touch $SHOAL_VOLUME_DATA/a || touch $SHOAL_VOLUME_DATA/inside/b || touch c || "
+        "touch $SHOAL_VOLUME_OUT/d; echo tried; read -r line < $SHOAL_VOLUME_OUT/go"
+    )
+    os.mkfifo(other / "go")
+    job = live.run(
+        script,
+        workdir=str(inside),
+        volumes=[f"{inside.parent}:data:ro", f"{other}:out"],
+    )
+    assert eventually(lambda: "tried" in live.output(job)), live.output(job)
+    assert live.output(job).count("Read-only file system") == 3
+    home = ["--home", str(live.home.path)]
+    assert call(["exec", *home, job, "--", "touch", str(inside / "e")]) == 1
+    (other / "go").write_text("end\n")
+    assert live.wait(job) == "succeeded"
+    assert sorted(path.name for path in tmp_path.rglob("?")) == ["d"]

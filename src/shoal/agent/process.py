@@ -35,7 +35,7 @@ class Place(NamedTuple):
     workdir: str
     task: Task | None = None  # of a tenant that is kept apart
     contained: bool = False
-    words: tuple[str, ...] = ()  # apptainer: what comes before the command
+    words: tuple[str, ...] = ()  # what comes before the command: for volumes, or apptainer's
 
 
 class Process:

@@ -16,12 +16,14 @@ import msgspec
 
 from shoal.agent.confine.devices import VISIBLE, Device, devices, renumbered, withheld
 from shoal.agent.confine.limits import ceiling_of, joining
+from shoal.agent.confine.read_only import PREFIX
 from shoal.agent.confine.tenant import Apart
 from shoal.agent.entered import Entered, Helper
 from shoal.agent.faults import CannotStart
 from shoal.agent.images.containers import Containers
 from shoal.agent.images.runs import Runs
 from shoal.agent.inherited import inherited_env
+from shoal.agent.keeping.volumes import read_only
 from shoal.agent.launch.files import through
 from shoal.agent.numbers import renamed
 from shoal.agent.ownership import Ownership
@@ -101,7 +103,9 @@ class Processes:
             self.apart.tidy_path(launch, env, found.folders)
         program = find_program(launch.argv[0], workdir, env.get("PATH", os.defpath))
         # A warm interpreter imports what the job wants, which root must not do for a tenant.
-        cold = apart or launch.interactive
+        held = read_only(launch)
+        before = (*PREFIX, *held, "--") if held and not apart else ()
+        cold = apart or launch.interactive or bool(before)
         how = None if cold else recipe(program, launch.argv, env, workdir)
         env |= found.private
         gone = self._withhold(launch, env)
@@ -113,14 +117,16 @@ class Processes:
         try:
             if apart:
                 folders, closed = found.folders, [one.path for one in gone.values()]
-                task = self.apart.task(launch, directory, program, env, workdir, folders, closed)
+                task = self.apart.task(
+                    launch, directory, program, env, workdir, folders, closed, held
+                )
                 pid = self.apart.start(task, console.ends if console else handle, group)
             elif console is not None:
-                words = [*console.taking(env), *joining(group, env), *self.prefix, program]
+                words = [*console.taking(env), *joining(group, env), *before, *self.prefix, program]
                 popen = started([*words, *launch.argv[1:]], workdir, env, handle)
                 pid = popen.pid
             else:
-                pid, popen = self._start(launch, how, program, env, workdir, handle, group)
+                pid, popen = self._start(launch, how, program, env, workdir, handle, group, before)
         except (OSError, CannotStart) as error:
             if group is not None:
                 self.groups.discard(group)
@@ -135,7 +141,7 @@ class Processes:
         user = launch.uid if apart else 0
         gpus = ",".join(map(str, launch.gpus)) or "-"
         log.info("%s starts: process %d, GPUs %s", launch.ref, pid, gpus)
-        place = Place(env, workdir, task)
+        place = Place(env, workdir, task, words=before)
         self._add(Process(launch.ref, pid, how, popen, ceiling, group, user, place), console)
 
     def _start(
@@ -147,12 +153,13 @@ class Processes:
         workdir: str,
         output: int,
         group: Group | None,
+        before: Sequence[str],
     ) -> tuple[int, subprocess.Popen[bytes] | None]:
         pid = self.warm.fork(how, env, workdir, output, group) if how else None
         if pid is not None:
             log.info("%s starts warm: process %d", launch.ref, pid)
             return pid, None
-        words = [*joining(group, env), *self.prefix, program, *launch.argv[1:]]
+        words = [*joining(group, env), *before, *self.prefix, program, *launch.argv[1:]]
         popen = started(words, workdir, env, output)
         return popen.pid, popen
 

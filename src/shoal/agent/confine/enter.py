@@ -24,6 +24,8 @@ import sys
 import termios
 from typing import Any
 
+from shoal.agent.confine.read_only import Failure as NotHeld
+from shoal.agent.confine.read_only import hold
 from shoal.agent.warm.zygote import fork_twice, say
 
 CLONE_NEWNS = 0x00020000
@@ -158,6 +160,10 @@ def _mount(mounts: dict[str, Any]) -> None:
         flags = MS_REMOUNT | MS_BIND | MS_NOSUID | (0 if file else MS_NODEV)
         _call("", path, "", flags if writable else flags | MS_RDONLY)
         os.close(target)
+    try:
+        hold(mounts["read_only"])
+    except NotHeld as error:
+        raise Failure(f"a volume cannot be kept read-only on this node: {error}") from None
     for (path,) in mounts["covered"]:
         _call("", path, "", MS_REMOUNT | MS_NOSUID | MS_NODEV | MS_RDONLY, COVER)
 

@@ -41,11 +41,12 @@ class Bound(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Mounts(msgspec.Struct, frozen=True):
-    """In order: `private`, then `covered`, then `bound`."""
+    """In order: `private`, `covered`, `bound`, and `read_only`, which are volumes."""
 
     private: tuple[Bound, ...] = ()
     covered: tuple[Covered, ...] = ()
     bound: tuple[Bound, ...] = ()
+    read_only: tuple[str, ...] = ()
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -63,7 +64,10 @@ class Order(msgspec.Struct, frozen=True):
 
 
 def mounts(
-    shown: Iterable[Shown], private: Mapping[str, str], inaccessible: Mapping[str, str]
+    shown: Iterable[Shown],
+    private: Mapping[str, str],
+    inaccessible: Mapping[str, str],
+    read_only: tuple[str, ...] = (),
 ) -> Mounts:
     """`private`: places and the folders that take their place. `inaccessible`: files, such as
     devices, and what takes their place."""
@@ -84,6 +88,7 @@ def mounts(
         tuple(Bound(source, place) for place, source in sorted(private.items())),
         tuple(map(Covered, sorted(covered))),
         tuple(bound),
+        read_only,
     )
 
 

@@ -47,6 +47,7 @@ class Task(NamedTuple):
     tmp: str
     shm: str = ""  # its /dev/shm, if not the same
     withheld: tuple[str, ...] = ()  # files that it must not open
+    read_only: tuple[str, ...] = ()  # volumes
 
 
 class Apart:
@@ -129,6 +130,7 @@ class Apart:
         workdir: str,
         folders: Mapping[str, bool],
         withheld: Iterable[str],
+        read_only: tuple[str, ...] = (),
     ) -> Task:
         """A member, about to be started."""
         return Task(
@@ -141,6 +143,7 @@ class Apart:
             tmp=f"{os.path.realpath(directory)}/{TMP_FOLDER}",
             shm=self.enter(launch.uid),
             withheld=() if self.groups.holds_devices else tuple(withheld),
+            read_only=read_only,
         )
 
     def start(self, task: Task, ends: int | Ends, group: Group | None) -> int:
@@ -161,7 +164,7 @@ class Apart:
             task.workdir,
             task.uid,
             min(FILES_MAX, resource.getrlimit(resource.RLIMIT_NOFILE)[1]),
-            mounts([*self._python, *shown], private, self._closed(task.withheld)),
+            mounts([*self._python, *shown], private, self._closed(task.withheld), task.read_only),
             tuple(group.entrances) if group is not None else (),
             ends.terminal,
         )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import subprocess
 
 from shoal.agent.confine.plan import PRIVATE, within
+from shoal.agent.confine.read_only import PREFIX
 from shoal.agent.confine.tenant import barrier
 from shoal.agent.faults import CannotStart
 from shoal.agent.images.mounts import named_by_user
@@ -37,6 +40,26 @@ def _check(volume: Volume, launch: Launch, *, apart: bool) -> None:
         raise CannotStart(f"{what} is not there, as tenants have their own /tmp")
     if not os.path.isdir(volume.source):
         raise CannotStart(f"{what} is not a folder on this node", Fault.MISSING)
+    if volume.read_only and not apart and (problem := _cannot_hold()):
+        fix = "name an image, or leave out :ro"
+        raise CannotStart(f"volume {volume.name}: {problem}; {fix}", Fault.MISSING)
+
+
+def read_only(launch: Launch) -> tuple[str, ...]:
+    """Folders that the mounts of its process keep from being written to; an image has its own."""
+    if not launch.volumes or launch.image:
+        return ()
+    found = (volume for volume in map(parse, launch.volumes) if volume.read_only)
+    return tuple(os.path.realpath(volume.source) for volume in found if not volume.url)
+
+
+@functools.cache
+def _cannot_hold() -> str:
+    """Why this agent cannot keep a folder read-only for a process; empty if it can. It is tried
+    with the first volume that asks for it."""
+    words = [*PREFIX, "/usr", "--", "/bin/true"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    return done.stderr.strip() if done.returncode else ""
 
 
 def mounts_of(launch: Launch) -> list[Mount | None]:

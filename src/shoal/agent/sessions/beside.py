@@ -128,7 +128,7 @@ def _beside(
             os.fchown(made.ends.input, place.task.uid, -1)
         task = place.task._replace(argv=argv, program=program, env=env)
         return processes.apart.start(task, made.ends, process.group)
-    words = [*joining(process.group, env), *processes.prefix, program, *argv[1:]]
+    words = [*joining(process.group, env), *place.words, *processes.prefix, program, *argv[1:]]
     return _popen(words, place.workdir, env, made)
 
 
