@@ -52,6 +52,8 @@ from shoal.timetable import dues_of
 
 ASKED_ABOUT = (Submit, SubmitWorkflow, RunSchedule, Retry)  # the store knows more of these
 
+NAMES_KEPT = 1_000  # of nodes that the state does not know
+
 Send = Callable[[str, Envelope], None]
 Supply = Callable[[Sequence[SupplyCommand]], None]
 Verify = Callable[[State, Policy, Step, int], None]
@@ -192,6 +194,10 @@ class Tick:
     def hear(self, report: NodeReport) -> None:
         """A late report is dropped here, because a load makes the state forget what it heard."""
         node, number = report.spec.id, (report.incarnation, report.sequence)
+        if len(self._newest) > 2 * len(self.state.nodes) + NAMES_KEPT:  # most are forgotten
+            self._newest = {
+                one: self._newest[one] for one in self._newest if one in self.state.nodes
+            }
         if number >= self._newest.get(node, number):
             self._newest[node] = number
             self._reports[node] = report

@@ -75,9 +75,11 @@ def _change_reserved(postings: Postings, nodes: tuple[str, ...], change: int) ->
 
 
 def _joined(postings: Postings, event: ev.NodeJoined) -> None:
-    before = postings.cluster.nodes.get(event.node)
-    if before is not None:
-        settle_node(postings, event.node, before)
+    nodes = postings.cluster.nodes
+    for name in (event.node, event.instead):
+        if name in nodes:
+            settle_node(postings, name, nodes[name])
+    nodes.pop(event.instead, None)
     spec = event.spec
     node = new_node(postings, event.node, spec.gpu_model, spec.gpus, spec.gpu_memory_mb)
     _judge_away(node)

@@ -9,10 +9,12 @@ from shoal.model.node import End, NodeIntent, NodeSpec
 
 
 class NodeJoined(NodeEvent, frozen=True, kw_only=True):
-    """`incarnation` grows each time the node's agent starts."""
+    """`incarnation` grows each time the node's agent starts. `instead`: a node that is gone for
+    long is forgotten, and the new one takes its place."""
 
     spec: NodeSpec
     incarnation: int
+    instead: str = ""
 
 
 class NodeReady(NodeEvent, frozen=True, kw_only=True):

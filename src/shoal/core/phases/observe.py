@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shoal.core.phases.ends import has_ended, note_end
 from shoal.core.phases.faults import UNSTARTED, take_faults
+from shoal.core.phases.forgetting import long_gone
 from shoal.core.phases.keys import void_keys
 from shoal.core.phases.leaving import note_leaving, note_left
 from shoal.core.phases.own_members import Strays, present, split
@@ -108,8 +109,12 @@ def _meet(round_: Round, inventory: NodeReport) -> None:
     state, now_ms = round_.state, round_.now_ms
     node = state.nodes.get(inventory.spec.id)
     same = node is None or node.spec == inventory.spec
+    instead = ""
     if node is None:
         why = f"new node with {kind_text(inventory.spec)}"
+        if instead := long_gone(state, now_ms):
+            gone_ms = now_ms - state.nodes[instead].since_ms
+            why += f"; {instead}, gone for {duration_text(gone_ms)}, is forgotten"
     elif inventory.incarnation > node.incarnation:
         why = "restarted"
         if node.health is not NodeHealth.LOST:
@@ -125,6 +130,7 @@ def _meet(round_: Round, inventory: NodeReport) -> None:
             node=inventory.spec.id,
             spec=inventory.spec,
             incarnation=inventory.incarnation,
+            instead=instead,
             why=why,
         )
     )

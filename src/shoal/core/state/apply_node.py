@@ -13,6 +13,7 @@ from shoal.core.state.apply_queue import unclaim_on
 from shoal.core.state.apply_room import (
     add_node,
     close,
+    drop_node,
     file_again,
     open_up,
     replace_node,
@@ -41,7 +42,8 @@ from shoal.model.node import NodeHealth, NodeIntent
 def _node_joined(state: State, event: NodeJoined) -> None:
     node = state.nodes.get(event.node)
     if node is None:
-        node = Node(spec=event.spec, index=len(state.order), incarnation=event.incarnation)
+        index = drop_node(state, event.instead) if event.instead else len(state.order)
+        node = Node(spec=event.spec, index=index, incarnation=event.incarnation)
         add_node(state, node)
     elif event.incarnation != node.incarnation:
         replace_node(state, node, event.spec, event.incarnation)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import insort
 from typing import Self
 
+from shoal.core.health.baseline import forget
 from shoal.core.scheduling.ends import leaving_times
 from shoal.core.scheduling.foresight import Foresight
 from shoal.core.state.asked import kind_of
@@ -12,16 +13,20 @@ from shoal.core.state.room import Room
 from shoal.core.state.state import Node, State
 from shoal.model.health import Standing
 from shoal.model.job import Job, MemberRef
-from shoal.model.node import End, NodeIntent, NodeSpec, domains_in
+from shoal.model.node import End, NodeHealth, NodeIntent, NodeSpec, domains_in
 from shoal.model.policy import Places, Preempt
 from shoal.model.resources import Kind, Slice
 
 
 def add_node(state: State, node: Node) -> None:
-    assert node.index == len(state.order), "nodes are indexed in join order"
     state.nodes[node.id] = node
-    state.order.append(node)
-    state.rooms.append(Room(node.spec, kind_of(state.looks_at, node), domains_of(state, node)))
+    room = Room(node.spec, kind_of(state.looks_at, node), domains_of(state, node))
+    if node.index < len(state.order):  # the place of one that was forgotten
+        state.order[node.index], state.rooms[node.index] = node, room
+    else:
+        assert node.index == len(state.order), "nodes are indexed in join order"
+        state.order.append(node)
+        state.rooms.append(room)
     _foresee(state, node.spec)
     state.placed[node.id] = {}
     _brings(state, node)
@@ -32,6 +37,26 @@ def add_node(state: State, node: Node) -> None:
     if node.end is not None:
         insort(state.endings, (node.end.at_ms, node.index))
     open_up(state, node)
+
+
+def drop_node(state: State, name: str) -> int:
+    """Forget a node that is lost and holds nothing; returns the index that is free now."""
+    node = state.nodes.pop(name)
+    assert node.health is NodeHealth.LOST, name
+    assert not state.placed.pop(name), name
+    _count_known(state, node, -1)
+    if node.end is not None:
+        state.endings.remove((node.end.at_ms, node.index))
+    _brings_no_more(state, node)
+    state.troubled.pop(name, None)
+    forget(state.fleet, name)
+    heard = state.heard
+    for book in (heard.said, heard.versions, heard.getting, heard.uses, heard.touched):
+        book.pop(name, None)
+    for told in (heard.asked, heard.verdicts, heard.own_ends):
+        told.pop(name, None)
+    state.caches.ending = {}
+    return node.index
 
 
 def domains_of(state: State, node: Node) -> tuple[str, ...]:
@@ -80,10 +105,8 @@ def replace_node(state: State, node: Node, spec: NodeSpec, incarnation: int) -> 
     """The node starts a new life, perhaps with other resources; it must be closed and empty."""
     assert not state.placed[node.id], "a node that rejoins holds nothing"
     _count_known(state, node, -1)
-    if node.spec.order != spec.order and node.spec.order:
-        del state.brought[node.spec.order][node.id]
-        if not state.brought[node.spec.order]:
-            del state.brought[node.spec.order]
+    if node.spec.order != spec.order:
+        _brings_no_more(state, node)
     node.spec = spec
     _brings(state, node)
     node.incarnation = incarnation
@@ -96,6 +119,13 @@ def replace_node(state: State, node: Node, spec: NodeSpec, incarnation: int) -> 
 def _brings(state: State, node: Node) -> None:
     if node.spec.order:
         state.brought.setdefault(node.spec.order, {})[node.id] = None
+
+
+def _brings_no_more(state: State, node: Node) -> None:
+    if node.spec.order:
+        del state.brought[node.spec.order][node.id]
+        if not state.brought[node.spec.order]:
+            del state.brought[node.spec.order]
 
 
 def _foresee(state: State, spec: NodeSpec) -> None:

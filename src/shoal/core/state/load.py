@@ -38,8 +38,9 @@ def restore(snapshot: Snapshot) -> State:
     state.foresight = Foresight(1000, state.mix)
     adopt_policy(state, snapshot.policy)
     look_at(state, dict.fromkeys(snapshot.asked))
-    for node in snapshot.nodes:
+    for node in sorted(snapshot.nodes, key=lambda node: node.index):
         add_node(state, node)
+    state.nodes = {node.id: node for node in snapshot.nodes}  # in the order in which they joined
     for array in snapshot.arrays:
         add_array(state, array)
     for job in snapshot.jobs:
