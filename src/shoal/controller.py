@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import uvloop
 
-from shoal.control import database_clock, log_room, output_room, plugins
+from shoal.control import controller_log, database_clock, log_room, output_room, plugins
 from shoal.control.clock import SystemClock, watch
 from shoal.control.database_clock import DatabaseClock
 from shoal.control.filedesk import FileDesk
@@ -221,6 +221,7 @@ def _watches(
         ("the watch on the supervisor", lambda: watch_supervisor(home, loop.alarms)),
         ("the watch on the log store", lambda: log_room.watch(loop)),
         ("the watch on the output store", lambda: output_room.watch(loop, outputs)),
+        ("the watch on its log", lambda: controller_log.watch(home.controller_log)),
     )
 
 

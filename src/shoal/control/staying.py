@@ -70,6 +70,8 @@ class Staying:
         if self._home.controller_log.stat().st_ino != os.fstat(self._log.fileno()).st_ino:
             self._log.close()
             self._log = self._home.controller_log.open("rb")
+        if os.fstat(self._log.fileno()).st_size < self._log.tell():
+            self._log.seek(0)  # it was full, and begins again
         while piece := self._log.read(PIECE_BYTES):
             sys.stdout.buffer.write(piece)
         sys.stdout.flush()
