@@ -185,3 +185,11 @@ def test_the_page_shows_none_of_it(twice: Twice, tmp_path: Path) -> None:
     feed = twice.server.app.state.feed
     told = twice.server.run(lambda: feed.snapshot("lab")).decode()
     assert f'"{twice.ended}"' not in told and f'"{twice.array}"' not in told, tmp_path
+
+
+def test_the_ledger_begins_with_the_tenant(twice: Twice) -> None:
+    """By the hour, and the hour in which both had the name is nobody's."""
+    for path in ("/v1/ledger?by=account", "/v1/ledger?by=job&from_ms=1", "/v1/ledger?by=hour"):
+        view = msgspec.json.decode(twice.get(path).body)
+        assert view["from_ms"] >= twice.record.since_ms, view
+    assert msgspec.json.decode(twice.get("/v1/ledger", OPERATORS).body)["from_ms"] == 0

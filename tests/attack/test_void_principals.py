@@ -44,6 +44,7 @@ from shoal.model.report import (
 from shoal.model.service import ServiceSpec
 from shoal.model.storage import StorageView
 from tests.api.server import OPERATORS, Server, serving
+from tests.api.test_forwarding import standby
 from tests.live.cluster import eventually
 
 WAIT_S = 60
@@ -350,3 +351,31 @@ def test_a_sign_out_holds_after_a_restart_and_ends_the_page(tmp_path: Path) -> N
         assert out.call("GET", "/v1/me", again) == 401
         assert boss.call("GET", "/v1/me", again) == 401
         assert stays.call("GET", "/v1/me", again) == 200
+
+
+# -- through another head --------------------------------------------------------------------------
+
+
+def test_what_passes_through_a_standby_ends_with_its_user(server: Server, tmp_path: Path) -> None:
+    with standby(tmp_path / "b", f"http://127.0.0.1:{server.port}") as other:
+        name, token = newcomer(server)
+        out = Browser(other, token)
+        meeting = Meeting(other, token)
+        asked = [
+            polled("/v1/stream")(other, token),
+            polled("/v1/jobs/j1?wait_for=finished&wait_s=30")(other, token),
+        ]
+        watcher = server.app.state[ACCESS].watcher
+
+        def streams() -> int:
+            entries = server.run(lambda: [*watcher.entries])
+            return sum(one.stream and one.proof.who.user == name for one in entries)
+
+        assert eventually(lambda: streams() == 4), "the page, the call, and the host's two sockets"
+        assert out.call("POST", "/v1/session/end") == 200
+        assert (out.call("GET", "/v1/me"), out.call("GET", "/v1/me", server)) == (401, 401)
+        server.ask(RemoveUser(name))
+        for ended in asked:
+            ended()
+        for channel in (meeting.host, meeting.end, meeting.guest):
+            closed(channel)

@@ -129,6 +129,7 @@ class Posting:
         state = self._loop.state
         live = (*state.jobs.values(), *state.arrays.values())
         self._asked |= {job.id for job in live if job.spec.notify and not job.spec.array}
+        self._removed += state.identity.removed  # a controller may have died before it forgot them
         while True:
             self._wake.clear()
             try:
