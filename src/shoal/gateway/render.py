@@ -10,7 +10,7 @@ import msgspec
 
 from shoal.gateway.pem import file_name
 from shoal.gateway.quote import Refused, call, in_format, name, pattern, word
-from shoal.model.service import SESSION_COOKIE_PATTERN as COOKIE
+from shoal.model.service import SESSION_COOKIE as COOKIE
 from shoal.model.service import (
     GatewayEntry,
     Replica,

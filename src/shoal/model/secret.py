@@ -14,7 +14,7 @@ from shoal.model.job import MemberRef
 
 SECRET_BYTES_MAX = 64 * 1024
 SECRETS_OF_TENANT_MAX = 1_000
-SECRET_NAME_PATTERN = r"[A-Za-z][A-Za-z0-9._-]{0,62}"
+SECRET_NAME_PATTERN = r"^[A-Za-z][A-Za-z0-9._-]{0,62}(?!\n)$"
 REGISTRY_PREFIX = "registry-"  # and a host: what the node needs to pull images from there
 NAME_CHARACTERS_MAX = 63
 DEFAULT_REGISTRY = "docker.io"

@@ -21,9 +21,9 @@ PLAIN_PATTERN = r"^[A-Za-z0-9._:/@+,=-]*(?!\n)$"
 # The last label starts with a letter, so that no IP address can be inside the domain.
 DOMAIN_PATTERN = r"\A([a-z0-9-]+\.)*[a-z][a-z0-9-]*\Z"
 
-HOST_PATTERN = r"[A-Za-z0-9][A-Za-z0-9-]*(\.[A-Za-z0-9][A-Za-z0-9-]*)*\.?"
+HOST_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9-]*(\.[A-Za-z0-9][A-Za-z0-9-]*)*\.?(?!\n)$"
 # The page's cookie (`api/access.py`), of this cluster and of others on the machine.
-SESSION_COOKIE_PATTERN = "shoal-[0-9a-f]{8}"
+SESSION_COOKIE = "shoal-[0-9a-f]{8}"
 
 Domain = Annotated[str, msgspec.Meta(max_length=190, pattern=DOMAIN_PATTERN)]
 ServiceName = Annotated[str, msgspec.Meta(max_length=63, pattern=SERVICE_NAME_PATTERN)]
@@ -402,7 +402,7 @@ def _problem_with_route(route: Route) -> str | None:
         return "sticky_header and sticky_cookie need routing: sticky"
     if route.certificate and not route.port:
         return "certificate: a certificate of its own needs a port of its own; set port"
-    if route.sticky_cookie and re.match(SESSION_COOKIE_PATTERN, route.sticky_cookie):
+    if route.sticky_cookie and re.match(SESSION_COOKIE, route.sticky_cookie):
         return (
             f"sticky_cookie: {route.sticky_cookie!r} is a cookie of the page; choose another name"
         )
