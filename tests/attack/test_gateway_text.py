@@ -277,3 +277,18 @@ def test_a_replicas_name_cannot_be_a_command_on_the_socket(world: World) -> None
     with pytest.raises(Refused):
         world.serve(Route(service="chat"), evil)
     assert isinstance(evil, Replica)
+
+
+def test_a_strange_but_legal_header_name_limits_by_exactly_that_header(world: World) -> None:
+    (one,) = world.start("one")
+    name = "x#$HOME'*"
+    assert admitted(with_text("rate_header", name))[0] is not None
+    world.serve(Route(service="chat", rate_per_s=1, rate_header=name), one)
+    until(lambda: world.get("/chat/", headers={name: "first"}).status == 200, "the replica")
+
+    def statuses(*headers: dict[str, str]) -> set[int]:
+        return {world.get("/chat/", headers=header).status for header in headers}
+
+    assert statuses(*({name: f"sender {number}"} for number in range(20))) == {200}
+    assert 429 in statuses(*[{name: "one sender"}] * 20)
+    assert 429 in statuses(*[{"x": f"sender {number}"} for number in range(20)]), "by address"
