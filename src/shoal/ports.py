@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from shoal.core.state.state import State
 from shoal.model.commands import Envelope
@@ -137,12 +137,22 @@ class Follower(Protocol):
     def stepped(self, report: Report, events: Sequence[Event], seq: int) -> None: ...
 
 
+class Used(NamedTuple):
+    """The next job number, and the newest epoch. If the log has lost events: from which numbers on
+    attempts of its jobs, and orders, were never given out."""
+
+    first_job: int
+    epoch: int
+    first_attempt: int = 0
+    first_order: int = 0
+
+
 class EventLog(Protocol):
     """Keeps events so that the state can be rebuilt: everything that a tick needs of a store."""
 
-    def used(self, next_job: int, epoch: int) -> tuple[int, int]:
-        """The next job number and the newest epoch of this home: these, or higher ones if the home
-        has used numbers that the log does not show."""
+    def used(self, next_job: int, epoch: int) -> Used:
+        """Where to go on: with these, or with higher ones if the home has used numbers that the log
+        does not show."""
 
     def load(self) -> tuple[State, int]:
         """The state, and the sequence number of the last event in it."""
@@ -208,6 +218,10 @@ class Store(EventLog, Protocol):
 
     def tenants(self) -> dict[str, str]:
         """Of finished jobs."""
+
+    def mark(self, seq: int) -> int | None:
+        """Tells this event from another one of the same number, in a log that has lost events;
+        None: it is not there."""
 
     def seq_at(self, at_ms: int) -> int:
         """The number of the last event before this time."""

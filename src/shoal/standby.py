@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shoal import __version__
 from shoal.control.database_clock import DatabaseClock
-from shoal.control.following import Following, Warm
+from shoal.control.following import Following
 from shoal.control.gateway_link import GatewayLink
 from shoal.control.heads import Heads
 from shoal.control.history.history import History
@@ -24,6 +24,7 @@ from shoal.control.logs import LogStore
 from shoal.control.packages import PackageStore
 from shoal.control.service_certificates import FollowedSecrets
 from shoal.control.sockets import Doors
+from shoal.control.store.events import Warm
 from shoal.control.stores import stores_of
 from shoal.database.lease import LOOK_S, Lease
 from shoal.ports import Store, StoreError

@@ -267,8 +267,14 @@ class Tick:
     def store_epoch(self, now_ms: int) -> ControllerStarted:
         """It changes nothing but the store, so it may run in a thread of its own."""
         assert self.stage is Stage.LOADED, self.stage
-        first_job, epoch = self._log.used(self.state.next_job, self.state.epoch)
-        event = ControllerStarted(at_ms=now_ms, epoch=epoch + 1, first_job=first_job)
+        used = self._log.used(self.state.next_job, self.state.epoch)
+        event = ControllerStarted(
+            at_ms=now_ms,
+            epoch=used.epoch + 1,
+            first_job=used.first_job,
+            first_attempt=used.first_attempt,
+            first_order=used.first_order,
+        )
         try:
             self._stored_seq = self._log.commit([event], [])
         except Exception:

@@ -289,7 +289,7 @@ def test_what_is_replaced_is_put_aside_and_the_files_of_jobs_and_nodes_stay(
     assert done.first_job == given_out.job, "the marks know which numbers were given out"
     state, seq = SqliteStore(home.database).load()
     assert (seq, state.next_job) == (last + 1, given_out.job)
-    assert Numbers(home.marks).floor(state.next_job, state.epoch).job >= given_out.job
+    assert Numbers(home.marks).floor(state.next_job, state.epoch).first_job >= given_out.job
 
 
 def test_another_cluster_is_put_aside_with_all_its_files(saved: Path, tmp_path: Path) -> None:
@@ -315,7 +315,7 @@ def test_each_restore_on_another_machine_begins_behind_the_one_before(
         state, _ = SqliteStore(new.database, Numbers(new.marks)).load()
         seen.append((state.epoch, state.next_job, state.restored_attempt, state.next_order))
         assert state.restored_job == state.next_job
-        assert Numbers(new.marks).floor(1, 0).job == state.next_job + JOBS_AHEAD
+        assert Numbers(new.marks).floor(1, 0).first_job == state.next_job + JOBS_AHEAD
     assert seen[0][0] >= before.epoch + 1_000
     assert all(
         a < b for one, two in itertools.pairwise(seen) for a, b in zip(one, two, strict=True)

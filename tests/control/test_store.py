@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from shoal.control.store import events as event_store
 from shoal.control.store import keeping
-from shoal.control.store.events import EventStore
-from shoal.control.store.marks import JOBS_AHEAD
+from shoal.control.store.events import EventStore, Warm
+from shoal.control.store.marks import ATTEMPTS_AHEAD, JOBS_AHEAD
 from shoal.control.store.served_marks import ServedNumbers
 from shoal.core.state.state import State
 from shoal.database.base import Database
@@ -41,7 +41,7 @@ from shoal.model.events import (
 )
 from shoal.model.finding import EVERY_JOB, LAST_ENDED, SORTS, JobFilter, Order
 from shoal.model.job import Job, JobSpec, Outcome, Phase
-from shoal.ports import StoreDamaged, StoreError
+from shoal.ports import StoreDamaged, StoreError, Used
 from tests.control.test_sqlite_store import as_bytes, history
 
 SETTINGS = settings(
@@ -132,12 +132,39 @@ def test_a_standby_follows_and_its_state_is_where_the_next_leader_begins(place: 
         seq = standby.follow(followed, seq)
     for done in steps[4:]:
         leader.commit(done.events, done.finished)
-    standby.warm = (followed, seq)
+    standby.warm = Warm(followed, seq, leader.events(seq - 1, 1)[0])
     loaded, last = standby.load()
     assert loaded is followed
     assert (as_bytes(loaded), last) == (as_bytes(state), leader.load()[1])
     assert standby.load()[0] is not followed, "a state is taken once"
     standby.commit([ControllerStarted(at_ms=9000, epoch=1)], [])
+
+
+def test_a_standby_whose_log_is_not_the_databases_begins_from_what_is_there(place: Place) -> None:
+    """A server took over that had not got the last events, and went on with others: the numbers are
+    the same, and nothing else is."""
+    _, steps = history(6)
+    leader = place.open()
+    for done in steps[:4]:
+        last = leader.commit(done.events, done.finished)
+    followed, seq = place.open().load()
+    newest = leader.events(seq - 1, 1)[0]
+    for lost in (2, 0):  # the events that another leader has stored in their place
+        change(leader, "DELETE FROM events WHERE seq > ?", last - 2)
+        again = place.open()
+        for number in range(lost):
+            again.commit([NodeReady(at_ms=7_000 + number, node="n1")], [])
+        standby = place.open()
+        before = standby.used(1, 0)
+        standby.warm = Warm(followed, seq, newest)
+        loaded, _ = standby.load()
+        assert loaded is not followed
+        used = standby.used(loaded.next_job, loaded.epoch)
+        assert used.first_job > before.first_job, "what was lost may have used more"
+        assert used.first_attempt and used.epoch > loaded.epoch
+    behind = place.open()
+    behind.warm = Warm(followed, seq, None, lost=True)
+    assert behind.load()[0] is not followed
 
 
 def test_a_commit_is_stored_as_a_whole_or_not_at_all(place: Place) -> None:
@@ -312,10 +339,13 @@ def test_numbers_are_never_given_out_twice(place: Place) -> None:
     for table in ("events", "jobs", "snapshots"):
         change(store, f"DELETE FROM {table}")
     again = EventStore(database, ServedNumbers(database))
-    job, epoch = again.used(1, 0)
-    assert epoch == 7
-    assert 3 < job <= 4 + JOBS_AHEAD
-    assert again.used(job, epoch) == (job, epoch), "a log as new as the marks is believed"
+    used = again.used(1, 0)
+    assert used.epoch == 7
+    assert 3 < used.first_job <= 4 + JOBS_AHEAD
+    assert 1 < used.first_attempt <= 2 + ATTEMPTS_AHEAD
+    known = Used(used.first_job, used.epoch)
+    assert again.used(*known[:2]) == known, "a log as new as the marks is believed"
+    assert again.used(used.first_job, 6).first_attempt, "one that lacks an epoch is not"
 
 
 # -- against a model ---------------------------------------------------------------------------

@@ -32,6 +32,7 @@ from shoal.model.report import (
 )
 from shoal.model.service import ServiceLoad
 from shoal.model.supply import SupplyReport
+from shoal.ports import Used
 from shoal.tick import Tick, verify_all
 
 # The same examples each time, and no clock: a slow machine is no reason to fail.
@@ -65,8 +66,8 @@ class Kept:
         self.log: list[Event] = []
         self.finished: dict[str, Job] = {}
 
-    def used(self, next_job: int, epoch: int) -> tuple[int, int]:
-        return next_job, epoch
+    def used(self, next_job: int, epoch: int) -> Used:
+        return Used(next_job, epoch)
 
     def load(self) -> tuple[State, int]:
         return replay(State(), self.log), len(self.log)

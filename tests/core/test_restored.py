@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from shoal.core.state.apply import replay
 from shoal.core.state.state import State
 from shoal.model.commands import Stop
-from shoal.model.events import ClusterRestored, JobPlaced
+from shoal.model.events import ClusterRestored, ControllerStarted, JobPlaced
 from shoal.model.job import MemberRef, Phase
 from shoal.model.node import NodeIntent
 from tests.core.build import Cluster
@@ -15,7 +17,13 @@ RESTORED = ClusterRestored(
 )
 
 
-def went_back() -> tuple[Cluster, str, str]:
+# The same of a controller that finds out that its log has lost events.
+LOST = ControllerStarted(
+    at_ms=90_000, epoch=1_000, first_job=5_000, first_attempt=40, first_order=30
+)
+
+
+def went_back(how: ClusterRestored | ControllerStarted = RESTORED) -> tuple[Cluster, str, str]:
     """A job that lives since before the backup, on node a; after the backup it moves to b, and a
     second job starts on a. Then the log goes back, and the nodes are as they are."""
     cluster = Cluster()
@@ -39,17 +47,18 @@ def went_back() -> tuple[Cluster, str, str]:
     assert all(len(book.alive) == 1 for book in cluster.books.values())
 
     del cluster.log[kept:]
-    cluster.log.append(RESTORED)
+    cluster.log.append(how)
     cluster.now_ms = RESTORED.at_ms
     cluster._tick.load()
     cluster._tick.begin(cluster.now_ms)
     return cluster, old, new
 
 
-def test_members_that_the_restored_log_does_not_know_are_stopped_and_their_names_never_come_again() -> (  # noqa: E501
-    None
-):
-    cluster, old, new = went_back()
+@pytest.mark.parametrize("how", [RESTORED, LOST])
+def test_members_that_the_restored_log_does_not_know_are_stopped_and_their_names_never_come_again(
+    how: ClusterRestored | ControllerStarted,
+) -> None:
+    cluster, old, new = went_back(how)
     known = {ref for book in cluster.books.values() for ref in book.alive}
     assert known == {MemberRef(old, 2, 0), MemberRef(new, 1, 0)}
     cluster.hear("a", "b")

@@ -23,8 +23,15 @@ from shoal.database.base import Deposed, StoreAway
 from shoal.database.lease import Lease
 from shoal.database.postgres import PostgresDatabase
 from shoal.database.server import Server, clear_error, name_of
-from shoal.model.events import ControllerStarted, Event, PolicyChanged
+from shoal.model.events import (
+    ControllerStarted,
+    Event,
+    JobPlaced,
+    NodesOrdered,
+    PolicyChanged,
+)
 from shoal.model.policy import Policy
+from shoal.model.supply import Supply
 from shoal.ports import StoreDamaged, StoreError, StoreFull
 
 
@@ -111,8 +118,13 @@ def test_a_server_that_has_lost_events_gets_no_log_with_a_hole(postgres_server: 
     url = postgres_server.database()
     with leading(url) as leader:
         leader.store.commit([ControllerStarted(at_ms=1, epoch=5, first_job=30)], [])
-        for _ in range(4):
+        for _ in range(2):
             leader.commit()
+        placed = JobPlaced(at_ms=4, job="j7", attempt=3, slices=(), master="", why="")
+        ordered = NodesOrdered(
+            at_ms=5, order="o8", supply=Supply(name="s", engine="slurm"), nodes=("n",), why=""
+        )
+        leader.acknowledged = leader.store.commit([placed, ordered], [])
         name = url.rpartition("/")[2]
         postgres_server.sql("DELETE FROM shoal.events WHERE seq > 3", name)
         postgres_server.sql(
@@ -122,9 +134,11 @@ def test_a_server_that_has_lost_events_gets_no_log_with_a_hole(postgres_server: 
         with pytest.raises(Deposed, match="has lost the newest 2 events"):
             leader.commit_again()
         assert leader.store.load()[1] == 3
-        job, epoch = leader.store.used(20, 4)
-        assert job > JOBS_AHEAD, "a lost job's number must not be given out again"
-        assert epoch > 4
+        used = leader.store.used(20, 4)
+        assert used.first_job > JOBS_AHEAD, "a lost job's number must not be given out again"
+        assert used.epoch > 4
+        assert used.first_attempt > 3, "nor a lost attempt's"
+        assert used.first_order > 8, "nor a lost order's"
         leader.commit()
         assert len(leader.stored()) == 4
 

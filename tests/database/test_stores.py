@@ -151,8 +151,9 @@ def test_notices_wait_in_order_each_once_within_bounds(
     assert box.cursor is None
     assert box.next_ms() is None
     box.take([notice(n) for n in (1, 2, 2)], 5, 100)
-    box.take([notice(n) for n in (2, 3, 4)] + [notice(9, "mail:bob@x.org")], 7, 100)
-    assert box.cursor == 7
+    assert (box.cursor, box.mark) == (5, 0)
+    box.take([notice(n) for n in (2, 3, 4)] + [notice(9, "mail:bob@x.org")], 7, 100, 77)
+    assert (box.cursor, box.mark) == (7, 77)
     assert [one.notice.id for one in box.due(100, [], 4)] == ["n2", "n9"]  # n1 made room
     first, other = box.due(100, [], 4)
     assert [one.notice.id for one in box.due(100, [first.receiver], 4)] == ["n9"]

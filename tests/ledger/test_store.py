@@ -23,6 +23,7 @@ from shoal.ledger.postings import Addition, Posting
 from shoal.ledger.power import Drawn
 from shoal.ledger.report import Tariff
 from shoal.ledger.store import HOURS_KEPT, JOBS_KEPT_HOURS, OLDER_JOBS, LedgerStore
+from shoal.model import events as ev
 from shoal.model.events import ControllerStarted, NodeLabelled
 from shoal.model.ledger import By
 from shoal.model.prices import PriceList
@@ -76,7 +77,8 @@ def test_moves_take_what_came_before_them_and_leave_what_is_firm(place: Place) -
 def test_power_naps_and_owners_are_read_as_they_were_put(place: Place) -> None:
     store = opened(place)
     more = Addition(power={(3, "n1"): (900, 70)}, naps={(3, "j1"): (40, 50)})
-    store.put([adds(3, "j1", 100), more, more], MIRROR, 9)
+    store.put([adds(3, "j1", 100), more, more], MIRROR, 9, 99)
+    assert (store.mark(9), store.mark(8)) == (99, 0)
     assert store.drawn(0, 10) == {1: Drawn(1800, 140, {Account.USEFUL: 100})}
     assert (store.drawn(4, 10), store.naps(4, 10)) == ({}, Nap())
     assert store.naps(0, 10) == Nap(80, 100)
@@ -197,6 +199,23 @@ def test_a_look_before_the_first_step_of_a_controller_books_the_log_up_to_then_f
     ledger.stepped(Report(), [event], log.commit([event], []))
     assert asyncio.run(ledger.view(By.NODE, 0, 0)).capacity_gpu_us == 4 * 2_013 * 1000
     ledger.close()
+
+
+def test_a_ledger_does_not_go_on_with_another_log_of_the_same_numbers(tmp_path: Path) -> None:
+    """As after a fail-over of the database that lost events, and others took their numbers."""
+    clock = Clock()
+    log = cluster(tmp_path, clock)
+    ledger = LiveLedger(tmp_path / "ledger.db", FileSettings(tmp_path), log, clock)
+    assert ledger._follows(ledger.seq, log.mark(ledger.seq) or 0)
+    known = ledger.seq
+    ledger.close()
+    with log.database.transaction() as cursor:
+        cursor.execute("DELETE FROM events WHERE seq = ?", (known,))
+    other = SqliteStore(tmp_path / "shoal.db")
+    other.commit([ev.NodeReady(at_ms=clock.ms, node="a")] * 2, [])
+    again = LiveLedger(tmp_path / "ledger.db", FileSettings(tmp_path), other, clock)
+    assert again.seq == known + 1, "it begins with what is there now"
+    again.close()
 
 
 def test_trouble_with_the_file_is_told_and_stops_nothing(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from shoal.api.notices import POSTING
 from shoal.control.notices import posting, senders
 from shoal.control.notices.outbox import Outbox
 from shoal.model.job import MemberRef, Phase
@@ -198,6 +199,14 @@ def test_a_receiver_that_drips_is_left_alone(
         url = f"http://127.0.0.1:{door.getsockname()[1]}/"
         assert ask(server, OPERATORS, "POST", "/v1/rules/test", {"to": url})["note"]
         assert time.monotonic() - began < 25
+
+
+def test_an_outbox_that_has_read_another_log_begins_with_what_happens_now(server: Server) -> None:
+    box = server.app.state[POSTING].outbox
+    last, mark = server.loop.last_seq, server.store.mark(server.loop.last_seq)
+    for known, begins in ((mark, last - 1), (7, last)):
+        box.take((), last - 1, 1, server.store.mark(last - 1) if known == mark else known)
+        assert server.run(server.app.state[POSTING]._begin) == begins
 
 
 def test_a_full_outbox_drops_the_oldest_and_counts_them(tmp_path: Path) -> None:

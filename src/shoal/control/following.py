@@ -21,6 +21,7 @@ from shoal.control.loading import load
 from shoal.control.logs import LogStore
 from shoal.control.loop import Busy, ControlLoop, Unreadable
 from shoal.control.packages import PackageStore
+from shoal.control.store.events import Warm
 from shoal.core.state.apply import apply
 from shoal.core.state.state import State
 from shoal.database.base import StoreAway
@@ -41,7 +42,6 @@ EVENTS_AT_ONCE = 5_000  # a standby that is further behind loads a snapshot inst
 EVENTS_UNTIL_FRESH = 100_000
 
 Result = TypeVar("Result")
-Warm = tuple[State, int]
 
 
 class HandedOver(Busy, Unreadable):
@@ -76,6 +76,7 @@ class Following(ControlLoop):
         self._wanted_seq = 0
         self._newest: Recorded | None = None  # the last event that was followed
         self._odd_seq = -1
+        self._lost = False  # the log has lost events that this head had seen
         # Its own: those that serve the API may all wait for a server that does not answer.
         self._thread = ThreadPoolExecutor(1, "following")
 
@@ -138,7 +139,9 @@ class Following(ControlLoop):
     def hand_over(self) -> Warm | None:
         """The state as far as it was followed. From now on it belongs to the loop that leads, so
         whoever still reads here is asked to come again."""
-        warm = (self.tick.state, self.last_seq) if self.tick.settled else None
+        warm = None
+        if self.tick.settled:
+            warm = Warm(self.tick.state, self.last_seq, self._newest, self._lost)
         self.tick.stage = Stage.UNLOADED
         self.tick.state = State()
         self._handed_over, self.known_leader = True, None
@@ -184,10 +187,11 @@ class Following(ControlLoop):
             return bool(rows) and (len(rows) == EVENTS_AT_ONCE or rows[0].seq != 1)
         if not rows or rows[0].seq != self.last_seq:
             again, self._odd_seq = self._odd_seq != self.last_seq, self.last_seq
-            return again  # a log that was restored may begin after it
+            self._lost |= not rows  # otherwise this head is far behind, or the log was restored
+            return again
         known, self._newest = self._newest, rows[-1]
         if known is not None and known != rows[0]:
-            self._newest = None
+            self._newest, self._lost = None, True
             return True
         return len(rows) == EVENTS_AT_ONCE or rows[-1].seq - self.last_seq + 1 != len(rows)
 

@@ -103,7 +103,7 @@ class LiveLedger:
     def _begin(self, store: LedgerStore) -> None:
         found = store.load()
         state, last = self._log.load() if found is None else (None, 0)
-        if found is not None and self._follows(found[1]):
+        if found is not None and self._follows(found[1], store.mark(found[1])):
             self.book, self.seq = Book(found[0]), found[1]
             return
         if state is None:
@@ -116,7 +116,8 @@ class LiveLedger:
         for event in events_of(state, self._clock.now_ms()):
             self.book.take(event)
         # Whoever continues after a crash continues from here, not from the time of the crash.
-        store.put(self.book.drain(), msgspec.msgpack.encode(self.book.cluster), self.seq)
+        mark = self._log.mark(self.seq)
+        store.put(self.book.drain(), msgspec.msgpack.encode(self.book.cluster), self.seq, mark)
 
     def _whole_log(self) -> bool:
         """Whether the log is complete and short enough to book all of it at once."""
@@ -124,9 +125,11 @@ class LiveLedger:
         whole = bool(first) and first[0].seq == 1 and not self._log.unbroken_from
         return whole and newest[0].seq <= EVENTS_REBOOKED_MAX
 
-    def _follows(self, seq: int) -> bool:
-        """Whether the log still has the events after this one."""
-        if seq < self._log.unbroken_from:
+    def _follows(self, seq: int, mark: int) -> bool:
+        """Whether the log still has the events after this one, and this one itself: not another of
+        its number, because it has lost events."""
+        there = self._log.mark(seq) if mark else None
+        if seq < self._log.unbroken_from or (there and there != mark):
             return False
         newest = self._log.events(-1, 1)
         if not newest or newest[0].seq < seq:
@@ -218,7 +221,7 @@ class LiveLedger:
         day = book.cluster.now_ms // HOUR_MS // HOURS_PER_DAY
         live = [job_id for job_id, job in book.cluster.jobs.items() if job.gpus]
         try:
-            await asyncio.to_thread(store.put, entries, state, seq)
+            await asyncio.to_thread(lambda: store.put(entries, state, seq, self._log.mark(seq)))
         except StoreAway:
             self._unsure = True
             raise
@@ -243,7 +246,7 @@ class LiveLedger:
                     raise StoreError("what the ledger could not write is booked again from the log")
                 self.book.settle()
                 state = msgspec.msgpack.encode(self.book.cluster)
-                store.put(self.book.drain(), state, self.seq)
+                store.put(self.book.drain(), state, self.seq, self._log.mark(self.seq))
             except StoreError as error:
                 log.error("%s", error)
             store.close()

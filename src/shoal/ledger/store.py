@@ -23,8 +23,8 @@ from shoal.ledger.power import Drawn, by_machine
 from shoal.model.ledger import By
 from shoal.ports import StoreDamaged
 
-PART, VERSION = "ledger", 2  # 2: naps, and their account
-STEPS = {1: ""}  # the new table is made where it is missing
+PART, VERSION = "ledger", 3  # 2: naps, and their account; 3: the mark of the last event
+STEPS = {1: "", 2: ""}  # a new table is made where it is missing
 HOURS_PER_DAY = 24
 # Hours become days after this, and later jobs become the "older jobs" of their tenant and user: a
 # job that ended long ago is only part of a sum.
@@ -59,6 +59,8 @@ CREATE TABLE IF NOT EXISTS naps (
     PRIMARY KEY (hour, owner)) {table_end};
 CREATE TABLE IF NOT EXISTS book (
     one {integer} PRIMARY KEY CHECK (one = 1), seq {integer} NOT NULL, mirror {blob} NOT NULL);
+CREATE TABLE IF NOT EXISTS book_mark (
+    one {integer} PRIMARY KEY CHECK (one = 1), seq {integer} NOT NULL, mark {integer} NOT NULL);
 """
 _ADD = {
     "amounts": "ON CONFLICT (hour, machine, owner, account) DO UPDATE SET "
@@ -129,23 +131,31 @@ class LedgerStore:
                 self._machines[node_id] = _machine(cursor, node_id, machine)
         return state, rows[0][0]
 
+    def mark(self, seq: int) -> int:
+        """Of this event, if the ledger ends with it; 0: it is not known. A log that has lost events
+        has another one of its number."""
+        rows = self._database.read("SELECT mark FROM book_mark WHERE seq = ?", (seq,))
+        return int(rows[0][0]) if rows else 0
+
     def close(self) -> None:
         closed(self._place, self._database)
 
     # -- writing ---------------------------------------------------------------------------
 
-    def put(self, entries: Iterable[Posting], state: bytes, seq: int) -> None:
-        """All of it is stored, or nothing."""
+    def put(
+        self, entries: Iterable[Posting], state: bytes, seq: int, mark: int | None = None
+    ) -> None:
+        """All of it is stored, or nothing. `mark`: of the event `seq`."""
         if len(self._owners) > OWNERS_REMEMBERED:
             self._owners = {"": self._owners[""]}
         known = dict(self._machines)
         try:
-            self._put(entries, state, seq)
+            self._put(entries, state, seq, mark or 0)
         except BaseException:  # ids created in this transaction are gone with it
             self._machines, self._owners = known, {"": self._owners[""]}
             raise
 
-    def _put(self, entries: Iterable[Posting], state: bytes, seq: int) -> None:
+    def _put(self, entries: Iterable[Posting], state: bytes, seq: int, mark: int) -> None:
         with self._database.transaction() as cursor:
             for entry in entries:
                 if isinstance(entry, Move):
@@ -156,6 +166,11 @@ class LedgerStore:
                 "INSERT INTO book (one, seq, mirror) VALUES (1, ?, ?) ON CONFLICT (one) "
                 "DO UPDATE SET seq = excluded.seq, mirror = excluded.mirror",
                 (seq, state),
+            )
+            cursor.execute(
+                "INSERT INTO book_mark (one, seq, mark) VALUES (1, ?, ?) ON CONFLICT (one) "
+                "DO UPDATE SET seq = excluded.seq, mark = excluded.mark",
+                (seq, mark),
             )
 
     def _add(self, cursor: Cursor, adds: Addition) -> None:

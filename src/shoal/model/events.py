@@ -241,11 +241,14 @@ class PolicyChanged(EventBase, frozen=True, kw_only=True):
 class ControllerStarted(EventBase, frozen=True, kw_only=True):
     """`epoch` fences the commands of controllers before this one. `first_port` was where a new
     cluster began to take ports, while they were taken in turn. Job numbers below `first_job` are
-    already in use, even if this log does not show it."""
+    already in use, even if this log does not show it. If the log has lost events, so are attempts
+    of these jobs below `first_attempt`, and orders below `first_order`."""
 
     epoch: int
     first_port: int = 0
     first_job: int = 0
+    first_attempt: int = 0
+    first_order: int = 0
 
 
 class ClusterRestored(EventBase, frozen=True, kw_only=True):

@@ -201,14 +201,17 @@ def _go_on(staging: Path, home: Home, manifest: Manifest, old: Marks | None) -> 
         if old is not None and old.job >= saved.job and old.epoch >= state.epoch:
             first_job = old.job
         epoch = max(state.epoch, saved.epoch, old.epoch if old else 0)
+        known = saved.both(old) if old else saved
         attempt = max((job.attempt for job in state.jobs.values()), default=0)
         restored = ClusterRestored(
             at_ms=now_ms,
             saved_ms=manifest.saved_ms,
             epoch=epoch + EPOCHS + EPOCHS_A_SECOND * since_s,
             first_job=max(first_job, numbers.left, state.next_job),
-            first_attempt=attempt + ATTEMPTS + ATTEMPTS_A_MINUTE * since_s // 60,
-            first_order=state.next_order + ORDERS + ORDERS_A_SECOND * since_s,
+            first_attempt=max(
+                known.attempt + 1, attempt + ATTEMPTS + ATTEMPTS_A_MINUTE * since_s // 60
+            ),
+            first_order=max(known.order + 1, state.next_order + ORDERS + ORDERS_A_SECOND * since_s),
         )
         store.commit([restored], [])
         verified, _ = store.load()

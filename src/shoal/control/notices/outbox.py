@@ -78,15 +78,23 @@ class Outbox:
         rows = self._database.read("SELECT value FROM meta WHERE key = 'cursor'")
         return int(rows[0][0]) if rows else None
 
-    def take(self, notices: Iterable[Notice], cursor: int, now_ms: int) -> None:
+    @property
+    def mark(self) -> int | None:
+        """Of the event at the cursor: a log that has lost events has another one there."""
+        rows = self._database.read("SELECT value FROM meta WHERE key = 'mark'")
+        return int(rows[0][0]) if rows else None
+
+    def take(
+        self, notices: Iterable[Notice], cursor: int, now_ms: int, mark: int | None = None
+    ) -> None:
         with self._database.transaction() as do:
             touched = dict.fromkeys(_add(do, notice, now_ms) for notice in notices)
             if touched:
                 _bound(do, touched)
-            do.execute(
-                "INSERT INTO meta (key, value) VALUES ('cursor', ?) "
+            do.executemany(
+                "INSERT INTO meta (key, value) VALUES (?, ?) "
                 "ON CONFLICT (key) DO UPDATE SET value = excluded.value",
-                (cursor,),
+                [("cursor", cursor), ("mark", mark or 0)],
             )
 
     def due(self, now_ms: int, busy: Sequence[str], each: int) -> list[Waiting]:

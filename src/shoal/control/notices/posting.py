@@ -88,12 +88,16 @@ class Posting:
 
     def _begin(self) -> int:
         """Where to go on in the log. A new outbox begins with what happens from now on, and so does
-        one that is ahead of the log, because events were lost."""
+        one that has read another log, because events were lost."""
         cursor, last = self.outbox.cursor, self._loop.last_seq
-        if cursor is None or cursor > last:
-            self.outbox.take((), last, self._now_ms())
+        if cursor is None or cursor > last or self._is_other_log(cursor):
+            self.outbox.take((), last, self._now_ms(), self._loop.store.mark(last))
             return last
         return cursor
+
+    def _is_other_log(self, cursor: int) -> bool:
+        read, there = self.outbox.mark, self._loop.store.mark(cursor)
+        return bool(read) and bool(there) and read != there
 
     def _open(self) -> Outbox:
         place = self._stores.notices
@@ -165,7 +169,7 @@ class Posting:
         self._cursor = max(start, read_to if whole else max(read_to, until))
         if notices or self._cursor - start > EVENTS_AT_ONCE // 2:
             now_ms, cursor = self._now_ms(), self._cursor
-            await self._kept(lambda: self.outbox.take(notices, cursor, now_ms))
+            await self._kept(lambda: self.outbox.take(notices, cursor, now_ms, store.mark(cursor)))
         self._behind = self._behind or whole
 
     async def _notices(self, found: Sequence[Recorded]) -> list[Notice]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -30,7 +31,7 @@ from shoal.model.events import ArrayFinished, ControllerStarted, Event, JobFinis
 from shoal.model.finding import EVERY_JOB, LAST_ENDED, Found, JobFilter, Mark, Order
 from shoal.model.job import Job
 from shoal.model.report import Ended
-from shoal.ports import StoreDamaged, StoreError
+from shoal.ports import StoreDamaged, StoreError, Used
 
 log = logging.getLogger("shoal.control")
 
@@ -54,6 +55,16 @@ class _When(msgspec.Struct):
 _decode_when = msgspec.json.Decoder(_When).decode
 
 
+class Warm(NamedTuple):
+    """A state that followed the log up to an event, which is `newest`. `lost`: on the way it has
+    seen events that are no longer in the log."""
+
+    state: State
+    seq: int
+    newest: Recorded | None = None
+    lost: bool = False
+
+
 class WentBack(Deposed):
     """The database has lost events that were stored: only a new start from what is left helps."""
 
@@ -67,7 +78,7 @@ class EventStore:
         self.snapshot_seq = 0
         # A state, and the number of the last event in it, for the next load to begin with. The
         # load takes it: nobody else may use it any more.
-        self.warm: tuple[State, int] | None = None
+        self.warm: Warm | None = None
         self._numbers = numbers or ServedNumbers(database)
         self._generation = -1
         schema.prepare(database)
@@ -79,12 +90,28 @@ class EventStore:
     # -- the log ---------------------------------------------------------------------------
 
     def load(self) -> tuple[State, int]:
-        if self.warm is not None:
+        warm, self.warm = self.warm, None
+        if warm is not None and (warm.lost or not self._goes_on(warm)):
+            # The log that was followed has other events than this one, and nodes may have seen
+            # what they led to: no number of theirs may be given out again.
+            log.error("%s has lost events that were stored", self.database.name)
+            self._numbers.skip()
+            warm = None
+        if warm is None:
+            state, start = self._snapshot()
+        else:
+            state, start = warm.state, warm.seq
             rows = self.database.read("SELECT max(seq) FROM snapshots")
             self.snapshot_seq = rows[0][0] or 0
-        (state, start), self.warm = self.warm or self._snapshot(), None
         self._last = self.follow(state, start)
         return state, self._last
+
+    def _goes_on(self, warm: Warm) -> bool:
+        """Whether this log has the last event of that state, and not another one in its place."""
+        there = self.events(warm.seq - 1, 1) if warm.seq else []
+        if not warm.seq or warm.newest is None:
+            return not warm.seq or [one.seq for one in there] == [warm.seq]
+        return there == [warm.newest]
 
     def follow(self, state: State, seq: int) -> int:
         """Apply the events after `seq`, the last that the state knows; returns the last one now.
@@ -132,12 +159,13 @@ class EventStore:
             what = f"event {seq} does not fit to those before it: {error!r}"
             raise self._damaged(what) from error
 
-    def used(self, next_job: int, epoch: int) -> tuple[int, int]:
-        floor = self._numbers.floor(next_job, epoch)
-        if floor.job > next_job:
+    def used(self, next_job: int, epoch: int) -> Used:
+        used = self._numbers.floor(next_job, epoch)
+        if used.first_job > next_job:
             text = f"{self.database.name} may lack its newest part: it does not know j{next_job}"
-            self.alarms.raise_("store old", f"{text}, but job numbers below j{floor.job} were used")
-        return floor.job, floor.epoch
+            text += f", but job numbers below j{used.first_job} were used"
+            self.alarms.raise_("store old", text)
+        return used
 
     def newest_ms(self) -> int:
         """No event that can be read is later than this."""
@@ -345,6 +373,10 @@ class EventStore:
     def tenants(self) -> dict[str, str]:
         """Of finished jobs."""
         return {str(job): tenant or "" for job, tenant in self.database.read(_TENANTS)}
+
+    def mark(self, seq: int) -> int | None:
+        rows = self.database.read("SELECT crc FROM events WHERE seq = ?", (seq,))
+        return rows[0][0] or 0 if rows else None
 
     def keyed(self, key: str) -> str | None:
         rows = self.database.read("SELECT id FROM jobs WHERE key = ?", (key,))

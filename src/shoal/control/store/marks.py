@@ -1,7 +1,8 @@
-"""The job numbers and epochs that were ever given out in a home, kept outside of the database.
+"""The numbers that were ever given out in a home, kept outside of the database.
 
-A job's number names its logs and its checkpoints, and an epoch decides whose commands nodes obey.
-If the database is lost or an old copy is put back, neither may be given out a second time.
+A job's number names its logs and its checkpoints, an epoch decides whose commands nodes obey, and
+an attempt or an order may still be alive somewhere. If the database is lost, has lost its newest
+events, or an old copy is put back, none of them may be given out a second time.
 """
 
 from __future__ import annotations
@@ -18,22 +19,34 @@ from shoal.model.events import (
     ClusterRestored,
     ControllerStarted,
     Event,
+    JobPlaced,
     JobSubmitted,
+    NodesOrdered,
 )
 from shoal.model.ids import number_of
-from shoal.ports import StoreError
+from shoal.ports import StoreError, Used
 
 log = logging.getLogger("shoal.control")
 
 # Written ahead in blocks, so that a submission seldom waits for a second file.
 JOBS_AHEAD = 1_000
+ATTEMPTS_AHEAD = 10
+ORDERS_AHEAD = 100
+ATTEMPTS_UNKNOWN = 100  # more than a job has had by far, if an older version has left no mark
 
 
 class Marks(msgspec.Struct, frozen=True):
-    """Jobs below `job` may have been given their numbers, epochs up to `epoch` were begun."""
+    """Jobs below `job` may have been given their numbers, epochs up to `epoch` were begun, and
+    attempts up to `attempt` of a job and orders up to `order` may have been made."""
 
     job: int = 1
     epoch: int = 0
+    attempt: int = 0
+    order: int = 0
+
+    def both(self, other: Marks) -> Marks:
+        mine, theirs = msgspec.structs.astuple(self), msgspec.structs.astuple(other)
+        return Marks(*map(max, mine, theirs))
 
 
 class Numbers:
@@ -43,41 +56,64 @@ class Numbers:
         self._path = path
         self.written = self._read()
         self.left = 1 + max((_highest(folder) for folder in folders), default=0)
+        self._begun = 0  # the epoch that this process has marked: it may not be stored
 
-    def floor(self, next_job: int, epoch: int) -> Marks:
+    def floor(self, next_job: int, epoch: int) -> Used:
         """Where a controller with this database goes on. A database as new as the marks is
-        believed; one that is older than the last block, or empty, is not."""
-        job = max(next_job, self.left)
-        if next_job == 1 or next_job + JOBS_AHEAD < self.written.job:
-            job = max(job, self.written.job)
-        return Marks(job, max(epoch, self.written.epoch))
+        believed; one that is older than the last block, or empty, or does not know the newest
+        epoch, is not."""
+        job, known = max(next_job, self.left), self.written
+        old = next_job == 1 or next_job + JOBS_AHEAD < known.job
+        if old:
+            job = max(job, known.job)
+        newest = max(epoch, known.epoch)
+        if not old and (epoch >= known.epoch or known.epoch == self._begun):
+            return Used(job, newest)
+        attempt = known.attempt or (ATTEMPTS_UNKNOWN if known.epoch else 0)
+        return Used(job, newest, attempt + 1 if attempt else 0, known.order + 1)
 
     def cover(self, events: Iterable[Event]) -> None:
         """Called before these are stored."""
-        job, epoch = self.written.job, self.written.epoch
+        known = self.written
+        job, epoch, attempt, order = msgspec.structs.astuple(known)
         for event in events:
-            if isinstance(event, JobSubmitted | ArraySubmitted):
+            if isinstance(event, JobPlaced):
+                attempt = max(attempt, event.attempt)
+            elif isinstance(event, JobSubmitted | ArraySubmitted):
                 job = max(job, number_of(event.job) + 1)
+            elif isinstance(event, NodesOrdered):
+                order = max(order, int(event.order[1:]))
             elif isinstance(event, ControllerStarted | ClusterRestored):
                 epoch = max(epoch, event.epoch)
                 job = max(job, event.first_job)
-        if job > self.written.job:
-            self._write(Marks(job + JOBS_AHEAD, epoch))
-        elif epoch > self.written.epoch:
-            try:
-                self._write(Marks(job, epoch))
-            except StoreError as error:  # a controller must come back on a full disk, too
-                log.error("%s", error)
+                self._begun = epoch
+        ahead = Marks(
+            job + JOBS_AHEAD if job > known.job else job,
+            epoch,
+            attempt + ATTEMPTS_AHEAD if attempt > known.attempt else attempt,
+            order + ORDERS_AHEAD if order > known.order else order,
+        )
+        if ahead == known:
+            return
+        try:
+            self._write(ahead)
+        except StoreError as error:
+            if (job, attempt, order) != (known.job, known.attempt, known.order):
+                raise
+            log.error("%s", error)  # a controller must come back on a full disk, too
 
     def skip(self) -> None:
         """The log has lost its newest events, so the next controller must not believe it: a node
         may still run a job whose number would be given out again."""
-        self._write(Marks(self.written.job + JOBS_AHEAD + 1, self.written.epoch + 1))
+        known = self.written.both(self._read())
+        self._begun = 0
+        self._write(
+            msgspec.structs.replace(known, job=known.job + JOBS_AHEAD + 1, epoch=known.epoch + 1)
+        )
 
     def _write(self, marks: Marks) -> None:
         if self._path is not None:
-            known = self._read()  # in a shared folder, another head may have written since
-            marks = Marks(max(marks.job, known.job), max(marks.epoch, known.epoch))
+            marks = marks.both(self._read())  # in a shared folder, another head may have written
             try:
                 write_private(self._path, msgspec.json.encode(marks) + b"\n")
             except OSError as error:

@@ -210,7 +210,9 @@ def write(path: Path, found: Found, saved: Saved, numbers: Numbers) -> None:
     epochs = [e.epoch for e in found.events.values() if isinstance(e, ControllerStarted)]
     named = [number_of(one) + 1 for one in (*map(_job, found.events.values()), *found.jobs)]
     floor = numbers.floor(max([state.next_job, *named]), max([state.epoch, *epochs]))
-    raise_numbers(state, max(floor.job, numbers.written.job), floor.epoch)
+    known = numbers.written
+    first_job = max(floor.first_job, known.job)
+    raise_numbers(state, first_job, floor.epoch, known.attempt, known.order)
     for event in found.events.values():
         if isinstance(event, JobPlaced):
             raise_attempt(state, event.job, event.attempt)

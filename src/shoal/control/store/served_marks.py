@@ -6,11 +6,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
 from shoal.control.store.marks import Marks, Numbers
 from shoal.control.store.schema import SET_META, prepare
 from shoal.database.base import Database
+from shoal.ports import Used
 
-_JOB, _EPOCH = "job mark", "epoch mark"
+_KEYS = tuple(f"{name} mark" for name in Marks.__struct_fields__)
 
 
 class ServedNumbers(Numbers):
@@ -22,18 +25,16 @@ class ServedNumbers(Numbers):
         prepare(database)
         super().__init__(None, folders)
 
-    def floor(self, next_job: int, epoch: int) -> Marks:
+    def floor(self, next_job: int, epoch: int) -> Used:
         self.written = self._read()  # another head may have led since then
         return super().floor(next_job, epoch)
 
     def _write(self, marks: Marks) -> None:
         with self._database.transaction() as cursor:
-            cursor.executemany(SET_META, [(_JOB, marks.job), (_EPOCH, marks.epoch)])
+            cursor.executemany(SET_META, zip(_KEYS, msgspec.structs.astuple(marks), strict=True))
         self.written = marks
 
     def _read(self) -> Marks:
-        rows = self._database.read(
-            "SELECT key, value FROM meta WHERE key IN (?, ?)", (_JOB, _EPOCH)
-        )
+        rows = self._database.read("SELECT key, value FROM meta WHERE key IN (?, ?, ?, ?)", _KEYS)
         known: dict[str, int] = dict(rows)
-        return Marks(known.get(_JOB, 1), known.get(_EPOCH, 0))
+        return Marks().both(Marks(*(known.get(key, 0) for key in _KEYS)))

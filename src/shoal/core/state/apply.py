@@ -46,6 +46,9 @@ def _controller_started(state: State, event: ControllerStarted) -> None:
     state.epoch = event.epoch
     state.next_port += event.first_port
     state.next_job = max(state.next_job, event.first_job)
+    state.next_order = max(state.next_order, event.first_order)
+    if event.first_attempt:
+        _skip_attempts(state, event.first_attempt)
     # No report could arrive while no controller ran, so silence counts from now.
     state.heard.contacts = {
         node.id: event.at_ms for node in state.order if node.health is not NodeHealth.LOST
@@ -57,8 +60,13 @@ def _cluster_restored(state: State, event: ClusterRestored) -> None:
     state.epoch = max(state.epoch, event.epoch)
     state.next_job = max(state.next_job, event.first_job)
     state.next_order = max(state.next_order, event.first_order)
+    _skip_attempts(state, event.first_attempt)
+
+
+def _skip_attempts(state: State, first: int) -> None:
+    """Events were lost: nodes may know attempts of these jobs that the log does not."""
     state.restored_job = state.next_job
-    state.restored_attempt = max(state.restored_attempt, event.first_attempt)
+    state.restored_attempt = max(state.restored_attempt, first)
 
 
 APPLY: dict[type[EventBase], Callable[[State, Any], None]] = {

@@ -58,9 +58,16 @@ def restore(snapshot: Snapshot) -> State:
     return state
 
 
-def raise_numbers(state: State, next_job: int, epoch: int = 0) -> None:
-    """For a log with gaps: no job number or epoch is given out twice."""
+def raise_numbers(
+    state: State, next_job: int, epoch: int = 0, attempt: int = 0, order: int = 0
+) -> None:
+    """For a log with gaps: no job number or epoch is given out twice, nor an attempt of these jobs
+    or an order up to these, if some were."""
     state.next_job, state.epoch = max(state.next_job, next_job), max(state.epoch, epoch)
+    state.next_order = max(state.next_order, order + 1)
+    if attempt:
+        state.restored_job = state.next_job
+        state.restored_attempt = max(state.restored_attempt, attempt + 1)
 
 
 def raise_attempt(state: State, job_id: str, attempt: int) -> None:

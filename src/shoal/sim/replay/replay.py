@@ -42,6 +42,7 @@ from shoal.model.node import NodeSpec
 from shoal.model.policy import Policy
 from shoal.model.prices import PriceList
 from shoal.model.report import Submit, WakeJob
+from shoal.ports import Used
 from shoal.sim.replay.clusters import NEVER_MS, Conditions
 from shoal.sim.replay.following import Following
 from shoal.sim.replay.gateway import Gateway, RecordedGateway
@@ -290,8 +291,8 @@ class Replay:
 
     # -- the log of events ----------------------------------------------------------------
 
-    def used(self, next_job: int, epoch: int) -> tuple[int, int]:
-        return next_job, epoch
+    def used(self, next_job: int, epoch: int) -> Used:
+        return Used(next_job, epoch)
 
     def load(self) -> tuple[State, int]:
         return State(), 0

@@ -15,7 +15,7 @@ from shoal.core.state.state import Snapshot, State
 from shoal.model.events import Event
 from shoal.model.job import Job
 from shoal.model.report import Ended
-from shoal.ports import StoreError
+from shoal.ports import StoreError, Used
 from shoal.sim.storm.witness import Witness
 
 _encoder = msgspec.json.Encoder()
@@ -52,8 +52,8 @@ class Disk:
         self.snapshot_faults.clear()
         self.load_faults = 0
 
-    def used(self, next_job: int, epoch: int) -> tuple[int, int]:
-        return next_job, epoch
+    def used(self, next_job: int, epoch: int) -> Used:
+        return Used(next_job, epoch)
 
     def commit(self, events: Sequence[Event], finished: Sequence[Job]) -> int:
         fault = self.commit_faults.popleft() if self.commit_faults else None
