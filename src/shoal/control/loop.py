@@ -91,7 +91,7 @@ class ControlLoop:
         self.files: Files | None = None
         self.engine_kind = engine_kind
         self.store = store
-        self.placements = Placements(store.history)
+        self.placements = Placements(lambda job, most: self.store.history(job, most))
         self.tick = Tick(store, policy, TourKeys(self._send).send, fences=engine.fences)
         self.tick.draw = partial(secrets.randbits, PORT_SEED_BITS)
         self._load()
