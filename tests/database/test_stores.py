@@ -23,6 +23,7 @@ from shoal.control.home import ClusterConfig, Home
 from shoal.control.jointoken import standing, write_standing
 from shoal.control.notices import outbox
 from shoal.control.notices.outbox import Outbox
+from shoal.control.service_certificates import FollowedSecrets, SecretKey, ServiceCertificates
 from shoal.control.stores import Stores
 from shoal.database.base import Database, Deposed, StoreAway
 from shoal.database.places import Place, opened
@@ -30,6 +31,7 @@ from shoal.database.postgres import PostgresDatabase
 from shoal.database.settings import FileSettings, Settings, TableSettings
 from shoal.model.audit import AuditEntry
 from shoal.model.notice import Notice, What
+from shoal.model.service import Route, Served, Wanted
 from shoal.ports import StoreError
 from tests.database import two_heads
 from tests.database.two_heads import Cluster
@@ -108,6 +110,31 @@ def test_secrets_and_settings_go_to_the_next_head_and_no_value_is_in_the_databas
     dump = cluster.sql("SELECT string_agg(encode(value, 'escape'), '') FROM shoal.settings")
     assert "token" in dump  # the names of secrets are there ...
     assert "canary" not in dump  # ... and values are not
+
+
+def test_a_standbys_gateway_sees_the_certificates_that_the_leader_has(
+    tmp_path: Path, cluster: Cluster
+) -> None:
+    home = home_of(tmp_path, "a")
+    leading = Stores(home, *cluster.head("a")).secrets(Alarms())
+    leading.put("lab", 0, "tls", b"first", by="ann", now_ms=1)
+    lease = cluster.standby()
+    waiting = PostgresDatabase(cluster.url, lease)
+    cluster.opened.append(waiting)
+    standby = Stores(home_of(tmp_path, "b", home), waiting, lease)
+    now_s = 0.0
+    seen = FollowedSecrets(lambda: standby.secrets(Alarms()), lambda: now_s)
+    found = ServiceCertificates(seen)
+    route = Route(service="web", port=9443, certificate="tls")
+    wanted = Wanted(services=(Served(route=route),))
+
+    def value() -> str:
+        return found.fill(wanted, {"web": SecretKey("lab", 0, "tls")}).services[0].certificate
+
+    assert value() == "first"
+    leading.put("lab", 0, "tls", b"second", by="ann", now_ms=2)
+    now_s = 60.0
+    assert value() == "second"
 
 
 def test_a_head_that_waits_before_any_has_led_finds_nothing_set(

@@ -7,7 +7,6 @@ import stat
 from pathlib import Path
 
 import msgspec
-import pytest
 
 from shoal.control.secretstore import SecretStore
 from shoal.control.service_certificates import FollowedSecrets, SecretKey, ServiceCertificates
@@ -104,7 +103,7 @@ def test_the_value_of_a_secret_is_its_tenants_own_and_as_new_as_the_store(tmp_pa
 
 
 def test_a_standby_reads_the_secrets_again_and_keeps_them_without_a_database(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     now, away = 100.0, False
 
@@ -113,8 +112,7 @@ def test_a_standby_reads_the_secrets_again_and_keeps_them_without_a_database(
             raise StoreError("away")
         return SecretStore(tmp_path / "secrets")
 
-    monkeypatch.setattr("shoal.control.service_certificates.time.monotonic", lambda: now)
-    seen = FollowedSecrets(opened)
+    seen = FollowedSecrets(opened, lambda: now)
     first = seen()
     assert first is not None and seen() is first
     now, away = 200.0, True

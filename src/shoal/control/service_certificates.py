@@ -80,14 +80,16 @@ class ServiceCertificates:
 class FollowedSecrets:
     """A standby's view of the secrets: as the database had them a moment ago."""
 
-    def __init__(self, open_: Callable[[], SecretStore]) -> None:
-        self._open = open_
+    def __init__(
+        self, open_: Callable[[], SecretStore], now_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._open, self._now_s = open_, now_s
         self._store: SecretStore | None = None
         self._due_s = 0.0
 
     def __call__(self) -> SecretStore | None:
-        if time.monotonic() >= self._due_s:
-            self._due_s = time.monotonic() + FRESH_S
+        if self._now_s() >= self._due_s:
+            self._due_s = self._now_s() + FRESH_S
             with contextlib.suppress(StoreError):  # without the database, what was known stays
                 self._store = self._open()
         return self._store
