@@ -91,6 +91,7 @@ class Controller:
         self.life = 0  # counts starts: messages to an earlier life are not heard
         self.steps = 0
         self.fences = False  # the engine can end nodes that do not answer
+        self.twist: Callable[[NodeReport], NodeReport] = lambda report: report  # by nodes that lie
         self.supply: Callable[[Sequence[SupplyCommand]], None] = verify_nothing
         self.policy = policy  # in force, as far as its operators know
         self._wanted: Policy | None = policy  # not stored yet
@@ -120,7 +121,7 @@ class Controller:
 
     def hear(self, report: NodeReport) -> None:
         self._witness.heard(report)
-        self._tick.hear(report)
+        self._tick.hear(self.twist(report))
         self._poke()
 
     def still(self, still: Still) -> bool:

@@ -139,6 +139,19 @@ class Faults:
             self._world.timeline.at(at_ms, partial(self._do, partial(self._set, node, what, True)))
             self._world.timeline.at(at_ms + long_ms, partial(self._set, node, what, False))
 
+    def plan_keepers(self, rng: random.Random, until_ms: int) -> None:
+        """Keepers are killed while descendants of members live on."""
+        for _ in range(rng.randrange(1, 4)):
+            kill = partial(self._kill_keeper, rng.choice(list(self._whole)), rng.randrange(3_000))
+            self._world.timeline.at(rng.randrange(until_ms), partial(self._do, kill))
+
+    def _kill_keeper(self, node: str, linger_ms: int) -> None:
+        machine = self._world.machines.get(node)
+        if machine is not None and machine.up:
+            self._counts["keeper killed"] += 1
+            self._world.kill_keeper(node, linger_ms)
+            self._world.timeline.after(linger_ms + SHORTEST_MS, partial(self._boot, machine))
+
     def plan_store(self, rng: random.Random, until_ms: int) -> None:
         """In some histories the controller's store fails at times. It has its own stream, too."""
         if rng.random() > STORE_PART:

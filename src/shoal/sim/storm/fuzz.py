@@ -27,6 +27,7 @@ from shoal.sim.storm.fabrictruth import with_places
 from shoal.sim.storm.faults import BadNetwork, Faults
 from shoal.sim.storm.flows import Flows
 from shoal.sim.storm.labels import Labels
+from shoal.sim.storm.liars import Liars
 from shoal.sim.storm.lives import Untruth
 from shoal.sim.storm.people import People
 from shoal.sim.storm.replacing import Replacing
@@ -60,6 +61,8 @@ class Size(msgspec.Struct, frozen=True, kw_only=True):
     services_part: float = 0.25  # of the histories have services
     replacing_part: float = 0.4  # ... have users who put a job in the place of another
     sleep_part: float = 0.3  # of the histories have nodes that can put jobs to sleep
+    keepers_part: float = 0.25  # ... have keepers that are killed while processes live on
+    liars_part: float = 0.25  # ... have nodes that lie about members of others
 
 
 class History(msgspec.Struct, frozen=True):
@@ -164,6 +167,7 @@ class Run:
             self._rng("sleepers"),
             self.counts,
         )
+        self.liars = Liars(self.world, self.truth.lives, nodes, self._rng("liars"), self.counts)
         self.users.wish = self._wish
         self.users.wired = self.wiring.place
         self.people = People(self.world, self._rng("people"), self.counts)
@@ -213,6 +217,10 @@ class Run:
         self.faults.plan_sickness(self._rng("sickness"), size.storm_ms)
         self.faults.plan_clock(self._rng("clock"), size.storm_ms)
         self.faults.plan_store(self._rng("store"), size.storm_ms)
+        if self._rng("is a keeper killed").random() < size.keepers_part:
+            self.faults.plan_keepers(self._rng("keepers"), size.storm_ms)
+        if self._rng("does a node lie").random() < size.liars_part:
+            self.liars.plan(size.storm_ms)
         if rng.random() < size.services_part:
             self.services.plan(size.storm_ms)
         if any(tenant.has_budget for tenant in self.policy.tenants):

@@ -89,6 +89,7 @@ class StormNode:
         self.bare = False  # it has none of the programs that jobs want
         self._hogged = False
         self.end: tuple[int, str] | None = None  # when it ends, as far as it knows, and why
+        self._left: list[MemberRef] = []  # they outlive the node
         self._unshipped: dict[MemberRef, MemberExit] = {}  # their output is on the way
         self._nights = nights or Nights()
         self._naps = Naps(
@@ -107,12 +108,23 @@ class StormNode:
     def boot(self, spec: NodeSpec | None = None) -> None:
         """Begin a new life, perhaps with other hardware."""
         assert not self.up, f"{self.spec.id} is on already"
+        self.end_left()
         self.spec = spec or self.spec
         self.incarnation += 1
         self.book = NodeBook(self.spec, self.incarnation, self.exits)
         self.end = None
         self._witness.booted(self.spec, self.incarnation)
         self._beat(self.incarnation)
+
+    def lose_keeper(self) -> None:
+        """The agent dies with its keeper; what members have started lives on until `end_left`."""
+        self._left, self.processes = list(self.processes), {}
+        self.power_off()
+
+    def end_left(self) -> None:
+        left, self._left = self._left, []
+        for ref in left:
+            self._witness.ended(ref, None, End.NODE_DIED)
 
     def power_off(self) -> None:
         if self.book is not None:  # exits that were not reported yet are on the disk, too

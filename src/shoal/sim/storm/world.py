@@ -97,6 +97,22 @@ class World:
             self._deaths[node] = gone
             self._notify(gone)
 
+    def kill_keeper(self, node: str, linger_ms: int) -> None:
+        """The engine ends what is left, which takes a while, and only then says that the node is
+        dead."""
+        machine = self.machines[node]
+        incarnation = machine.incarnation
+        machine.lose_keeper()
+        gone = NodeGone(node, incarnation, "its agent died", machine.exits)
+
+        def announce() -> None:
+            if not machine.up and machine.incarnation == incarnation:
+                machine.end_left()
+                self._deaths[node] = gone
+                self._notify(gone)
+
+        self.timeline.after(linger_ms, announce)
+
     def _fence(self, command: Fence) -> None:
         """As the local engine does, which needs no network; it then starts the node again."""
         machine = self.machines[command.node]
