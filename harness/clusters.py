@@ -17,7 +17,7 @@ import msgspec
 
 from harness import clocks
 from harness.clocks import SteppedClock
-from harness.postgres import postgres
+from harness.postgres import Postgres, postgres
 from harness.relay import Relay, to_file
 from shoal import transport
 from shoal.client import Address, Client
@@ -55,8 +55,9 @@ class Head:
 class Measured:
     """A cluster of one head or two. `client` reaches any of them."""
 
-    def __init__(self, heads: list[Head]) -> None:
+    def __init__(self, heads: list[Head], server: Postgres | None = None) -> None:
         self.heads = heads
+        self.server = server
         self.client = self.connect(PATIENCE_S)
 
     def connect(self, patience_s: float, timeout_s: float = 60) -> Client:
@@ -118,7 +119,7 @@ def two_heads() -> Iterator[Measured]:
                     (path / "head.json").write_text(shoal(heads[0], "heads", "invite"))
                     words += ["--head", str(path / "head.json")]
                 shoal(heads[-1], *words)
-            yield Measured(heads)
+            yield Measured(heads, server)
         finally:
             for head in heads:
                 if head.relay is not None:
