@@ -37,7 +37,6 @@ from shoal.core.scheduling.fit import NO_CONTAINERS
 from shoal.core.scheduling.packing import could_bring
 from shoal.core.state.queue import gang_of_spec
 from shoal.core.state.room import UNLIMITED
-from shoal.core.state.sizes import bytes_of
 from shoal.core.state.state import Node, State
 from shoal.model.events import NodeIntended, NodeJudged
 from shoal.model.health import Standing
@@ -197,7 +196,7 @@ def no_room(state: State, specs: tuple[JobSpec, ...]) -> Refused | None:
     """Why these, all of one tenant, are too many or too large now."""
     tenant, count = specs[0].tenant, len(specs)
     many = too_many(state.tally, state.accounts, tenant, count, waiting=count)
-    return many or too_large(state.sizes, tenant, sum(map(bytes_of, specs)))
+    return many or too_large(state.sizes, tenant, sum(map(state.sizes.measure, specs)))
 
 
 def _submit_workflow(round_: Round, request: SubmitWorkflow) -> Answer:

@@ -43,27 +43,35 @@ class Sizes(msgspec.Struct):
 
     held: dict[str, int] = {}
     of: dict[str, int] = {}
+    measured: tuple[JobSpec, int] | None = None  # the spec that was looked at last: it enters next
+
+    def measure(self, spec: JobSpec) -> int:
+        if self.measured is None or self.measured[0] is not spec:
+            self.measured = spec, bytes_of(spec)
+        return self.measured[1]
 
     def set(self, name: str, tenant: str, size: int) -> None:
         """It takes so much from now on; 0: it is gone."""
-        change = size - self.of.get(name, 0)
+        change = size - self.of.pop(name, 0)
         if size:
             self.of[name] = size
+        self._hold(EVERYONE, change)
+        if tenant != EVERYONE:
+            self._hold(tenant, change)
+
+    def _hold(self, holder: str, change: int) -> None:
+        held = self.held.get(holder, 0) + change
+        if held:
+            self.held[holder] = held
         else:
-            self.of.pop(name, None)
-        for holder in dict.fromkeys((EVERYONE, tenant)):
-            held = self.held.get(holder, 0) + change
-            if held:
-                self.held[holder] = held
-            else:
-                self.held.pop(holder, None)
+            self.held.pop(holder, None)
 
     def job(self, job: Job) -> None:
         """A job or array has come, or its labels or notes have changed. Replicas count with their
         service."""
         if not job.spec.service:
             notes = sum(len(note.text) for note in job.notes) if job.notes else 0
-            self.set(job.id, job.spec.tenant, bytes_of(job.spec) + notes)
+            self.set(job.id, job.spec.tenant, self.measure(job.spec) + notes)
 
     def gone(self, job: Job) -> None:
         self.set(job.id, job.spec.tenant, 0)
