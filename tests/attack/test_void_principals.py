@@ -259,7 +259,8 @@ def test_a_nodes_link_ends_with_its_key(server: Server) -> None:
     key_id, text, hash_ = new_token()
     server.ask(SetKey(NodeKey(id=key_id, hash=hash_, node="far")))
     link = socket_of(server, "/v1/link", text)
-    linked = server.linked or LinkedEngine()
+    linked = server.linked
+    assert linked is not None
     assert eventually(lambda: "far" in linked)
     server.ask(RemoveKey(key_id))
     closed(link)

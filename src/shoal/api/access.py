@@ -146,22 +146,27 @@ class Access:
             self.watcher.enter(entry, proof, needs, stream=is_stream(connection, handler))
 
     def _proof(self, who: Principal, session: Session | None) -> Proof:
-        identity = self._identity() if who.token or who.key else None
-        token = identity and (identity.tokens.get(who.token) or identity.keys.get(who.key))
-        if not token:
+        if not who.token and not who.key:
             return Proof(who, until_ms=session.until_ms if session else 0, session=session)
-        until_ms = session.until_ms if session else token.until_ms  # no later than its token's
-        return Proof(who, token.hash, until_ms, session)
+        identity = self._identity()
+        shown = identity.tokens.get(who.token) or identity.keys[who.key]
+        until_ms = session.until_ms if session else shown.until_ms  # no later than its token's
+        return Proof(who, shown, identity.users.get(who.user), until_ms, session)
 
     def stands(self, proof: Proof) -> Principal | None:
         """The sender by now, by what was shown then; None: it is void."""
+        who, shown = proof.who, proof.shown
         if proof.session is not None and self._over(proof.session):
             return None
-        if not proof.hash:
+        if shown is None:
             return THE_OPERATOR
         identity = self._identity()
-        known = identity.tokens.get(proof.who.token) or identity.keys.get(proof.who.key)
-        return self._of_token(known) if known is not None and known.hash == proof.hash else None
+        known = identity.tokens.get(who.token) or identity.keys.get(who.key)
+        if known is None or known.hash != shown.hash or 0 < known.until_ms <= self._now_ms():
+            return None
+        # A change makes other records: most have none, and thousands of links are looked at.
+        same = known is shown and identity.users.get(who.user) is proof.user
+        return who if same else self._of_token(known)
 
     def principal(self, connection: Connection) -> Principal | None:
         """The sender, by the token in the request."""

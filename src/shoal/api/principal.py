@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from litestar import Request
 
-from shoal.model.identity import EVERY_TENANT, OPERATOR, Identity, NodeKey, Role
+from shoal.model.identity import EVERY_TENANT, OPERATOR, Identity, NodeKey, Role, Token, User
 from shoal.model.ids import number_of
 
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")  # these change nothing
@@ -86,10 +86,11 @@ class Session(msgspec.Struct, frozen=True):
 
 
 class Proof(msgspec.Struct, frozen=True):
-    """What let a request in. `hash`: of the token or key; with another secret, it is void."""
+    """What let a request in: `shown`, or the operator's own token. `user`: as the user was then."""
 
     who: Principal
-    hash: str = ""
+    shown: Token | NodeKey | None = None
+    user: User | None = None
     until_ms: int = 0  # 0: never
     session: Session | None = None
 

@@ -112,7 +112,7 @@ class Watcher:
         if entry.proof is None:
             return True
         then, now = entry.proof.who, self._stands(entry.proof)
-        return (
+        return now is then or (
             now is not None
             and now.may(entry.needs)
             and (now.admin or not then.admin)
