@@ -13,7 +13,7 @@ from shoal.core.answers.why_after import awaited, begins
 from shoal.core.answers.why_ends import ends_first
 from shoal.core.answers.why_sleep import sleepers_note
 from shoal.core.scheduling.again import kept_from, shunned, spares_kept_from
-from shoal.core.scheduling.backfill import GAP_TRIES_MAX, SAFE, delayed_by, set_aside
+from shoal.core.scheduling.backfill import GAP_TRIES_MAX, SAFE, Reserved, delayed_by, set_aside
 from shoal.core.scheduling.beds import asleep_reason
 from shoal.core.scheduling.capacity import held_when_empty
 from shoal.core.scheduling.expect import run_ms
@@ -270,7 +270,7 @@ def _set_aside(state: State, job: Job, now_ms: int) -> Reason | None:
         text = f"number {position + 1} among jobs like it; room is set aside for {names}"
         return Reason(Waits.TURN, text, ahead[0])
     gang, kept = gang_of(job), kept_from(state, job, now_ms) if delayed else set[int]()
-    with set_aside(state, gang, delayed, now_ms) as aside:
+    with set_aside(state, gang, Reserved(state, delayed, now_ms)) as aside:
         if not delayed or fit(state, gang, kept | aside.avoid) is not None:
             return None
     expected = run_ms(state, job, SAFE)

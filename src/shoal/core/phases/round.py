@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from shoal.core.phases.own_members import Strays
 from shoal.core.state.apply import apply
 from shoal.core.state.state import State
@@ -17,6 +19,9 @@ from shoal.model.job import Job
 from shoal.model.policy import Policy
 from shoal.model.report import Ended
 from shoal.model.supply import SupplyCommand
+
+if TYPE_CHECKING:
+    from shoal.core.scheduling.backfill import Reserved
 
 
 class Round:
@@ -34,6 +39,7 @@ class Round:
         "port_seed",
         "quiet",
         "quotas",
+        "reserved",
         "state",
         "strays",
         "supplies",
@@ -52,6 +58,8 @@ class Round:
         self.strays: dict[str, Strays] = {}  # node -> members there that it is not to have
         self.quiet: list[str] = []  # replicas that may be put to sleep now
         self.port_seed = 0  # of the ports that jobs get in this step
+        # What is set aside for jobs, as of so many events; see `scheduling/cycle.py`.
+        self.reserved: tuple[tuple[int, tuple[str, ...]], Reserved] | None = None
         self.more = False  # work is left that another step should take up at once
 
     def obey(self, policy: Policy) -> None:

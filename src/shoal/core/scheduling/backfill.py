@@ -110,23 +110,46 @@ class set_aside(Overlay):  # noqa: N801
     when they start. What is left on their nodes cannot delay them. `avoid`: nodes of theirs on
     which not even one member of the gang is left room for."""
 
-    def __init__(self, state: State, gang: Gang, delayed: Iterable[str], now_ms: int) -> None:
+    def __init__(self, state: State, gang: Gang, reserved: Reserved) -> None:
         super().__init__(state)
         self.avoid: set[int] = set()
-        for index, needs in _needs(state, delayed).items():
-            room = state.rooms[index]
+        self.any = False  # is there room for it beside them on any node?
+        for index, needs in reserved.needs.items():
             shared = not gang.whole_nodes and all(need.members for need in needs)
-            if not shared or not room.holds(gang.demand):
-                self.avoid.add(index)
-                continue
-            left, kept = room.copy(), list(_kept(state, index, needs, now_ms))
+            if shared and state.rooms[index].holds(gang.demand):
+                kept, left = reserved.on(index)
+                if left.holds(gang.demand):
+                    self.any = True
+                    for slice_ in kept:
+                        self.change(slice_, -1)
+                    continue
+            self.avoid.add(index)
+
+
+class Reserved:
+    """What these jobs will need on their nodes, computed when it is asked for. It holds as long as
+    nothing changes."""
+
+    def __init__(self, state: State, delayed: Iterable[str], now_ms: int) -> None:
+        self.needs = _needs(state, delayed)
+        self._state, self._now_ms = state, now_ms
+        self._known: dict[int, tuple[list[Slice], Room]] = {}
+
+    def on(self, index: int) -> tuple[list[Slice], Room]:
+        """What is held back for them on this node, and the room that is left."""
+        found = self._known.get(index)
+        if found is None:
+            left = self._state.rooms[index].copy()
+            kept = list(_kept(self._state, index, self.needs[index], self._now_ms))
             for slice_ in kept:
                 left.change(slice_, -1)
-            if not left.holds(gang.demand):
-                self.avoid.add(index)
-                continue
-            for slice_ in kept:
-                self.change(slice_, -1)
+            found = self._known[index] = (kept, left)
+        return found
+
+
+def nodes_of(state: State, delayed: Iterable[str]) -> set[int]:
+    """The nodes on which room is reserved for these jobs."""
+    return {index for other in delayed for index in state.reservations[other].nodes}
 
 
 def delays(state: State, holder: Job, index: int, gang: Gang, count: int) -> bool:

@@ -5,7 +5,15 @@ from __future__ import annotations
 from shoal.core.phases.round import Round
 from shoal.core.phases.sleeping import rouse
 from shoal.core.scheduling.again import again, kept_from, spares_beside, spares_kept_from
-from shoal.core.scheduling.backfill import GAP_TRIES_MAX, delayed_by, delays, reserve, set_aside
+from shoal.core.scheduling.backfill import (
+    GAP_TRIES_MAX,
+    Reserved,
+    delayed_by,
+    delays,
+    nodes_of,
+    reserve,
+    set_aside,
+)
 from shoal.core.scheduling.defragment import defragment
 from shoal.core.scheduling.elastic import grow, widest
 from shoal.core.scheduling.ends import cut_short, margin_ms, must_leave, too_short
@@ -174,7 +182,8 @@ def _place_beside(round_: Round, lane: Lane, holder: Job, ahead: list[str]) -> b
     if gang in state.agenda.hopeless or state.agenda.stuck.get(lane) == beside:
         return False
     job = state.job_numbered(state.queue.lanes[lane][0][1])
-    with set_aside(state, gang, delayed_by(state, job, ahead, now_ms), now_ms) as aside:
+    delayed = delayed_by(state, job, ahead, now_ms)
+    with set_aside(state, gang, _reserved(round_, delayed)) as aside:
         avoid, found = aside.avoid | kept_from(state, job, now_ms), None
         for _ in range(BESIDE_TRIES_MAX):
             plan = fit(state, gang, avoid)
@@ -247,10 +256,7 @@ def _place_one(round_: Round, lane: Lane, ahead: list[str]) -> bool:
             if (delayed, short) in tried:
                 continue  # like one before it
             tried.add((delayed, short))
-        with set_aside(state, lane.gang, delayed, now_ms) as aside:
-            avoid = aside.avoid | spares | short
-            apart = fit(state, lane.gang, avoid) if avoid or delayed else plan
-            found = _slices(round_, job, lane.gang, avoid, apart) if apart is not None else None
+        found = _found(round_, job, lane.gang, delayed, spares | short, plan)
         if found is not None:
             _give(round_, job, *found)
             return True
@@ -263,6 +269,33 @@ def _place_one(round_: Round, lane: Lane, ahead: list[str]) -> bool:
     if not spared:
         state.agenda.stuck[lane] = tuple(ahead)
     return False
+
+
+def _found(
+    round_: Round, job: Job, gang: Gang, delayed: tuple[str, ...], kept: set[int], plan: GangFit
+) -> tuple[tuple[Slice, ...], str] | None:
+    """What it gets: apart from the nodes of those that it might delay or, if there is no room
+    elsewhere, beside what is set aside for them. `plan`: where it would fit without them."""
+    state = round_.state
+    avoid = nodes_of(state, delayed) | kept
+    apart = fit(state, gang, avoid) if avoid else plan
+    if apart is not None:
+        return _slices(round_, job, gang, avoid, apart)
+    if not delayed:
+        return None
+    with set_aside(state, gang, _reserved(round_, delayed)) as aside:
+        beside = fit(state, gang, aside.avoid | kept) if aside.any else None
+        if beside is None:
+            return None
+        return _slices(round_, job, gang, aside.avoid | kept, beside)
+
+
+def _reserved(round_: Round, delayed: tuple[str, ...]) -> Reserved:
+    """Many lanes are tried beside the same jobs before anything changes."""
+    key = (len(round_.events), delayed)
+    if round_.reserved is None or round_.reserved[0] != key:
+        round_.reserved = (key, Reserved(round_.state, delayed, round_.now_ms))
+    return round_.reserved[1]
 
 
 def _slices(

@@ -8,7 +8,7 @@ import heapq
 from shoal.core.phases.round import Round
 from shoal.core.phases.sleeping import rouse
 from shoal.core.scheduling.again import kept_from
-from shoal.core.scheduling.backfill import delayed_by, set_aside
+from shoal.core.scheduling.backfill import Reserved, delayed_by, set_aside
 from shoal.core.scheduling.beds import behind
 from shoal.core.scheduling.fit import fit, slices
 from shoal.core.scheduling.keep import line_key
@@ -95,7 +95,7 @@ def _go_elsewhere(round_: Round, job: Job) -> None:
     if gang in state.agenda.hopeless:
         return
     delayed = delayed_by(state, job, state.reservations, now_ms)
-    with set_aside(state, gang, delayed, now_ms) as aside:
+    with set_aside(state, gang, Reserved(state, delayed, now_ms)) as aside:
         plan = fit(state, gang, kept_from(state, job, now_ms) | aside.avoid)
         found = slices(state, plan, gang.demand) if plan is not None else ()
     if not found:
