@@ -58,8 +58,7 @@ class Round:
         self.strays: dict[str, Strays] = {}  # node -> members there that it is not to have
         self.quiet: list[str] = []  # replicas that may be put to sleep now
         self.port_seed = 0  # of the ports that jobs get in this step
-        # What is set aside for jobs, as of so many events; see `scheduling/cycle.py`.
-        self.reserved: tuple[tuple[int, tuple[str, ...]], Reserved] | None = None
+        self.reserved: dict[tuple[str, ...], Reserved] = {}  # what is set aside for these jobs
         self.more = False  # work is left that another step should take up at once
 
     def obey(self, policy: Policy) -> None:

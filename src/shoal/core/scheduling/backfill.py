@@ -15,7 +15,7 @@ from shoal.core.scheduling.fit import area_of, members_here
 from shoal.core.scheduling.order import takes_turns
 from shoal.core.state.apply_room import Overlay
 from shoal.core.state.queue import Gang, gang_of
-from shoal.core.state.room import Room
+from shoal.core.state.room import Level, Room
 from shoal.core.state.state import State
 from shoal.model.events import JobReserved
 from shoal.model.job import Job, Phase
@@ -114,37 +114,45 @@ class set_aside(Overlay):  # noqa: N801
         super().__init__(state)
         self.avoid: set[int] = set()
         self.any = False  # is there room for it beside them on any node?
-        for index, needs in reserved.needs.items():
-            shared = not gang.whole_nodes and all(need.members for need in needs)
-            if shared and state.rooms[index].holds(gang.demand):
+        self.avoid.update(reserved.needs)
+        for index in reserved.shared if not gang.whole_nodes else ():
+            if state.rooms[index].holds(gang.demand):
                 kept, left = reserved.on(index)
                 if left.holds(gang.demand):
                     self.any = True
+                    self.avoid.discard(index)
                     for slice_ in kept:
                         self.change(slice_, -1)
-                    continue
-            self.avoid.add(index)
 
 
 class Reserved:
-    """What these jobs will need on their nodes, computed when it is asked for. It holds as long as
-    nothing changes."""
+    """What these jobs will need on their nodes, computed when it is asked for. In one cycle a node
+    only loses room, so what is known of it holds until it does."""
 
     def __init__(self, state: State, delayed: Iterable[str], now_ms: int) -> None:
+        self._made_for = [(other, state.reservations[other]) for other in delayed]
         self.needs = _needs(state, delayed)
+        self.shared = [
+            index for index, needs in self.needs.items() if all(need.members for need in needs)
+        ]
         self._state, self._now_ms = state, now_ms
-        self._known: dict[int, tuple[list[Slice], Room]] = {}
+        self._known: dict[int, tuple[Level, list[Slice], Room]] = {}
+
+    @property
+    def valid(self) -> bool:
+        held = self._state.reservations
+        return all(held.get(other) is before for other, before in self._made_for)
 
     def on(self, index: int) -> tuple[list[Slice], Room]:
         """What is held back for them on this node, and the room that is left."""
-        found = self._known.get(index)
-        if found is None:
+        level, found = self._state.rooms[index].level, self._known.get(index)
+        if found is None or found[0] != level:
             left = self._state.rooms[index].copy()
             kept = list(_kept(self._state, index, self.needs[index], self._now_ms))
             for slice_ in kept:
                 left.change(slice_, -1)
-            found = self._known[index] = (kept, left)
-        return found
+            found = self._known[index] = (level, kept, left)
+        return found[1:]
 
 
 def nodes_of(state: State, delayed: Iterable[str]) -> set[int]:

@@ -291,11 +291,11 @@ def _found(
 
 
 def _reserved(round_: Round, delayed: tuple[str, ...]) -> Reserved:
-    """Many lanes are tried beside the same jobs before anything changes."""
-    key = (len(round_.events), delayed)
-    if round_.reserved is None or round_.reserved[0] != key:
-        round_.reserved = (key, Reserved(round_.state, delayed, round_.now_ms))
-    return round_.reserved[1]
+    """Many lanes are tried beside the same jobs."""
+    found = round_.reserved.get(delayed)
+    if found is None or not found.valid:
+        found = round_.reserved[delayed] = Reserved(round_.state, delayed, round_.now_ms)
+    return found
 
 
 def _slices(
