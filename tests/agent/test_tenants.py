@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from shoal.agent.confine.binding import Binding
 from shoal.agent.confine.devices import renumbered
 from shoal.agent.confine.limits import unenforced
 from shoal.agent.confine.plan import Bound, Covered, Mounts, Shown, mounts
@@ -191,6 +192,8 @@ def test_a_node_with_real_gpus_says_whose_jobs_could_open_others() -> None:
     assert unenforced(second, False, "", "") == ()
     by_whom = "GPUs of others, by the operator's jobs (no device cgroup)"
     assert unenforced(second, True, "", "") == (by_whom,)
+    ports = f"tenants' ports, which others may bind first ({Binding(None).problem})"
+    assert unenforced(second, False, "", Binding(None).problem) == (ports,)
     all_of_it = ("GPUs of others (no device cgroup)", "tenants (why)")
     assert unenforced(second, True, "tenants (why)", "no BPF") == all_of_it
 

@@ -40,6 +40,12 @@ while not os.path.exists(sys.argv[1]):
 words = ["-m", "tests.gateway.replica", os.environ["PORT"], "own"]
 os.execvp(sys.executable, [sys.executable, *words])
 """
+# A gang whose first member listens where the others would look for it.
+MEETS = """
+import os, socket
+if os.environ["RANK"] == "0":
+    socket.create_server(("", int(os.environ["MASTER_PORT"]))).close()
+"""
 # What a tenant may bind, one line for each attempt.
 BINDS = """
 import json, os, socket
@@ -156,6 +162,20 @@ def test_a_thief_of_a_loading_replicas_port_gets_no_request(live: Live, tmp_path
     assert all("costs no retry" in event.why for event in again if event.job == first)
 
 
+def test_a_gang_whose_port_is_taken_runs_again_at_no_cost(live: Live, tmp_path: Path) -> None:
+    policy = live.client.policy()
+    ports = range(policy.port_first, policy.port_first + policy.port_count)
+    with hog(ports, tmp_path / "heard") as thief:
+        job = live.client.submit(live.spec(sys.executable, "-c", MEETS, members=2)).id
+        assert eventually(lambda: any(one.job == job for one in lost(live)), WAIT_S)
+    assert live.wait(job) == "succeeded", live.output(job)
+    first = next(one for one in lost(live) if one.job == job)
+    assert first.fault is Fault.PORT
+    assert f"is not free on this node: process {thief}" in first.why
+    view = live.client.job(job)
+    assert (view.failures, view.attempt > 1) == (0, True)
+
+
 def test_a_tenants_job_cannot_bind_a_port_that_is_not_its_own(live: Live) -> None:
     need_binding(live)
     policy = live.client.policy()
@@ -170,9 +190,7 @@ def test_a_tenants_job_cannot_bind_a_port_that_is_not_its_own(live: Live) -> Non
 
 def test_a_tenants_gang_binds_the_port_it_was_given(live: Live) -> None:
     need_binding(live)
-    script = "import os, socket; socket.create_server(('', int(os.environ['MASTER_PORT'])))"
-    guarded = f"import os\nif os.environ['RANK'] == '0':\n    {script}"
-    spec = live.spec(sys.executable, "-c", guarded, tenant="good", members=2, cpu_milli=100)
+    spec = live.spec(sys.executable, "-c", MEETS, tenant="good", members=2, cpu_milli=100)
     job = live.client.submit(spec).id
     assert live.wait(job) == "succeeded", live.output(job)
 
