@@ -267,7 +267,8 @@ class Truth(Witness):
 
     def _member_exited(self, event: MemberExited) -> None:
         life = self.lives.all.get(ref := MemberRef(event.job, event.attempt, event.member))
-        self.health.exited(event)
+        if life is None or life.how is not End.VANISHED:  # nobody knows any more what it did
+            self.health.exited(event)
         self.jobs[event.job].member_over(ref)
         if ref in self._refused and (life is None or life.how is End.VANISHED):
             # What is missing everywhere is the job's failure; a sick node never is.
