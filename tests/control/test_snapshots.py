@@ -15,6 +15,7 @@ import pytest
 
 from shoal.agent.keeping.copying import Copying
 from shoal.agent.keeping.fetching import _restore, _swap
+from shoal.agent.keeping.url_cache import FILES, UrlCache
 from shoal.control.kept_files import Index
 from shoal.control.output_room import OutputRoom
 from shoal.control.outputs import Limits, OutputStore
@@ -207,6 +208,23 @@ def test_an_agent_killed_between_any_two_changes_loses_no_checkpoint_of_its_node
     assert number > 3
     assert _read(place) == together
     assert [one.name for one in place.parent.iterdir()] == ["j1"]
+
+
+def test_a_volume_in_the_cache_is_whole_wherever_the_agent_is_killed(tmp_path: Path) -> None:
+    """Also one that takes the place of another with the same name."""
+    old, new = {"a": b"old", "b": b"old"}, {"a": b"new", "b": b"new"}
+    for number in range(1, 100):
+        cache = UrlCache(tmp_path / str(number))
+        for at, files in ((0, old), (number, new)):
+            _write(cache.root / ".part" / FILES, files)
+            with killed_before(at or 1_000) as count, suppress(Killed):
+                cache.put(cache.root / ".part", "k")
+        cache.clear_up()
+        found = _read(cache.root / "k" / FILES) if cache.find("k") else None
+        assert found in (None, old, new), f"killed before change {number}: {found}"
+        if count["tried"] < number:
+            break
+    assert number > 5 and found == new
 
 
 def test_an_agent_settles_a_snapshot_until_the_head_has_it(tmp_path: Path) -> None:

@@ -89,6 +89,7 @@ class UrlCache:
             if path.name != FILES:
                 discard(path)
         size = _bytes_of(part / FILES)
+        (self.root / f"{key}{SIZE}").unlink(missing_ok=True)  # without it, the folder is not whole
         discard(self.root / key)
         part.rename(self.root / key)
         fresh = self.root / f".{key}{SIZE}"
