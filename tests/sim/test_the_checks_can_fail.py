@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 import shoal.core.step
+import shoal.tick
 from shoal.core.health import quarantine
 from shoal.core.nodebook import Action, NodeBook
 from shoal.core.phases import admit, budget, heal, identity, observe, reconcile, replacing, watch
@@ -34,7 +35,7 @@ from shoal.model.node import End, NodeHealth, NodeIntent
 from shoal.model.report import Accepted, Answer, NodeReport, RemoveTenant, Submit
 from shoal.model.resources import Demand, Kind, Slice
 from shoal.sim.storm.fuzz import SeedFailed, Size, run_seed
-from shoal.tick import Reply, Stage, Tick
+from shoal.tick import Stage, Tick
 
 SEEDS_MAX = 200
 # Healthy histories settle long before; a stuck one need not be watched for longer.
@@ -309,18 +310,7 @@ def go_on_after_a_failed_commit(patch: pytest.MonkeyPatch) -> None:
 
 
 def serve_clients_that_have_left(patch: pytest.MonkeyPatch) -> None:
-    known = Tick._is_new
-
-    class Waiting:
-        def __init__(self, reply: Reply) -> None:
-            self.set_result, self.set_exception = reply.set_result, reply.set_exception
-
-        def done(self) -> bool:
-            return False
-
-    patch.setattr(
-        Tick, "_is_new", lambda self, request, reply: known(self, request, Waiting(reply))
-    )
+    patch.setattr(shoal.tick, "_is_open", lambda looked: looked.answer is None)
 
 
 def believe_late_reports_after_a_load(patch: pytest.MonkeyPatch) -> None:
