@@ -40,6 +40,8 @@ TESTS: list[Callable[..., None]] = [
     test_store.test_a_standby_follows_and_its_state_is_where_the_next_leader_begins,
     test_store.test_old_history_goes_with_a_snapshot,
     test_store.test_who_has_most_finished_jobs_gives_first,
+    test_store.test_large_records_of_one_tenant_do_not_push_out_others,
+    test_store.test_a_flood_of_events_leaves_what_others_want_to_know_of_their_jobs,
     test_store.test_old_snapshots_are_thinned_and_go_with_their_events,
     test_store.test_a_key_stays_with_the_first_job_and_a_retried_element_replaces_its_record,
     test_store.test_numbers_are_never_given_out_twice,

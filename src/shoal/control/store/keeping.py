@@ -38,11 +38,12 @@ UPDATE jobs SET bytes = length(body) + coalesce(
     (SELECT sum(length(job_events.body)) FROM job_events WHERE job = jobs.id), 0)
 WHERE ended > ? OR id IN (SELECT job FROM job_events WHERE seq > ?)
 """
-_OLDEST = """
+_OLDEST = "SELECT number FROM jobs WHERE tenant = ? ORDER BY ended, number LIMIT ?"
+_BEYOND = """
 SELECT number FROM (
-    SELECT number, row_number() OVER newest AS place, sum(bytes) OVER newest AS total
-    FROM jobs WHERE tenant = ? WINDOW newest AS (ORDER BY ended DESC, number DESC)) AS own
-WHERE place > ? OR total > ?
+    SELECT number, sum(bytes) OVER (ORDER BY ended DESC, number DESC) AS total
+    FROM jobs WHERE tenant = ?) AS own
+WHERE total > ?
 """
 
 
@@ -84,11 +85,13 @@ def drop_finished(cursor: Cursor) -> list[str]:
     fewer = kept_shares(counts, sum(counts.values()) - FINISHED_JOBS_KEPT)
     smaller = kept_shares(sizes, sum(sizes.values()) - FINISHED_BYTES_MAX)
     dropped: list[str] = []
-    for tenant in sorted(fewer.keys() | smaller.keys()):
-        most = fewer.get(tenant, counts[tenant]), smaller.get(tenant, sizes[tenant])
-        query = f"DELETE FROM jobs WHERE number IN ({_OLDEST}) RETURNING id"
-        dropped += [str(job) for (job,) in cursor.execute(query, (tenant, *most))]
-    cursor.executemany("DELETE FROM job_events WHERE job = ?", [(job,) for job in dropped])
+    drops = [(_OLDEST, tenant, counts[tenant] - most) for tenant, most in fewer.items()]
+    drops += [(_BEYOND, tenant, most) for tenant, most in smaller.items()]
+    for which, tenant, number in drops:
+        query = f"DELETE FROM jobs WHERE number IN ({which}) RETURNING id"
+        dropped += [str(job) for (job,) in cursor.execute(query, (tenant, number))]
+    if dropped and cursor.execute("SELECT 1 FROM job_events LIMIT 1"):
+        cursor.executemany("DELETE FROM job_events WHERE job = ?", [(job,) for job in dropped])
     return dropped
 
 
