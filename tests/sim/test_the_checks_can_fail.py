@@ -456,7 +456,7 @@ EARLY: dict[Mutate, int] = {
     call_anybody_idle: 9,
     run_again_what_is_done: 11,
     start_where_the_time_is_too_short: 4,
-    believe_late_reports_after_a_load: 1002058,
+    believe_late_reports_after_a_load: 1002227,
     accept_and_remove_no_token: 30,
     run_every_tenant_as_the_agent: 9,
     remove_tenants_with_jobs: 29,
