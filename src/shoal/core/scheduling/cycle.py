@@ -168,7 +168,9 @@ def _walk_beside(
         if not lane.gang.demand.gpus and not lane.gang.whole_nodes:
             while lane in queue.lanes and _place_beside(round_, lane, holder, ahead):
                 budget -= 1
-                if not budget:
+                # The spare may be another node now, and the holder may have fallen back in line.
+                moved = round_.policy.spares or _falls_back(round_.state, lane.tenant, ahead)
+                if not budget or moved:
                     round_.more = True
                     round_.look_again(round_.now_ms)
                     return
