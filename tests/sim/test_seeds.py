@@ -62,7 +62,7 @@ FOUND_FABRIC = (3301142, 3300298)
 FOUND_VANISHED = (3410274,)
 # A node stayed weak though a tour about it had found its only link well; a storage check was sent
 # again with each report, which was the answer to it; the witness expected too much of a tour.
-FOUND_CHECKS = (3400203, 3400241, 3400935, 3400115)
+FOUND_CHECKS = (3400203, 3400241, 3400935, 3400115, 3420467)
 FOUND_WITNESS = (707807, 715960, 723561, 736814, 739682)
 
 

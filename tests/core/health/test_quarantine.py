@@ -12,6 +12,7 @@ from shoal.core.health.quarantine import (
     HISTORY_MAX,
     SUSPICIONS_MAX,
     checked,
+    faulted,
     passed_by,
     released,
     room_for,
@@ -95,6 +96,16 @@ def test_a_check_that_passes_refutes_failures_but_not_what_checks_cannot_see() -
     record = suspect(Record(), slow(1000, owner="red/ann", refutable=True))
     assert check(record, True, 2000).suspicions == ()
     assert len(check(suspect(Record(), slow(1000)), True, 2000).suspicions) == 1
+
+
+def test_the_quick_retests_of_a_full_disk_are_one_strike() -> None:
+    record = faulted(Record(), "its disk is full", 0, RULE)
+    for now in range(30_000, 20 * 30_000, 30_000):
+        record = check(passed_by(record, now, RULE), False, now)
+    record = check(record, True, 20 * 30_000)
+    later = check(record, False, 21 * 30_000)
+    assert later.strikes == 2
+    assert later.retest_ms - later.since_ms == 20 * MINUTE
 
 
 def test_what_is_proven_needs_no_second_time() -> None:

@@ -126,6 +126,8 @@ def room_for(quarantined: int, nodes: int, rule: HealthRule) -> bool:
 def _quarantine(record: Record, now_ms: int, why: str, rule: HealthRule) -> Record:
     calm = record.standing is Standing.OK and now_ms - record.since_ms > rule.forgive_ms
     strikes = 1 if calm else record.strikes + 1
+    if record.faulty and record.standing is Standing.QUARANTINED:
+        strikes = record.strikes  # a full disk is looked at every 30 s, and is one trouble
     wait_ms = min(rule.retest_ms << min(strikes - 1, DOUBLINGS_MAX), rule.retest_ms_max)
     if record.faulty:
         wait_ms = min(rule.retest_ms, FAULT_RETEST_MS)
