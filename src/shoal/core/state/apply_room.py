@@ -53,7 +53,7 @@ def drop_node(state: State, name: str) -> int:
     heard = state.heard
     for book in (heard.said, heard.versions, heard.getting, heard.uses, heard.touched):
         book.pop(name, None)
-    for told in (heard.asked, heard.checks_sent, heard.verdicts, heard.own_ends, heard.listens):
+    for told in (heard.asked, heard.verdicts, heard.own_ends, heard.listens):
         told.pop(name, None)
     state.caches.ending = {}
     return node.index
