@@ -156,7 +156,7 @@ class Cluster:
         self.last = tick.run(self.now_ms).step
         return self.last
 
-    def restart(self) -> None:
+    def take_over(self) -> None:
         """Another controller begins, and knows what was stored."""
         self._tick.load()
         self._tick.begin(self.now_ms)

@@ -147,7 +147,11 @@ def test_whatever_a_node_reports_no_step_fails_and_no_other_nodes_members_change
 def test_strangers_are_stopped_and_their_exits_acknowledged_and_nothing_else() -> None:
     made = busy()
     alien, gone = MemberRef("j6", 1, 0), MemberRef("j6", 1, 77)
-    lies = {"alive": (alien,), "exits": (MemberExit(gone, 1),), "asleep": (Slept(alien, 5, 5),)}
+    lies: dict[str, object] = {
+        "alive": (alien,),
+        "exits": (MemberExit(gone, 1),),
+        "asleep": (Slept(alien, 5, 5),),
+    }
     report = lie(made, lies, honest=True)
     assert report is not None
     about = [one for one in made.step(nodes=(report,)).commands if one.node == LIAR]

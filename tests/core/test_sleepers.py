@@ -175,7 +175,7 @@ def test_the_idle_time_of_a_paid_node_goes_on_under_the_next_controller() -> Non
     pool.cluster.end(job)
     for _ in range(4):  # a new controller every 2 minutes
         pool.wait(2 * MINUTE_MS)
-        pool.cluster.restart()
+        pool.cluster.take_over()
     assert pool.released == ["o1"]
 
 

@@ -175,8 +175,7 @@ def test_notices_wait_in_order_each_once_within_bounds(
 ) -> None:
     monkeypatch.setattr(outbox, "WAITING_MAX", 3)
     box = Outbox(place)
-    assert box.cursor is None
-    assert box.next_ms() is None
+    assert (box.cursor, box.next_ms()) == (None, None)
     box.take([notice(n) for n in (1, 2, 2)], 5, 100)
     assert (box.cursor, box.mark) == (5, 0)
     box.take([notice(n) for n in (2, 3, 4)] + [notice(9, "mail:bob@x.org")], 7, 100, 77)
