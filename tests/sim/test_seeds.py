@@ -60,6 +60,8 @@ FOUND_SLEEP = (16, 280, 156, 30030, 40179, 41222)
 FOUND_FABRIC = (3301142, 3300298)
 # A process that vanished without a trace took its steps along.
 FOUND_VANISHED = (3410274,)
+# What was set aside for one job was counted twice.
+FOUND_ASIDE = (3410312,)
 # A node stayed weak though a tour about it had found its only link well; a storage check was sent
 # again with each report, which was the answer to it; the witness expected too much of a tour.
 FOUND_CHECKS = (3400203, 3400241, 3400935, 3400115, 3420467)
@@ -72,7 +74,7 @@ def test_a_seed_that_once_found_a_defect_keeps_all_promises(seed: int) -> None:
     run_seed(seed, Size(sleep_part=0, replacing_part=0, **BEFORE))
 
 
-@pytest.mark.parametrize("seed", FOUND_FABRIC + FOUND_VANISHED)
+@pytest.mark.parametrize("seed", FOUND_FABRIC + FOUND_VANISHED + FOUND_ASIDE)
 def test_a_seed_that_found_a_defect_of_places_or_of_a_witness_keeps_all_promises(seed: int) -> None:
     run_seed(seed, Size(**BEFORE))
 

@@ -116,7 +116,7 @@ def _walk(round_: Round, lanes: list[Lane], budget: int, sleepers: Sleepers) -> 
             if later > place:  # jobs of its tenant were placed, and it fell back
                 apart.append((later, other))
                 apart.sort(reverse=True)
-            elif other != job.id:
+            elif other not in (job.id, *ahead):  # it may have been reached on its own lane
                 ahead.append(other)
                 if holds_queue(state, state.jobs[other], policy, now_ms):
                     _walk_beside(round_, walk, head, state.jobs[other], ahead, budget)
