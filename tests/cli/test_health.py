@@ -16,6 +16,7 @@ from shoal.api.views import node_view
 from shoal.cli.screen.words import progress_text
 from shoal.cli.verbs.nodes import print_nodes
 from shoal.control.loop import ControlLoop
+from shoal.doubts import Doubts
 from shoal.model.node import NodeIntent
 from shoal.model.views import ProgressView
 from tests.cli.conftest import Shoal
@@ -93,7 +94,8 @@ def test_progress_in_words(fields: dict[str, Any], text: str) -> None:
 
 def listed(cluster: Training, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
     clock = SimpleNamespace(now_ms=lambda: cluster.now_ms)
-    loop = cast(ControlLoop, SimpleNamespace(state=cluster.state, clock=clock))
+    tick = SimpleNamespace(doubts=Doubts())
+    loop = cast(ControlLoop, SimpleNamespace(state=cluster.state, clock=clock, tick=tick))
     print_nodes([node_view(Reach(loop, THE_OPERATOR), node) for node in cluster.state.order])
     lines = capsys.readouterr().out.splitlines()[1:]
     return {line.split()[0]: " ".join(line.split()[1:]) for line in lines}
