@@ -62,7 +62,10 @@ def test_the_indexes_that_a_snapshot_builds_are_those_that_apply_kept(
     def compared(state: State, *rest: Any) -> Step:
         taken = step(state, *rest)
         stored = msgspec.json.encode(state.snapshot())
-        assert indexes(restore(msgspec.json.decode(stored, type=Snapshot))) == indexes(state)
+        restored = restore(msgspec.json.decode(stored, type=Snapshot))
+        for one in (restored, state):
+            one.sizes.measured = None  # a cache: the spec that was looked at last
+        assert indexes(restored) == indexes(state)
         return taken
 
     monkeypatch.setattr(shoal.tick, "step", compared)
