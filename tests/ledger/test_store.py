@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,6 +17,7 @@ from shoal.database.places import Place
 from shoal.database.settings import FileSettings
 from shoal.ledger.accounts import HOUR_MS, Account, Move
 from shoal.ledger.accounts import Place as Spot
+from shoal.ledger.book import Book
 from shoal.ledger.book_state import BookState, Hardware, Owner
 from shoal.ledger.live import LiveLedger
 from shoal.ledger.naps import Nap
@@ -198,6 +200,29 @@ def test_a_look_before_the_first_step_of_a_controller_books_the_log_up_to_then_f
     event = NodeLabelled(at_ms=clock.ms, node="a")
     ledger.stepped(Report(), [event], log.commit([event], []))
     assert asyncio.run(ledger.view(By.NODE, 0, 0)).capacity_gpu_us == 4 * 2_013 * 1000
+    ledger.close()
+
+
+def test_events_that_a_first_look_has_read_from_the_log_are_booked_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are stored a moment before the ledger hears of them."""
+    clock, taken = Clock(), list[str]()
+    log = SqliteStore(tmp_path / "shoal.db")
+    log.commit([ControllerStarted(at_ms=clock.ms, epoch=1)], [])
+    ledger = LiveLedger(tmp_path / "ledger.db", FileSettings(tmp_path), log, clock)
+    take = Book.take
+
+    def noted(book: Book, event: Any) -> None:
+        taken.append(event.node)
+        take(book, event)
+
+    monkeypatch.setattr(Book, "take", noted)
+    events = [NodeLabelled(at_ms=clock.ms, node=name) for name in ("a", "b")]
+    first = log.commit(events[:1], [])
+    asyncio.run(ledger.view(By.NODE, 0, 0))
+    ledger.stepped(Report(), events, log.commit(events[1:], []))
+    assert (taken, ledger.seq) == (["a", "b"], first + 1)
     ledger.close()
 
 

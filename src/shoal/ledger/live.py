@@ -147,7 +147,8 @@ class LiveLedger:
         try:
             self._catch_up(seq - len(events))
             now_ms = events[0].at_ms if events else self._clock.now_ms()
-            self.book.stepped(report, events, now_ms)
+            # A look before the first step may have read them from the log already.
+            self.book.stepped(report, events[len(events) - (seq - self.seq) :], now_ms)
             self.seq = seq
         except StoreAway:  # only when it caught up: it begins again where it was written last
             self._unsure = True
