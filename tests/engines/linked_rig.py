@@ -55,9 +55,6 @@ class Keys(Access):
         given = connection.headers.get("authorization", "").removeprefix("Bearer ")
         return self.of.get(given)
 
-    def still(self, connection: ASGIConnection[Any, Any, Any, Any], who: Principal) -> bool:
-        return self.node(connection) == who.node
-
     async def guard(
         self, connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler
     ) -> None:
