@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+import shoal.core.phases.round
 import shoal.core.step
 import shoal.tick
 from shoal.core.health import quarantine
@@ -240,7 +241,7 @@ def forget_what_was_saved(patch: pytest.MonkeyPatch) -> None:
     def saved(**fields: Any) -> JobCheckpointed:
         return JobCheckpointed(**{**fields, "step": fields["step"] // 2})
 
-    patch.setattr(watch, "JobCheckpointed", saved)
+    patch.setattr(shoal.core.phases.round, "JobCheckpointed", saved)
 
 
 def call_anybody_idle(patch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from itertools import chain
+from itertools import count as counted
 
 from shoal.core.phases.round import Round
 from shoal.core.state.state import State
@@ -49,8 +50,8 @@ def _free(round_: Round, job: Job, node: str) -> Iterator[str]:
         if (point := f"{address}:{port}") not in state.masters and point not in seen:
             seen.add(point)
             yield point
-    while True:  # all are in use: the node refuses it, and its next attempt may find one
-        yield f"{address}:{first + job.number % count}"
+    for more in counted():  # all are in use: the node refuses it, and its next attempt may find one
+        yield f"{address}:{first + (job.number + more) % count}"
 
 
 def _draws(job: Job, key: bytes, first: int, count: int) -> Iterator[int]:
