@@ -29,6 +29,7 @@ fi
 shift 2
 script=$(mktemp "${SHOAL_SCRATCH:-${TMPDIR:-/tmp}}/slurm_script.XXXXXX") || exit 1
 trap 'rm -f "$script"' EXIT
+trap 'exit 143' TERM  # only then is the line above obeyed
 printf %s "$SBATCH_SCRIPT" >"$script" && chmod 700 "$script" || exit 1
 unset SBATCH_SCRIPT RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK
 "$script" "$@"

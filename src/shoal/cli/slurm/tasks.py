@@ -8,13 +8,10 @@ import signal
 import subprocess
 import sys
 import threading
-from pathlib import Path
 from typing import IO
 
 from shoal.cli.slurm import options
 from shoal.forms.failure import USAGE, Failure
-
-STEPS = "slurm_steps"  # how many steps this job has begun, one byte for each
 
 
 def run_tasks(words: list[str]) -> int:
@@ -28,7 +25,7 @@ def run_tasks(words: list[str]) -> int:
     asked = options.shape({**whole, **given})
     if asked.nodes > len(hosts):
         raise Failure(f"srun: --nodes {asked.nodes}: the job has {len(hosts)}", USAGE)
-    step = _step()
+    step = str(os.getpid())  # two steps may begin at the same moment, and leave nothing behind
     started: list[subprocess.Popen[bytes]] = []
     readers: list[threading.Thread] = []
     for rank in range(asked.tasks):
@@ -68,18 +65,6 @@ def _hosts() -> list[str]:
     """Not from SLURM_JOB_NODELIST: tools remove the variables of Slurm before a step."""
     places = os.environ.get("SHOAL_HOSTS") or os.environ["SHOAL_NODE"]
     return [place.partition(":")[0] for place in places.split(",")]
-
-
-def _step() -> str:
-    """The number of this step: two of them may begin at the same moment."""
-    folder = Path(os.environ.get("SHOAL_SCRATCH") or os.environ.get("TMPDIR") or "/tmp")
-    path = folder / f"{STEPS}.{os.environ['SHOAL_REF']}"
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
-    try:
-        os.write(handle, b".")
-        return str(os.lseek(handle, 0, os.SEEK_CUR) - 1)
-    finally:
-        os.close(handle)
 
 
 def _start(
