@@ -95,6 +95,8 @@ class Driver:
                 self._dead.pop(order, None)
                 self._living.pop(order, None)
         self._search(nodes)
+        for order in self._living.keys() & self._released.keys():
+            self._end(order)
         worker = import_module("ray._private.worker").global_worker
         return Facts(
             session=str(worker.node.session_name),
@@ -245,12 +247,21 @@ class Driver:
         self._ids[ask.order] = handle._actor_id.hex()
 
     def _end(self, order: str) -> None:
-        """An actor that waits is let go at once. One that runs ends by itself, after its agent."""
+        """An actor that waits is let go at once. One that runs ends its agent, and then itself. An
+        agent that has lost its actor is told directly, and again at each look until it ends."""
         self._find_handles()
         id_ = self._ids.get(order)
         actor = self._actor(id_) if id_ is not None else self._dead.get(order)
+        self._released[order] = None
+        _bound(self._released)
         places = set(self._living[order].nodes) if order in self._living else set()
-        if actor is not None and actor.state in ("ALIVE", "DEAD"):
+        if actor is not None and actor.state == "ALIVE":
+            holds = self._handles[order]
+            if hasattr(holds, "end"):
+                self._answers([holds.end.remote()], STATUS_S)
+                return
+            places.add(actor.node)  # a holder of a Shoal before 0.7
+        if actor is not None and actor.state == "DEAD":
             places.add(actor.node)
         alive = {node.id for node in self._nodes() if node.alive}
         task = self._ray.remote(holder.end_order)
@@ -261,8 +272,6 @@ class Driver:
         self._answers(asked, SEARCH_S)
         if actor is not None and actor.state not in ("ALIVE", "DEAD"):
             self._ray.kill(self._handles[order], no_restart=True)
-        self._released[order] = None
-        _bound(self._released)
 
 
 def _bound(remembered: dict[str, Any]) -> None:

@@ -47,6 +47,7 @@ class Holder:
         self._home = Path(os.path.expanduser(self._plan["home"]))
         self._reason = ""
         self._failed = False
+        self._released = threading.Event()
         self._ended = threading.Event()
         self._read = threading.Event()
         threading.Thread(target=self._watch, daemon=True).start()
@@ -55,6 +56,10 @@ class Holder:
         if self._ended.is_set():
             self._read.set()
         return {"ended": self._ended.is_set(), "reason": self._reason, "failed": self._failed}
+
+    def end(self) -> None:
+        """Asked of the holder, because it alone knows whether its agent has yet to be started."""
+        self._released.set()
 
     def _watch(self) -> None:
         try:
@@ -70,18 +75,28 @@ class Holder:
         begun = not self._ask["again"] or bool(marked(self._mark))
         for _ in range(STARTS_MAX if begun else 0):
             found = top_of(self._mark)
-            pid = found if found is not None else self._start()
-            while alive(pid):
-                time.sleep(LOOK_S)
+            if found is None and self._released.is_set():
+                break
+            self._outlive(found if found is not None else self._start())
             # A starter that was killed leaves its agent behind. It is started again to look after
             # it; one that ended in order leaves nothing.
             if not marked(self._mark):
                 break
         log = self._home / "join.log"
         self._reason = last_line(log)
-        self._failed = not IN_ORDER.search(read(str(log)))
+        self._failed = not self._released.is_set() and not IN_ORDER.search(read(str(log)))
         if not self._failed:
             shutil.rmtree(self._home, ignore_errors=True)
+
+    def _outlive(self, pid: int) -> None:
+        told = False
+        while alive(pid):
+            if self._released.wait(LOOK_S):
+                if not told:
+                    with contextlib.suppress(OSError):
+                        os.kill(pid, signal.SIGTERM)
+                told = True
+                time.sleep(LOOK_S)
 
     def _start(self) -> int:
         os.makedirs(self._home, mode=0o700, exist_ok=True)
@@ -202,8 +217,8 @@ def orders_here(cluster: str) -> dict[str, Any]:
 
 
 def end_order(cluster: str, order: str) -> int:
-    """Ask an order's starter to end; it takes the agent and the jobs with it. Returns how many
-    processes there are."""
+    """Ask an order's starter that has no holder to end; it takes the agent and the jobs with it.
+    Returns how many processes there are."""
     mark = f"{cluster}/{order}"
     found = marked(mark)
     top = top_of(mark)
