@@ -26,6 +26,7 @@ MARK = "SHOAL_RAY_ORDER"  # in the environment of what a holder starts: CLUSTER/
 LOOK_S = 0.5
 # A holder whose agent has ended gives its GPUs back, whether or not anybody asked why it ended.
 READ_WITHIN_S = 30.0
+END_WITHIN_S = 120.0  # an agent gives its jobs time to save
 STARTS_MAX = 5  # of one holder; an agent that keeps ending is an order that has ended
 LOG_TAIL_BYTES = 4_000
 REASON_CHARACTERS_MAX = 250
@@ -76,6 +77,7 @@ class Holder:
         for _ in range(STARTS_MAX if begun else 0):
             found = top_of(self._mark)
             if found is None and self._released.is_set():
+                self._end_what_is_left()
                 break
             self._outlive(found if found is not None else self._start())
             # A starter that was killed leaves its agent behind. It is started again to look after
@@ -97,6 +99,13 @@ class Holder:
                         os.kill(pid, signal.SIGTERM)
                 told = True
                 time.sleep(LOOK_S)
+
+    def _end_what_is_left(self) -> None:
+        """A starter that was killed has left its agent."""
+        end_order(self._plan["cluster"], self._plan["order"])
+        deadline = time.monotonic() + END_WITHIN_S
+        while marked(self._mark) and time.monotonic() < deadline:
+            time.sleep(LOOK_S)
 
     def _start(self) -> int:
         os.makedirs(self._home, mode=0o700, exist_ok=True)
