@@ -111,3 +111,30 @@ def test_files_of_this_project_that_pages_name_exist() -> None:
             if not (ROOT / name.rstrip(".")).exists():
                 wrong.append(f"{page.name}: {name}")
     assert wrong == []
+
+
+# -- order ---------------------------------------------------------------------------------
+
+
+def test_the_index_names_every_page_once() -> None:
+    index = (ROOT / "docs" / "README.md").read_text()
+    links = re.findall(r"\]\(([\w/.-]+\.md)\)", index)
+    named = sorted(link for link in links if not link.startswith(("..", "adr/")))
+    docs = ROOT / "docs"
+    pages = {*docs.glob("*.md"), *docs.glob("reference/*.md")} - {docs / "README.md"}
+    assert named == sorted(str(page.relative_to(docs)) for page in pages)
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_decisions_have_a_status_and_the_list_has_all_of_them() -> None:
+    folder = ROOT / "docs" / "adr"
+    listed = (folder / "README.md").read_text()
+    pages = sorted(folder.glob("0*.md"))
+    for page in pages:
+        title, _, status, *_ = page.read_text().splitlines()
+        assert title.startswith(f"# {int(page.name[:4])}. "), page.name
+        assert re.match(r"Status: (accepted|replaced by \[)", status), page.name
+        assert f"]({page.name})" in listed, page.name
