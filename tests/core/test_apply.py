@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from storm.fuzz import run_seed
 
 from shoal.core.state.apply import APPLY, apply, replay
 from shoal.core.state.invariants import verify
@@ -18,7 +19,6 @@ from shoal.model.events import ControllerStarted, Event, NodeSilent
 from shoal.model.node import NodeHealth
 from shoal.model.policy import Policy
 from shoal.model.resources import Kind
-from shoal.sim.storm.fuzz import run_seed
 from tests.core.build import Cluster, eventful, examples
 
 _log: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from storm.fuzz import run_seed
 
 from shoal.core.phases import forgetting
 from shoal.core.phases.forgetting import FORGOTTEN_MS
@@ -14,7 +15,6 @@ from shoal.core.state.state import State
 from shoal.model.events import NodeJoined
 from shoal.model.node import JOINED, LabelChange, NodeIntent
 from shoal.model.report import SetIntent, SetLabels
-from shoal.sim.storm.fuzz import run_seed
 from tests.core.build import Cluster
 
 

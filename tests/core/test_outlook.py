@@ -6,6 +6,7 @@ import re
 
 import msgspec
 import pytest
+from storm.fuzz import Run, Size
 
 from shoal.core.answers.outlook import NO_TIME, Outlook, outlook
 from shoal.core.answers.why import Waits, reason_of
@@ -16,7 +17,6 @@ from shoal.model.events import JobReserved
 from shoal.model.job import Phase
 from shoal.model.node import NodeIntent
 from shoal.model.policy import Policy, Tenant
-from shoal.sim.storm.fuzz import Run, Size
 from tests.core.build import Cluster
 
 HOUR_MS = 3_600_000
@@ -117,7 +117,7 @@ def test_a_reservation_for_what_is_late_is_not_made_again_and_again() -> None:
 def test_no_answer_denies_itself_in_any_state_of_the_storm(
     first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from shoal.sim.storm import controller
+    from storm import controller
 
     looks = 0
 

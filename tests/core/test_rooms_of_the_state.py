@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from storm.fuzz import run_seed
 
 import shoal.tick
 from shoal.core.state.agenda import Agenda
@@ -16,7 +17,6 @@ from shoal.core.state.load import restore
 from shoal.core.state.state import Snapshot, State
 from shoal.core.step import Step, step
 from shoal.model.job import Phase
-from shoal.sim.storm.fuzz import run_seed
 
 SEEDS = [3, 11, 20, 33]
 

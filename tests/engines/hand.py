@@ -13,6 +13,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from storm.node import Fate
+
 from shoal.control.logs import LogStore
 from shoal.control.packages import PackageStore
 from shoal.model.commands import Acknowledge, Command, Envelope, Launch, Stop
@@ -21,7 +23,6 @@ from shoal.model.report import LogChunk, MemberExit, NodeGone, NodeReport, Packa
 from shoal.model.secret import SealedSecrets, SecretsOf, SecretsWanted
 from shoal.ports import Engine, Files
 from shoal.sealing import seal
-from shoal.sim.storm.node import Fate
 
 WAIT_S = 90.0
 # Commands may be lost: what is not seen to be done is said again.

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from storm.node import Fate
 
 from shoal.control import certificates
 from shoal.files import held
@@ -18,7 +19,6 @@ from shoal.folder import LINK_PROBLEM, STARTER_LOCK
 from shoal.model.job import MemberRef
 from shoal.model.report import PackagePiece
 from shoal.packing import pack
-from shoal.sim.storm.node import Fate
 from tests.engines.contract import ProcessContract, play, play_two
 from tests.engines.hand import SLEEPS, WAIT_S, Hand, Program, clean
 from tests.engines.linked_rig import LinkedRig, until

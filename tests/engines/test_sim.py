@@ -6,6 +6,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from storm.controller import Controller
+from storm.node import Fate
+from storm.witness import End, Witness
+from storm.world import World
 
 from shoal.model.commands import Envelope, Launch
 from shoal.model.job import MemberRef
@@ -13,10 +17,6 @@ from shoal.model.node import NodeSpec
 from shoal.model.policy import Policy
 from shoal.model.report import NodeGone, NodeReport
 from shoal.ports import Engine, Inbox
-from shoal.sim.storm.controller import Controller
-from shoal.sim.storm.node import Fate
-from shoal.sim.storm.witness import End, Witness
-from shoal.sim.storm.world import World
 from tests.engines.contract import Contract
 from tests.engines.hand import PROGRAMS, Rig
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from unittest.mock import patch
 
 import msgspec
+from storm.fuzz import Run, Size
 
 from shoal.core.state.state import State
 from shoal.ledger import members
@@ -18,7 +19,6 @@ from shoal.model.events import Event, NodeIntended, NodeJoined
 from shoal.model.node import NodeIntent
 from shoal.model.report import NodeReport, Report
 from shoal.model.service import ServiceLoad
-from shoal.sim.storm.fuzz import Run, Size
 from tests.ledger.totals import Totals
 
 GPU_US = 1000  # thousandths of a GPU

@@ -7,11 +7,11 @@ from functools import cache
 from itertools import groupby
 
 import msgspec
+from storm.fuzz import Size, run_seed
 
 from shoal.core.state.apply import apply
 from shoal.core.state.state import State
 from shoal.model.events import Event
-from shoal.sim.storm.fuzz import Size, run_seed
 
 Held = set[tuple[str, tuple[int, ...], str, int, int]]  # node, GPUs, job, attempt, member
 _decode = msgspec.json.Decoder(Event).decode

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from storm.disk import image_of
 
 from shoal.control.past import store as bar_store
 from shoal.control.past.log import Log
 from shoal.control.past.moments import Moments
 from shoal.control.past.store import BarStore, PlaceInLog
 from shoal.model.events import JobSubmitted
-from shoal.sim.storm.disk import image_of
 from tests.control.test_store import Place, place
 from tests.past.histories import events_of, held, moments
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from storm.disk import image_of
 
 from shoal.api import moment
 from shoal.api.moment import Moments as Readers
@@ -24,7 +25,6 @@ from shoal.database.sqlite import SqliteDatabase
 from shoal.model.events import JobSubmitted
 from shoal.model.identity import Role
 from shoal.model.policy import Others
-from shoal.sim.storm.disk import image_of
 from shoal.tick import Tick
 from tests.past.histories import events_of, held, moments
 

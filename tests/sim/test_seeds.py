@@ -11,13 +11,13 @@ from functools import cache
 from typing import NamedTuple, get_args
 
 import pytest
+from storm.controller import Moment
+from storm.disk import Fault
+from storm.fuzz import Size, run_seed
 
 from shoal.core.scheduling.score import PLACEMENTS
 from shoal.model.events import Event
 from shoal.model.job import StopCause
-from shoal.sim.storm.controller import Moment
-from shoal.sim.storm.disk import Fault
-from shoal.sim.storm.fuzz import Size, run_seed
 
 # Their histories are from before nodes lied, and keepers died.
 BEFORE = {"keepers_part": 0, "liars_part": 0}
@@ -120,7 +120,7 @@ def seen(seed: int) -> Seen:
     ],
 )
 def test_every_seed_keeps_all_promises_and_is_the_same_history_each_time(first: int) -> None:
-    """A failure names its seed; `python -m shoal.sim.storm.fuzz SEED` tells that history again.
+    """A failure names its seed; `python -m storm.fuzz SEED` tells that history again.
 
     Every other seed runs twice. The second run does not look at the state after each step: looking
     must change nothing."""
@@ -149,7 +149,7 @@ def test_a_long_history_in_which_the_spare_node_changed_between_two_looks() -> N
 
 def test_a_history_does_not_depend_on_the_order_in_which_python_hashes() -> None:
     script = (
-        "from shoal.sim.storm.fuzz import run_seed\n"
+        "from storm.fuzz import run_seed\n"
         f"print(*[run_seed(seed, checked=False).digest for seed in range({HASHED})])"
     )
     other = subprocess.run(

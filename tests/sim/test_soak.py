@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-from shoal.sim.storm.fuzz import Size, run_seed
+from storm.fuzz import Size, run_seed
 
 pytestmark = pytest.mark.soak
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from storm.fuzz import SeedFailed, Size, run_seed
 
 import shoal.core.phases.round
 import shoal.core.step
@@ -35,7 +36,6 @@ from shoal.model.job import Job, JobSpec, Member, Outcome, StopCause
 from shoal.model.node import End, NodeHealth, NodeIntent
 from shoal.model.report import Accepted, Answer, NodeReport, RemoveTenant, Submit
 from shoal.model.resources import Demand, Kind, Slice
-from shoal.sim.storm.fuzz import SeedFailed, Size, run_seed
 from shoal.tick import Stage, Tick
 
 SEEDS_MAX = 200

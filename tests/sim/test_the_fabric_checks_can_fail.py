@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 
 import pytest
+from storm.fuzz import SeedFailed, Size, run_seed
 
 import shoal.core.step
 from shoal.core.fabric import conclusion
@@ -17,7 +18,6 @@ from shoal.core.state import apply_room
 from shoal.core.state.heard import Storing
 from shoal.core.state.state import Node, State
 from shoal.model.fabric import Tier, Weak
-from shoal.sim.storm.fuzz import SeedFailed, Size, run_seed
 
 SEEDS_MAX = 200
 SIZE = Size(calm_ms=300_000, sleep_part=0, services_part=0)

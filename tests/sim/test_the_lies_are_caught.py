@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from storm.fuzz import Run, SeedFailed, Size
+from storm.world import World
 
 from shoal.core.phases import observe
 from shoal.core.phases.own_members import NONE
-from shoal.sim.storm.fuzz import Run, SeedFailed, Size
-from shoal.sim.storm.world import World
 
 SEEDS = 60
 

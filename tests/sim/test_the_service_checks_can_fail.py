@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from storm.fuzz import SeedFailed, Size, run_seed
 
 from shoal.core.phases import serve
 from shoal.core.phases.round import Round
@@ -16,7 +17,6 @@ from shoal.core.scheduling import cycle
 from shoal.model.events import JobPlaced, JobSubmitted, ReplicaReady, ServiceSet, ServiceStopped
 from shoal.model.job import Job, StopCause
 from shoal.model.service import Rollout, Service, ServiceLoad
-from shoal.sim.storm.fuzz import SeedFailed, Size, run_seed
 
 SEEDS_MAX = 240
 SIZE = Size(calm_ms=300_000, services_part=1.0)

@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable
 
 import pytest
+from storm.fuzz import SeedFailed, Size, run_seed
+from storm.naps import Sleepy
 
 from shoal.core.phases import reclaim, reconcile, sleep_requests, sleeping
 from shoal.core.phases.round import Round
@@ -17,8 +19,6 @@ from shoal.core.scheduling.wake import Sleepers
 from shoal.core.state import apply_job, apply_sleep
 from shoal.core.state.state import State
 from shoal.model.job import Job, Phase
-from shoal.sim.storm.fuzz import SeedFailed, Size, run_seed
-from shoal.sim.storm.naps import Sleepy
 
 SEEDS_MAX = 120
 SIZE = Size(calm_ms=300_000, sleep_part=1)

@@ -7,6 +7,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from storm.contacts import Contacts
+from storm.controller import Moment
+from storm.network import Network
+from storm.node import Fate
+from storm.timeline import Timeline
+from storm.truth import Truth
+from storm.world import World
 
 from shoal.core.nodebook import NodeBook
 from shoal.model.commands import Launch
@@ -14,13 +21,6 @@ from shoal.model.job import JobSpec
 from shoal.model.node import NodeSpec
 from shoal.model.policy import Policy
 from shoal.model.report import Accepted, Answer, Cancel, Nothing, Submit
-from shoal.sim.storm.contacts import Contacts
-from shoal.sim.storm.controller import Moment
-from shoal.sim.storm.network import Network
-from shoal.sim.storm.node import Fate
-from shoal.sim.storm.timeline import Timeline
-from shoal.sim.storm.truth import Truth
-from shoal.sim.storm.world import World
 
 POLICY = Policy(silent_after_ms=3_000, grace_ms=10_000)
 

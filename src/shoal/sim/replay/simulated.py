@@ -1,7 +1,7 @@
 """The simulated cluster of a replay: nodes that keep the agent's own book, and what members do.
 
 Messages are neither lost nor late here, because a replay measures the effect of a policy.
-`sim.storm` loses and delays them, to find faults of the controller.
+`storm` loses and delays them, to find faults of the controller.
 
 A member sends beats only where they say more than silence does: in a gang whose members are not
 equally fast, and in a job of a history that reported its steps. For every other job the scheduler
