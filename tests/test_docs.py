@@ -138,3 +138,9 @@ def test_decisions_have_a_status_and_the_list_has_all_of_them() -> None:
         assert title.startswith(f"# {int(page.name[:4])}. "), page.name
         assert re.match(r"Status: (accepted|replaced by \[)", status), page.name
         assert f"]({page.name})" in listed, page.name
+
+
+def test_the_glossary_gives_each_word_one_meaning() -> None:
+    rows = re.findall(r"^\| ([^|]+) \| ", (ROOT / "docs" / "glossary.md").read_text(), re.M)
+    words = [word.strip() for row in rows if row not in ("word", "---") for word in row.split(",")]
+    assert sorted(words) == sorted(set(words))
