@@ -6,14 +6,21 @@ let signedOut = () => {};
 let seen = 0; // the newest event that an answer showed: a head that does not know it yet waits
 
 export class Refused extends Error {
-  constructor(status, message, field = "") { super(field ? `${field}: ${message}` : message); Object.assign(this, { status, field, plain: message }); }
+  constructor(status, message, field = "") {
+    super(field ? `${field}: ${message}` : message);
+    Object.assign(this, { status, field, plain: message });
+  }
 }
 
-export const onSignedOut = (act) => { signedOut = act; };
+export const onSignedOut = (act) => {
+  signedOut = act;
+};
 export const lapsed = () => signedOut();
 
 export async function call(method, path, body, options = {}) {
-  try { return await once(method, path, body, options); } catch (error) {
+  try {
+    return await once(method, path, body, options);
+  } catch (error) {
     // Another tab signed in again, so this tab's secret belongs to the previous session.
     if (!(error instanceof Refused) || error.status !== 403 || method === "GET") throw error;
     const before = csrf;
@@ -29,7 +36,14 @@ async function once(method, path, body, { signal, quiet, heard, line }) {
   if (seen) headers["shoal-seq"] = String(seen);
   let response;
   try {
-    response = await fetch(path, { method, headers, signal, body: body === undefined ? undefined : JSON.stringify(body), credentials: "same-origin", cache: "no-store" });
+    response = await fetch(path, {
+      method,
+      headers,
+      signal,
+      body: body === undefined ? undefined : JSON.stringify(body),
+      credentials: "same-origin",
+      cache: "no-store",
+    });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new Refused(0, "the controller does not answer; is the cluster up?");
@@ -39,10 +53,18 @@ async function once(method, path, body, { signal, quiet, heard, line }) {
   if (response.ok && line) return each(response.body, line);
   const text = await response.text();
   let answer = null;
-  try { answer = text ? JSON.parse(text) : null; } catch { /* handled below */ }
+  try {
+    answer = text ? JSON.parse(text) : null;
+  } catch {
+    /* handled below */
+  }
   if (!response.ok) {
     if (response.status === 401 && !quiet) signedOut();
-    throw new Refused(response.status, answer?.message ?? `the controller answered with status ${response.status}`, answer?.field);
+    throw new Refused(
+      response.status,
+      answer?.message ?? `the controller answered with status ${response.status}`,
+      answer?.field,
+    );
   }
   return answer;
 }
@@ -50,7 +72,7 @@ async function once(method, path, body, { signal, quiet, heard, line }) {
 /** An answer of lines of JSON: each as it comes. */
 async function each(body, act) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
-  for (let rest = "", piece; !(piece = await reader.read()).done;) {
+  for (let rest = "", piece; !(piece = await reader.read()).done; ) {
     const lines = (rest + piece.value).split("\n");
     rest = lines.pop();
     for (const one of lines) act(JSON.parse(one));
@@ -62,11 +84,14 @@ export const post = (path, body, options) => call("POST", path, body, options);
 export const put = (path, body) => call("PUT", path, body);
 
 /** Names a submission, so that sending it again is safe. */
-export const newKey = () => [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+export const newKey = () =>
+  [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 
 /** Returns null instead of an error for what may not exist yet. */
 export async function maybe(path, options) {
-  try { return await get(path, options); } catch (error) {
+  try {
+    return await get(path, options);
+  } catch (error) {
     if (error instanceof Refused && (error.status === 404 || error.status === 405)) return null;
     throw error;
   }
@@ -88,5 +113,7 @@ export async function resume() {
   openid = session.openid;
   return csrf !== "";
 }
-export async function signIn(secret) { take(await call("POST", "/v1/session", secret, { quiet: true })); }
+export async function signIn(secret) {
+  take(await call("POST", "/v1/session", secret, { quiet: true }));
+}
 export const signOut = () => post("/v1/session/end");

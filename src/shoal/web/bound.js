@@ -1,12 +1,15 @@
 // What limits a job's steps: a bar of shares with words, and the shares over time.
 
-import { accountColour } from "./colours.js";
 import { lineChart } from "./charts.js";
+import { accountColour } from "./colours.js";
 import { h, percent, replace } from "./dom.js";
 
 const PARTS = [
-  ["compute", "own work", "useful"], ["network", "collectives", "checkpoint"], ["imbalance", "waiting for late members", "straggler"],
-  ["input", "waiting for data", "recompute"], ["storage", "storage", "idle"],
+  ["compute", "own work", "useful"],
+  ["network", "collectives", "checkpoint"],
+  ["imbalance", "waiting for late members", "straggler"],
+  ["input", "waiting for data", "recompute"],
+  ["storage", "storage", "idle"],
 ];
 
 export class Limits {
@@ -14,21 +17,63 @@ export class Limits {
   constructor(group) {
     this.words = h("div", { class: "stack" });
     this.chart = lineChart({ title: "Where a step's time goes", unit: "%", group });
-    this.element = h("section", { class: "card stack", "aria-label": "What limits it", hidden: true }, this.words, this.chart.element);
+    this.element = h(
+      "section",
+      { class: "card stack", "aria-label": "What limits it", hidden: true },
+      this.words,
+      this.chart.element,
+    );
   }
 
   /** `found`: the verdict of the running or the last attempt. */
   draw(found, members, attempt) {
     this.element.hidden = !found;
     if (!found) return;
-    const parts = PARTS.map(([kind, name, account]) => ({ name, colour: accountColour(account), share: found.shares[`${kind}_milli`] / 1000 })).filter((part) => part.share > 0);
-    replace(this.words, h("h2", {}, "What limits it"), h("p", {}, found.text, found.evidence.slice(1).map((text) => h("span", { class: "dim" }, `; ${text}`))),
-      h("div", { class: "share", role: "img", "aria-label": parts.map((part) => `${part.name} ${percent(part.share, 1)}`).join(", ") }, parts.map((part) => h("i", { title: part.name, style: { width: `${100 * part.share}%`, background: part.colour } }))),
-      h("div", { class: "legend row small" }, parts.map((part) => h("span", { class: "key" }, h("i", { class: "dot", style: { background: part.colour } }), part.name, h("span", { class: "dim" }, ` ${percent(part.share, 1)}`)))));
+    const parts = PARTS.map(([kind, name, account]) => ({
+      name,
+      colour: accountColour(account),
+      share: found.shares[`${kind}_milli`] / 1000,
+    })).filter((part) => part.share > 0);
+    replace(
+      this.words,
+      h("h2", {}, "What limits it"),
+      h(
+        "p",
+        {},
+        found.text,
+        found.evidence.slice(1).map((text) => h("span", { class: "dim" }, `; ${text}`)),
+      ),
+      h(
+        "div",
+        {
+          class: "share",
+          role: "img",
+          "aria-label": parts.map((part) => `${part.name} ${percent(part.share, 1)}`).join(", "),
+        },
+        parts.map((part) =>
+          h("i", { title: part.name, style: { width: `${100 * part.share}%`, background: part.colour } }),
+        ),
+      ),
+      h(
+        "div",
+        { class: "legend row small" },
+        parts.map((part) =>
+          h(
+            "span",
+            { class: "key" },
+            h("i", { class: "dot", style: { background: part.colour } }),
+            part.name,
+            h("span", { class: "dim" }, ` ${percent(part.share, 1)}`),
+          ),
+        ),
+      ),
+    );
     this.chart.set(curves(members.filter((one) => one.attempt === attempt)));
   }
 
-  stop() { this.chart.stop(); }
+  stop() {
+    this.chart.stop();
+  }
 }
 
 /** Of the members' shares: the least wait of all is the collectives' part, the rest is waiting for late members. */
@@ -39,11 +84,16 @@ function curves(members) {
   at.forEach((ms, index) => {
     const known = members.filter((one) => typeof one.wait_share[index] === "number");
     if (!known.length) return;
-    const waits = known.map((one) => one.wait_share[index]), least = Math.min(...waits);
+    const waits = known.map((one) => one.wait_share[index]);
+    const least = Math.min(...waits);
     lines.network.push([ms, 100 * least]);
     lines.imbalance.push([ms, 100 * (mean(waits) - least)]);
     lines.input.push([ms, 100 * mean(known.map((one) => one.data_share[index] ?? 0))]);
     lines.storage.push([ms, 100 * mean(known.map((one) => one.save_share[index] ?? 0))]);
   });
-  return PARTS.filter(([kind]) => lines[kind]).map(([kind, name, account]) => ({ name, colour: accountColour(account), points: lines[kind] }));
+  return PARTS.filter(([kind]) => lines[kind]).map(([kind, name, account]) => ({
+    name,
+    colour: accountColour(account),
+    points: lines[kind],
+  }));
 }

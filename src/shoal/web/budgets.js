@@ -8,7 +8,14 @@ const ASK_MS = 60_000;
 export const budgets = async () => (await maybe("/v1/budgets")) ?? [];
 export const toTenant = (name) => h("a", { href: `#/tenant/${encodeURIComponent(name)}` }, name);
 
-const level = (budget) => (budget.level === "held" ? ["failed", "used up: its jobs wait"] : budget.share >= 1 ? ["failed", "used up"] : budget.share >= budget.warns_at ? ["suspect", "nearly used up"] : []);
+const level = (budget) =>
+  budget.level === "held"
+    ? ["failed", "used up: its jobs wait"]
+    : budget.share >= 1
+      ? ["failed", "used up"]
+      : budget.share >= budget.warns_at
+        ? ["suspect", "nearly used up"]
+        : [];
 
 function lasts(budget, one) {
   if (one.used >= one.limit) return "";
@@ -20,13 +27,54 @@ function lasts(budget, one) {
 
 export function gauge(budget) {
   const [state, word] = level(budget);
-  const marks = (one) => h("div", { class: "meter", role: "meter", "aria-label": `Budget of ${budget.tenant} in ${one.unit}`, "aria-valuemin": "0", "aria-valuemax": String(one.limit), "aria-valuenow": String(Math.min(one.used, one.limit)), "aria-valuetext": `${short(one.used)} of ${short(one.limit)} ${one.unit}` },
-    h("i", { class: one.used >= one.limit ? "full" : one.used >= budget.warns_at * one.limit ? "near" : "", style: { width: `${Math.min(100, (100 * one.used) / one.limit)}%` } }), h("b", { style: { left: `${100 * budget.warns_at}%` }, title: `a warning at ${percent(budget.warns_at)}` }));
-  const when = budget.resets_ms ? `begins again ${moment(budget.resets_ms, now())}, in ${span(budget.resets_ms - now())}` : "for good: it does not begin again";
-  return h("div", { class: "gauge", "data-key": budget.tenant, "data-tenant": budget.tenant, "data-level": budget.level ?? "" },
-    h("div", { class: "row" }, h("b", {}, toTenant(budget.tenant)), state ? chip(state, word) : null, budget.waiting ? h("span", { class: "small" }, plural(budget.waiting, "job") + " held") : null, h("span", { class: "push dim small" }, when)),
-    budget.gauges.map((one) => h("div", { "data-unit": one.unit }, h("div", { class: "row small" }, h("span", {}, `${short(one.used)} of ${short(one.limit)} ${one.unit}`), h("span", { class: "dim" }, percent(one.used / one.limit)), h("span", { class: "push dim" }, lasts(budget, one))), marks(one))),
-    budget.text.includes("no price") ? h("p", { class: "dim small" }, budget.text) : null);
+  const marks = (one) =>
+    h(
+      "div",
+      {
+        class: "meter",
+        role: "meter",
+        "aria-label": `Budget of ${budget.tenant} in ${one.unit}`,
+        "aria-valuemin": "0",
+        "aria-valuemax": String(one.limit),
+        "aria-valuenow": String(Math.min(one.used, one.limit)),
+        "aria-valuetext": `${short(one.used)} of ${short(one.limit)} ${one.unit}`,
+      },
+      h("i", {
+        class: one.used >= one.limit ? "full" : one.used >= budget.warns_at * one.limit ? "near" : "",
+        style: { width: `${Math.min(100, (100 * one.used) / one.limit)}%` },
+      }),
+      h("b", { style: { left: `${100 * budget.warns_at}%` }, title: `a warning at ${percent(budget.warns_at)}` }),
+    );
+  const when = budget.resets_ms
+    ? `begins again ${moment(budget.resets_ms, now())}, in ${span(budget.resets_ms - now())}`
+    : "for good: it does not begin again";
+  return h(
+    "div",
+    { class: "gauge", "data-key": budget.tenant, "data-tenant": budget.tenant, "data-level": budget.level ?? "" },
+    h(
+      "div",
+      { class: "row" },
+      h("b", {}, toTenant(budget.tenant)),
+      state ? chip(state, word) : null,
+      budget.waiting ? h("span", { class: "small" }, plural(budget.waiting, "job") + " held") : null,
+      h("span", { class: "push dim small" }, when),
+    ),
+    budget.gauges.map((one) =>
+      h(
+        "div",
+        { "data-unit": one.unit },
+        h(
+          "div",
+          { class: "row small" },
+          h("span", {}, `${short(one.used)} of ${short(one.limit)} ${one.unit}`),
+          h("span", { class: "dim" }, percent(one.used / one.limit)),
+          h("span", { class: "push dim" }, lasts(budget, one)),
+        ),
+        marks(one),
+      ),
+    ),
+    budget.text.includes("no price") ? h("p", { class: "dim small" }, budget.text) : null,
+  );
 }
 
 /** A line about budgets that are nearly used up; empty otherwise. */
@@ -35,10 +83,35 @@ export function nearEnd() {
   let alive = true;
   const ask = async () => {
     let found = [];
-    try { found = (await budgets()).filter((one) => one.share >= one.warns_at); } catch { return; }
-    if (alive) replace(element, found.slice(0, 4).map((one) => h("a", { href: `#/tenant/${encodeURIComponent(one.tenant)}`, "data-key": one.tenant, title: one.text }, chip(one.level === "held" ? "failed" : "suspect", `budget of ${one.tenant}: ${percent(one.share)} used`))), found.length > 4 ? h("a", { href: "#/policy" }, `and ${found.length - 4} more`) : null);
+    try {
+      found = (await budgets()).filter((one) => one.share >= one.warns_at);
+    } catch {
+      return;
+    }
+    if (alive)
+      replace(
+        element,
+        found
+          .slice(0, 4)
+          .map((one) =>
+            h(
+              "a",
+              { href: `#/tenant/${encodeURIComponent(one.tenant)}`, "data-key": one.tenant, title: one.text },
+              chip(one.level === "held" ? "failed" : "suspect", `budget of ${one.tenant}: ${percent(one.share)} used`),
+            ),
+          ),
+        found.length > 4 ? h("a", { href: "#/policy" }, `and ${found.length - 4} more`) : null,
+      );
   };
-  const timer = setInterval(() => { if (!document.hidden) ask(); }, ASK_MS);
+  const timer = setInterval(() => {
+    if (!document.hidden) ask();
+  }, ASK_MS);
   ask();
-  return { element, stop: () => { alive = false; clearInterval(timer); } };
+  return {
+    element,
+    stop: () => {
+      alive = false;
+      clearInterval(timer);
+    },
+  };
 }

@@ -8,23 +8,44 @@ export const BULK_MAX = 500;
 const AT_ONCE = 6;
 
 const ACTS = {
-  cancel: { verb: "Cancel", done: "cancelled", danger: true, text: "Their members are stopped and they do not run again. Their checkpoints are kept. Jobs that have ended stay as they are." },
-  requeue: { verb: "Requeue", done: "requeued", danger: false, text: "Live jobs are stopped and continue from their last checkpoints. Jobs that have ended are submitted again, as new jobs." },
+  cancel: {
+    verb: "Cancel",
+    done: "cancelled",
+    danger: true,
+    text: "Their members are stopped and they do not run again. Their checkpoints are kept. Jobs that have ended stay as they are.",
+  },
+  requeue: {
+    verb: "Requeue",
+    done: "requeued",
+    danger: false,
+    text: "Live jobs are stopped and continue from their last checkpoints. Jobs that have ended are submitted again, as new jobs.",
+  },
 };
 
 /** Asks, then resolves to what happened, in words; "" if it was not wanted. */
 export async function askForMany(name, ids, say) {
   const act = ACTS[name];
-  if (ids.length > BULK_MAX) { say(`At most ${BULK_MAX} jobs at a time; ${whole(ids.length)} are selected.`); return; }
+  if (ids.length > BULK_MAX) {
+    say(`At most ${BULK_MAX} jobs at a time; ${whole(ids.length)} are selected.`);
+    return;
+  }
   const named = ids.length > 6 ? `${ids.slice(0, 5).join(", ")} and ${whole(ids.length - 5)} more` : ids.join(", ");
   await confirm({
-    title: `${act.verb} ${plural(ids.length, "job")}`, verb: `${act.verb} ${ids.length === 1 ? "it" : `all ${ids.length}`}`, danger: act.danger, text: `${named}. ${act.text}`,
-    act: async () => { const told = await all(name, ids); say(told, true); return { note: told }; },
+    title: `${act.verb} ${plural(ids.length, "job")}`,
+    verb: `${act.verb} ${ids.length === 1 ? "it" : `all ${ids.length}`}`,
+    danger: act.danger,
+    text: `${named}. ${act.text}`,
+    act: async () => {
+      const told = await all(name, ids);
+      say(told, true);
+      return { note: told };
+    },
   });
 }
 
 async function all(name, ids) {
-  const left = [...ids], answers = [];
+  const left = [...ids];
+  const answers = [];
   const work = async () => {
     for (let id = left.shift(); id; id = left.shift()) answers.push(await one(name, id));
   };
@@ -39,16 +60,23 @@ async function one(name, id) {
     const answer = await post(`/v1/jobs/${encodeURIComponent(id)}/${name}${key}`);
     if (/already ended/.test(answer.note)) return { kind: "had ended" };
     return answer.id !== id ? { kind: "submitted again", id: answer.id } : { kind: "" };
-  } catch (error) { return { kind: "refused", id, why: error.message }; }
+  } catch (error) {
+    return { kind: "refused", id, why: error.message };
+  }
 }
 
 /** "7 cancelled, 1 had ended" */
 export function told(answers, done) {
-  const of = (kind) => answers.filter((one) => one.kind === kind), parts = [];
-  const again = of("submitted again"), refused = of("refused");
+  const of = (kind) => answers.filter((one) => one.kind === kind);
+  const parts = [];
+  const again = of("submitted again");
+  const refused = of("refused");
   if (of("").length) parts.push(`${whole(of("").length)} ${done}`);
   if (of("had ended").length) parts.push(`${whole(of("had ended").length)} had ended`);
-  if (again.length) parts.push(`${whole(again.length)} submitted again as ${again.slice(0, 5).map((one) => one.id).join(", ")}${again.length > 5 ? " …" : ""}`);
+  if (again.length) {
+    const ids = again.slice(0, 5).map((one) => one.id);
+    parts.push(`${whole(again.length)} submitted again as ${ids.join(", ")}${again.length > 5 ? " …" : ""}`);
+  }
   if (refused.length) parts.push(`${whole(refused.length)} not ${done} (${refused[0].id}: ${refused[0].why})`);
   return parts.join(", ");
 }

@@ -9,45 +9,102 @@ export { chartGroup } from "./chart-group.js";
 export { lineChart } from "./chart-line.js";
 
 // Lines that are told apart without colour vision too: by lightness, and by dashes.
-const LINES = { light: ["#0a6ca6", "#c2410c", "#0d7a5f", "#a3246b", "#6b4fc0", "#8a6100", "#3f4a54", "#1f8fb8", "#b0413e", "#4d7c0f"], dark: ["#58b4e8", "#f59a5b", "#4fc9a4", "#ea8fbf", "#b3a0f5", "#e0bf55", "#c5ced6", "#7fdbef", "#f08a84", "#a9d159"] };
+const LINES = {
+  light: ["#0a6ca6", "#c2410c", "#0d7a5f", "#a3246b", "#6b4fc0", "#8a6100", "#3f4a54", "#1f8fb8", "#b0413e", "#4d7c0f"],
+  dark: ["#58b4e8", "#f59a5b", "#4fc9a4", "#ea8fbf", "#b3a0f5", "#e0bf55", "#c5ced6", "#7fdbef", "#f08a84", "#a9d159"],
+};
 const DASHES = [undefined, "7 3", "2 2", "9 3 2 3"];
 /** How the nth of several lines looks. */
-export const look = (at) => { const all = LINES[isDark() ? "dark" : "light"]; return { colour: all[at % all.length], dash: DASHES[(at + Math.floor(at / all.length)) % DASHES.length] }; };
+export const look = (at) => {
+  const all = LINES[isDark() ? "dark" : "light"];
+  return { colour: all[at % all.length], dash: DASHES[(at + Math.floor(at / all.length)) % DASHES.length] };
+};
 
 /** Stacked bars: `set(bars: [{label, parts: [{name, value}]}], colourOf, text)`. */
 export function stackedBars({ title, height = 220 }) {
   const box = h("div", { class: "plot" });
   const readout = h("span", { class: "small dim" });
-  const element = h("figure", { class: "chart" }, h("figcaption", { class: "row" }, h("h3", {}, title), h("span", { class: "push" }, readout)), box);
-  let bars = [], colourOf = () => "grey", text = short, width = 0;
-  const watcher = new ResizeObserver(() => { const now = Math.floor(box.clientWidth); if (now && now !== width) { width = now; draw(); } });
+  const element = h(
+    "figure",
+    { class: "chart" },
+    h("figcaption", { class: "row" }, h("h3", {}, title), h("span", { class: "push" }, readout)),
+    box,
+  );
+  let bars = [];
+  let colourOf = () => "grey";
+  let text = short;
+  let width = 0;
+  const watcher = new ResizeObserver(() => {
+    const now = Math.floor(box.clientWidth);
+    if (now && now !== width) {
+      width = now;
+      draw();
+    }
+  });
   watcher.observe(box);
 
   function draw() {
-    if (!bars.length || !width) { box.replaceChildren(h("p", { class: "dim small" }, width ? "no data in this period" : "")); return; }
+    if (!bars.length || !width) {
+      box.replaceChildren(h("p", { class: "dim small" }, width ? "no data in this period" : ""));
+      return;
+    }
     const sums = bars.map((bar) => bar.parts.reduce((sum, part) => sum + part.value, 0));
     const high = Math.max(...sums) || 1;
-    const marks = ticks(0, high, 4), top = Math.max(high, marks.at(-1));
-    const slot = (width - PAD.left - PAD.right) / bars.length, thick = Math.min(46, Math.max(2, slot * 0.78));
+    const marks = ticks(0, high, 4);
+    const top = Math.max(high, marks.at(-1));
+    const slot = (width - PAD.left - PAD.right) / bars.length;
+    const thick = Math.min(46, Math.max(2, slot * 0.78));
     const Y = (y) => height - PAD.bottom - (y / top) * (height - PAD.top - PAD.bottom);
-    const grid = marks.map((mark) => [s("line", { x1: PAD.left, x2: width - PAD.right, y1: Y(mark), y2: Y(mark), class: "grid" }), s("text", { x: PAD.left - 6, y: Y(mark) + 4, "text-anchor": "end" }, text(mark, true))]);
+    const grid = marks.map((mark) => [
+      s("line", { x1: PAD.left, x2: width - PAD.right, y1: Y(mark), y2: Y(mark), class: "grid" }),
+      s("text", { x: PAD.left - 6, y: Y(mark) + 4, "text-anchor": "end" }, text(mark, true)),
+    ]);
     const every = Math.max(1, Math.ceil(bars.length / Math.max(1, Math.floor(width / 74))));
     const drawn = bars.map((bar, at) => {
       let sum = 0;
       const x = PAD.left + slot * at + (slot - thick) / 2;
-      const parts = bar.parts.filter((part) => part.value > 0).map((part) => {
-        const rect = s("rect", { x, width: thick, y: Y(sum + part.value), height: Math.max(0.5, Y(sum) - Y(sum + part.value)), fill: colourOf(part.name) });
-        sum += part.value;
-        rect.append(s("title", {}, `${bar.label}: ${part.name} ${text(part.value)}`));
-        rect.addEventListener("pointerenter", () => { readout.textContent = `${bar.label}: ${part.name} ${text(part.value)}`; });
-        return rect;
-      });
-      const label = at % every === 0 ? s("text", { x: x + thick / 2, y: height - 4, "text-anchor": "middle" }, bar.short ?? bar.label) : null;
+      const parts = bar.parts
+        .filter((part) => part.value > 0)
+        .map((part) => {
+          const rect = s("rect", {
+            x,
+            width: thick,
+            y: Y(sum + part.value),
+            height: Math.max(0.5, Y(sum) - Y(sum + part.value)),
+            fill: colourOf(part.name),
+          });
+          sum += part.value;
+          rect.append(s("title", {}, `${bar.label}: ${part.name} ${text(part.value)}`));
+          rect.addEventListener("pointerenter", () => {
+            readout.textContent = `${bar.label}: ${part.name} ${text(part.value)}`;
+          });
+          return rect;
+        });
+      const label =
+        at % every === 0
+          ? s("text", { x: x + thick / 2, y: height - 4, "text-anchor": "middle" }, bar.short ?? bar.label)
+          : null;
       return [parts, label];
     });
-    box.replaceChildren(s("svg", { width, height, role: "img", "aria-label": `${title}: ${bars.length} bars, the table below has the figures` }, grid, drawn));
+    box.replaceChildren(
+      s(
+        "svg",
+        { width, height, role: "img", "aria-label": `${title}: ${bars.length} bars, the table below has the figures` },
+        grid,
+        drawn,
+      ),
+    );
   }
-  return { element, set(next, colours, words) { bars = next; colourOf = colours; text = words; draw(); }, stop: () => watcher.disconnect() };
+  return {
+    element,
+    set(next, colours, words) {
+      bars = next;
+      colourOf = colours;
+      text = words;
+      draw();
+    },
+    stop: () => watcher.disconnect(),
+  };
 }
 
 /** One row per member, time to the right, shaded by `value` (0 to 1, or null). A bad row stands out. */
@@ -55,17 +112,36 @@ export function strip({ title, note, colour }) {
   const canvas = h("canvas", { role: "img", tabindex: "0" });
   const readout = h("span", { class: "small dim" }, note);
   const names = h("div", { class: "strip-names", "aria-hidden": "true" });
-  const element = h("figure", { class: "chart" }, h("figcaption", { class: "row" }, h("h3", {}, title), h("span", { class: "push" }, readout)), h("div", { class: "strip" }, names, h("div", { class: "strip-box" }, canvas)));
+  const element = h(
+    "figure",
+    { class: "chart" },
+    h("figcaption", { class: "row" }, h("h3", {}, title), h("span", { class: "push" }, readout)),
+    h("div", { class: "strip" }, names, h("div", { class: "strip-box" }, canvas)),
+  );
   let rows = [];
   const watcher = new ResizeObserver(() => draw());
   watcher.observe(canvas.parentElement);
   const tall = () => (rows.length > 64 ? 4 : rows.length > 24 ? 8 : rows.length > 8 ? 14 : 20);
 
   function draw() {
-    const width = canvas.parentElement.clientWidth, ratio = devicePixelRatio || 1, size = tall();
-    canvas.width = Math.max(1, width * ratio); canvas.height = Math.max(1, rows.length * size * ratio);
-    canvas.style.setProperty("width", `${width}px`); canvas.style.setProperty("height", `${rows.length * size}px`);
-    names.replaceChildren(...(size >= 14 ? rows.map((row) => h("span", { class: row.marked ? "marked" : "", style: { height: `${size}px`, "line-height": `${size}px` } }, row.name)) : []));
+    const width = canvas.parentElement.clientWidth;
+    const ratio = devicePixelRatio || 1;
+    const size = tall();
+    canvas.width = Math.max(1, width * ratio);
+    canvas.height = Math.max(1, rows.length * size * ratio);
+    canvas.style.setProperty("width", `${width}px`);
+    canvas.style.setProperty("height", `${rows.length * size}px`);
+    names.replaceChildren(
+      ...(size >= 14
+        ? rows.map((row) =>
+            h(
+              "span",
+              { class: row.marked ? "marked" : "", style: { height: `${size}px`, "line-height": `${size}px` } },
+              row.name,
+            ),
+          )
+        : []),
+    );
     const pen = canvas.getContext("2d");
     pen.scale(ratio, ratio);
     rows.forEach((row, at) => {
@@ -83,10 +159,17 @@ export function strip({ title, note, colour }) {
     const value = row?.notes?.[Math.floor(((event.clientX - area.left) / area.width) * row.values.length)];
     readout.textContent = row ? `${row.name}: ${value ?? "no data"}` : note;
   });
-  canvas.addEventListener("pointerleave", () => { readout.textContent = note; });
+  canvas.addEventListener("pointerleave", () => {
+    readout.textContent = note;
+  });
   return {
     element,
-    set(next, label) { rows = next; canvas.setAttribute("aria-label", label); element.hidden = !rows.length; draw(); },
+    set(next, label) {
+      rows = next;
+      canvas.setAttribute("aria-label", label);
+      element.hidden = !rows.length;
+      draw();
+    },
     stop: () => watcher.disconnect(),
   };
 }
@@ -95,6 +178,15 @@ export function strip({ title, note, colour }) {
 export function spark(values, colour, width = 96, height = 22) {
   if (values.length < 2) return s("svg", { width, height, "aria-hidden": "true" });
   const high = Math.max(...values, 1e-9);
-  const points = values.map((value, at) => `${((at / (values.length - 1)) * width).toFixed(1)},${(height - 1 - (value / high) * (height - 2)).toFixed(1)}`).join(" ");
-  return s("svg", { width, height, "aria-hidden": "true" }, s("polyline", { points, fill: "none", stroke: colour, "stroke-width": 1.4 }));
+  const points = values
+    .map(
+      (value, at) =>
+        `${((at / (values.length - 1)) * width).toFixed(1)},${(height - 1 - (value / high) * (height - 2)).toFixed(1)}`,
+    )
+    .join(" ");
+  return s(
+    "svg",
+    { width, height, "aria-hidden": "true" },
+    s("polyline", { points, fill: "none", stroke: colour, "stroke-width": 1.4 }),
+  );
 }

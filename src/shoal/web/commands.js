@@ -4,17 +4,35 @@ const sources = new Set();
 
 /** `source` gets the words typed so far and returns commands: { title, hint, run }, and `keep`, which
  * lists it whatever was typed. It may return a promise. Returns how to take the offer back. */
-export function offer(source) { sources.add(source); return () => sources.delete(source); }
+export function offer(source) {
+  sources.add(source);
+  return () => sources.delete(source);
+}
 
 /** Calls `show` with all commands that match, again when slow sources answer. */
 export function find(text, show) {
-  const words = text.toLowerCase().split(/\s+/).filter(Boolean), found = new Map();
-  const fits = (one) => one.keep || words.every((word) => `${one.title} ${one.hint ?? ""}`.toLowerCase().includes(word));
+  const words = text.toLowerCase().split(/\s+/).filter(Boolean);
+  const found = new Map();
+  const fits = (one) =>
+    one.keep || words.every((word) => `${one.title} ${one.hint ?? ""}`.toLowerCase().includes(word));
   const told = () => show([...sources].flatMap((source) => found.get(source) ?? []));
   for (const source of sources) {
     const answer = source(text);
-    const take = (all) => { found.set(source, all.filter(fits).sort((a, b) => rank(a, words) - rank(b, words))); };
-    if (answer instanceof Promise) answer.then((all) => { take(all); told(); }, () => {}); else take(answer);
+    const take = (all) => {
+      found.set(
+        source,
+        all.filter(fits).sort((a, b) => rank(a, words) - rank(b, words)),
+      );
+    };
+    if (answer instanceof Promise)
+      answer.then(
+        (all) => {
+          take(all);
+          told();
+        },
+        () => {},
+      );
+    else take(answer);
   }
   told();
 }

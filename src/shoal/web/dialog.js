@@ -8,13 +8,43 @@ export function confirm({ title, text, verb, danger = false, fields = [], act })
   return new Promise((resolve) => {
     const problem = h("p", { class: "problem", role: "alert", hidden: true });
     const go = h("button", { class: `primary ${danger ? "danger" : ""}`, type: "submit" }, verb);
-    const inputs = fields.map((field) => h("label", { class: "field" }, field.label,
-      h("input", { name: field.name, type: field.type ?? "number", min: field.min, max: field.max, value: field.value, maxlength: 160, required: !field.optional })));
-    const form = h("form", { method: "dialog", novalidate: false },
-      h("h2", {}, title), h("p", { class: "dim" }, text), inputs, problem,
-      h("div", { class: "row" }, h("button", { type: "button", onclick: () => box.close() }, "Keep as is"), go));
+    const inputs = fields.map((field) =>
+      h(
+        "label",
+        { class: "field" },
+        field.label,
+        h("input", {
+          name: field.name,
+          type: field.type ?? "number",
+          min: field.min,
+          max: field.max,
+          value: field.value,
+          maxlength: 160,
+          required: !field.optional,
+        }),
+      ),
+    );
+    const form = h(
+      "form",
+      { method: "dialog", novalidate: false },
+      h("h2", {}, title),
+      h("p", { class: "dim" }, text),
+      inputs,
+      problem,
+      h("div", { class: "row" }, h("button", { type: "button", onclick: () => box.close() }, "Keep as is"), go),
+    );
     let done = false;
-    const box = h("dialog", { "aria-label": title, onclose: () => { box.remove(); resolve(done); } }, form);
+    const box = h(
+      "dialog",
+      {
+        "aria-label": title,
+        onclose: () => {
+          box.remove();
+          resolve(done);
+        },
+      },
+      form,
+    );
     form.addEventListener("submit", async (event) => {
       event.preventDefault();
       go.disabled = true;

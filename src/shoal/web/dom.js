@@ -12,7 +12,8 @@ function fill(element, props, children) {
     if (value === null || value === undefined || value === false) continue;
     if (name.startsWith("on")) acts[name.slice(2)] = value;
     else if (name === "style") for (const [key, one] of Object.entries(value)) element.style.setProperty(key, one);
-    else if (name === "value" || name === "checked" || name === "selected" || name === "disabled") element[name] = value;
+    else if (name === "value" || name === "checked" || name === "selected" || name === "disabled")
+      element[name] = value;
     else element.setAttribute(name, value === true ? "" : value);
   }
   for (const child of children.flat(Infinity)) {
@@ -27,10 +28,20 @@ export const s = (tag, props, ...children) => fill(document.createElementNS(SVG,
 
 /** Calls at most once per `ms`, and always makes the last call. */
 export function throttled(ms, act) {
-  let timer = 0, last = 0;
-  const call = () => { last = performance.now(); timer = 0; act(); };
-  const later = () => { if (!timer) timer = setTimeout(call, Math.max(0, ms - (performance.now() - last))); };
-  later.stop = () => { clearTimeout(timer); timer = 0; };
+  let timer = 0;
+  let last = 0;
+  const call = () => {
+    last = performance.now();
+    timer = 0;
+    act();
+  };
+  const later = () => {
+    if (!timer) timer = setTimeout(call, Math.max(0, ms - (performance.now() - last)));
+  };
+  later.stop = () => {
+    clearTimeout(timer);
+    timer = 0;
+  };
   return later;
 }
 
@@ -75,17 +86,38 @@ export const ago = (ms, now) => `${span(now - ms)} ago`;
 export const clock = (ms) => new Date(ms).toLocaleTimeString("en-GB");
 export function moment(ms, now = Date.now()) {
   const day = new Date(ms).toDateString() === new Date(now).toDateString();
-  return day ? clock(ms) : new Date(ms).toLocaleString("en-GB", { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
+  return day
+    ? clock(ms)
+    : new Date(ms).toLocaleString("en-GB", { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
 }
 export const natural = new Intl.Collator("en", { numeric: true }).compare;
 export const percent = (share, digits = 0) => `${(100 * share).toFixed(digits)} %`;
 
 const LOOKS = {
-  running: ["live", "▶"], ready: ["ok", "●"], succeeded: ["ok", "✓"], waiting: ["", "◔"], starting: ["live", "◌"],
-  stopping: ["warn", "■"], failed: ["bad", "✕"], "timed-out": ["bad", "⏱"], cancelled: ["", "⊘"], lost: ["bad", "✕"],
-  silent: ["warn", "?"], suspect: ["warn", "?"], quarantined: ["bad", "!"], draining: ["warn", "↓"], drained: ["warn", "⏏"], cordoned: ["warn", "–"], joining: ["", "…"],
-  dozing: ["sleep", "☽"], asleep: ["sleep", "☾"], waking: ["sleep", "☀"],
-  rolling: ["live", "↻"], failing: ["bad", "!"], idle: ["", "○"], down: ["bad", "✕"],
+  running: ["live", "▶"],
+  ready: ["ok", "●"],
+  succeeded: ["ok", "✓"],
+  waiting: ["", "◔"],
+  starting: ["live", "◌"],
+  stopping: ["warn", "■"],
+  failed: ["bad", "✕"],
+  "timed-out": ["bad", "⏱"],
+  cancelled: ["", "⊘"],
+  lost: ["bad", "✕"],
+  silent: ["warn", "?"],
+  suspect: ["warn", "?"],
+  quarantined: ["bad", "!"],
+  draining: ["warn", "↓"],
+  drained: ["warn", "⏏"],
+  cordoned: ["warn", "–"],
+  joining: ["", "…"],
+  dozing: ["sleep", "☽"],
+  asleep: ["sleep", "☾"],
+  waking: ["sleep", "☀"],
+  rolling: ["live", "↻"],
+  failing: ["bad", "!"],
+  idle: ["", "○"],
+  down: ["bad", "✕"],
 };
 export const glyphOf = (state) => LOOKS[state]?.[1] ?? "•";
 export function chip(state, text = state) {
@@ -94,9 +126,14 @@ export function chip(state, text = state) {
 }
 
 export function shape(job) {
-  const gpus = !job.gpus ? "no GPU" : (job.gpu_milli ?? 1000) < 1000 ? `${(job.gpu_milli ?? 0) / 1000 || "part of a"} GPU` : plural(job.gpus, "GPU");
-  const members = job.size && job.size !== job.members ? job.size : job.members ?? 1;
+  const gpus = !job.gpus
+    ? "no GPU"
+    : (job.gpu_milli ?? 1000) < 1000
+      ? `${(job.gpu_milli ?? 0) / 1000 || "part of a"} GPU`
+      : plural(job.gpus, "GPU");
+  const members = job.size && job.size !== job.members ? job.size : (job.members ?? 1);
   return members > 1 ? `${members} × ${gpus}` : gpus;
 }
 export const jobName = (job) => (job.name ? `${job.id} ${job.name}` : job.id);
-export const empty = (text, command) => h("div", { class: "empty" }, h("p", {}, text), command ? h("code", {}, command) : null);
+export const empty = (text, command) =>
+  h("div", { class: "empty" }, h("p", {}, text), command ? h("code", {}, command) : null);

@@ -1,6 +1,6 @@
 // A job's curves: what its script logs, its members, and the GPUs and nodes it ran on.
 
-import { chosen, choose } from "./address.js";
+import { choose, chosen } from "./address.js";
 import { Limits } from "./bound.js";
 import { chartGroup, lineChart, look, strip } from "./charts.js";
 import { css, h, replace, short, span } from "./dom.js";
@@ -16,9 +16,16 @@ export const titleOf = (name) => ({ lr: "learning rate" })[name] ?? name.replace
 
 /** Where attempts began again and when the job slept. */
 export function marksOf(attempts) {
-  const again = attempts.slice(1).map((one, at) => ({ at: one.running_ms ?? one.placed_ms, text: `attempt ${one.attempt}, after: ${attempts[at].cause || "a stop"}` }));
-  const naps = attempts.flatMap((one) => (one.slept_at ?? []).map(([from, to]) => ({ at: from, sign: "☾", text: `asleep for ${span(to - from)}` })));
-  const now = attempts.filter((one) => one.dozed_ms).map((one) => ({ at: one.dozed_ms, sign: "☾", text: "asleep since then" }));
+  const again = attempts.slice(1).map((one, at) => ({
+    at: one.running_ms ?? one.placed_ms,
+    text: `attempt ${one.attempt}, after: ${attempts[at].cause || "a stop"}`,
+  }));
+  const naps = attempts.flatMap((one) =>
+    (one.slept_at ?? []).map(([from, to]) => ({ at: from, sign: "☾", text: `asleep for ${span(to - from)}` })),
+  );
+  const now = attempts
+    .filter((one) => one.dozed_ms)
+    .map((one) => ({ at: one.dozed_ms, sign: "☾", text: "asleep since then" }));
   return [...again, ...naps, ...now];
 }
 
@@ -26,16 +33,42 @@ export function marksOf(attempts) {
 export function linesOf(series) {
   const points = series?.points.filter((point) => point.step > 0) ?? [];
   const all = [
-    { key: "loss", title: "loss", zero: false, steep: true, points: points.filter((one) => known(one.loss)).map((one) => [one.at_ms, one.loss, one.step]) },
-    ...(series?.metrics ?? []).map((one) => ({ key: `m/${one.name}`, title: titleOf(one.name), zero: false, steep: false, points: one.at_ms.map((at, index) => [at, one.values[index], one.steps?.[index]]).filter(([, value]) => known(value)) })),
-    { key: "pace", title: "step time", unit: "ms", zero: true, steep: false, points: points.filter((one) => one.step_ms).map((one) => [one.at_ms, one.step_ms, one.step]) },
+    {
+      key: "loss",
+      title: "loss",
+      zero: false,
+      steep: true,
+      points: points.filter((one) => known(one.loss)).map((one) => [one.at_ms, one.loss, one.step]),
+    },
+    ...(series?.metrics ?? []).map((one) => ({
+      key: `m/${one.name}`,
+      title: titleOf(one.name),
+      zero: false,
+      steep: false,
+      points: one.at_ms
+        .map((at, index) => [at, one.values[index], one.steps?.[index]])
+        .filter(([, value]) => known(value)),
+    })),
+    {
+      key: "pace",
+      title: "step time",
+      unit: "ms",
+      zero: true,
+      steep: false,
+      points: points.filter((one) => one.step_ms).map((one) => [one.at_ms, one.step_ms, one.step]),
+    },
   ];
   return all.filter((one) => one.points.length);
 }
 
 /** Charts by key, made when first needed. `set` hides those that get no lines. */
 export class Charts {
-  constructor(group, times = true) { this.group = group; this.times = times; this.known = new Map(); this.element = h("div", { class: "grid2 charts" }); }
+  constructor(group, times = true) {
+    this.group = group;
+    this.times = times;
+    this.known = new Map();
+    this.element = h("div", { class: "grid2 charts" });
+  }
 
   set(all) {
     const named = new Set(all.map((one) => one.key));
@@ -53,7 +86,9 @@ export class Charts {
     this.element.hidden = !all.length;
   }
 
-  stop() { for (const chart of this.known.values()) chart.stop(); }
+  stop() {
+    for (const chart of this.known.values()) chart.stop();
+  }
 }
 
 export class JobCurves {
@@ -64,8 +99,18 @@ export class JobCurves {
     this.limits = new Limits(this.group);
     this.each = new Charts(this.group);
     this.load = new Load(this.group);
-    this.members = h("section", { class: "card stack", "aria-label": "Each member", hidden: true }, h("h2", {}, "Each member"), this.each.element);
-    this.progress = h("section", { class: "card stack", "aria-label": "Progress", hidden: true }, this.logged.element, this.heat.element);
+    this.members = h(
+      "section",
+      { class: "card stack", "aria-label": "Each member", hidden: true },
+      h("h2", {}, "Each member"),
+      this.each.element,
+    );
+    this.progress = h(
+      "section",
+      { class: "card stack", "aria-label": "Progress", hidden: true },
+      this.logged.element,
+      this.heat.element,
+    );
     this.bar = h("div", { class: "card", hidden: true }, this.group.element);
     this.element = h("div", { class: "stack" }, this.bar, this.progress, this.limits.element);
     this.more = h("div", { class: "stack" }, this.members, this.load.element); // below the log, which people look at more often
@@ -73,12 +118,20 @@ export class JobCurves {
 
   /** `series` may be null; `slow`: numbers of the members that are slow now. */
   draw(job, history, series, slow) {
-    const marks = marksOf(history.attempts), accent = css("--accent");
+    const marks = marksOf(history.attempts);
+    const accent = css("--accent");
     const lines = linesOf(series);
     this.logged.set(lines.map((one) => ({ ...one, lines: [{ name: "", colour: accent, points: one.points, marks }] })));
-    this.heat.set(rowsOf(series?.members ?? [], slow, job.attempt), `Step time of each member; ${slow.length ? `slow: ${slow.join(", ")}` : "none is slow"}`);
+    this.heat.set(
+      rowsOf(series?.members ?? [], slow, job.attempt),
+      `Step time of each member; ${slow.length ? `slow: ${slow.join(", ")}` : "none is slow"}`,
+    );
     this.progress.hidden = !lines.length;
-    this.limits.draw(history.progress?.bound ?? (job.finished_ms ? history.attempts.at(-1)?.bound : null), series?.members ?? [], job.attempt);
+    this.limits.draw(
+      history.progress?.bound ?? (job.finished_ms ? history.attempts.at(-1)?.bound : null),
+      series?.members ?? [],
+      job.attempt,
+    );
     const each = eachMember(series?.members ?? [], marks);
     this.each.set(each);
     this.members.hidden = !each.length;
@@ -90,12 +143,19 @@ export class JobCurves {
     this.bar.hidden = this.progress.hidden && this.load.element.hidden;
   }
 
-  stop() { for (const one of [this.logged, this.heat, this.limits, this.each, this.load, this.group]) one.stop(); }
+  stop() {
+    for (const one of [this.logged, this.heat, this.limits, this.each, this.load, this.group]) one.stop();
+  }
 }
 
 // -- members -----------------------------------------------------------------------------------
 
-const SHARES = [["step_ms", "step time", "ms", 1], ["wait_share", "waiting for peers", "%", 100], ["data_share", "waiting for data", "%", 100], ["save_share", "saving", "%", 100]];
+const SHARES = [
+  ["step_ms", "step time", "ms", 1],
+  ["wait_share", "waiting for peers", "%", 100],
+  ["data_share", "waiting for data", "%", 100],
+  ["save_share", "saving", "%", 100],
+];
 
 /** A line for each member of a gang; of a large one the least, the median and the most at each moment. */
 function eachMember(members, marks) {
@@ -110,16 +170,29 @@ function byMember(members, field, factor) {
   const found = new Map();
   for (const one of members) {
     const line = found.get(one.member) ?? { name: String(one.member), ...look(one.member), points: [] };
-    one.at_ms.forEach((at, index) => { if (known(one[field][index])) line.points.push([at, factor * one[field][index]]); });
+    one.at_ms.forEach((at, index) => {
+      if (known(one[field][index])) line.points.push([at, factor * one[field][index]]);
+    });
     found.set(one.member, line);
   }
   return [...found.values()];
 }
 function spread(members, field, factor) {
   const at = new Map();
-  for (const one of members) one.at_ms.forEach((ms, index) => { if (known(one[field][index])) at.set(ms, [...(at.get(ms) ?? []), factor * one[field][index]]); });
+  for (const one of members)
+    one.at_ms.forEach((ms, index) => {
+      if (known(one[field][index])) at.set(ms, [...(at.get(ms) ?? []), factor * one[field][index]]);
+    });
   const sorted = [...at].sort(([a], [b]) => a - b).map(([ms, values]) => [ms, values.sort((a, b) => a - b)]);
-  return [["least", 0], ["median", 0.5], ["most", 1]].map(([name, part], number) => ({ name, ...look(number), points: sorted.map(([ms, values]) => [ms, values[Math.round((values.length - 1) * part)]]) }));
+  return [
+    ["least", 0],
+    ["median", 0.5],
+    ["most", 1],
+  ].map(([name, part], number) => ({
+    name,
+    ...look(number),
+    points: sorted.map(([ms, values]) => [ms, values[Math.round((values.length - 1) * part)]]),
+  }));
 }
 
 /** 0 is as fast as the others, 1 is at most half as fast. */
@@ -131,12 +204,26 @@ function slowness(value) {
 function rowsOf(members, slow, attempt) {
   const mine = members.filter((one) => one.attempt === attempt || attempt === 0);
   if (!mine.length) return [];
-  const own = mine.map((one) => one.step_ms.map((ms, at) => (known(ms) ? ms * (1 - (one.wait_share?.[at] ?? 0)) : null)));
-  const length = Math.max(...own.map((values) => values.length)), from = Math.max(0, length - BUCKETS_MAX);
-  const usual = Array.from({ length }, (_, at) => { const all = own.map((values) => values[at]).filter(known).sort((a, b) => a - b); return all.length ? all[(all.length - 1) >> 1] : 0; });
-  const each = (index, act) => Array.from({ length: length - from }, (_, at) => { const ms = own[index][from + at]; return known(ms) ? act(ms, usual[from + at]) : null; });
+  const own = mine.map((one) =>
+    one.step_ms.map((ms, at) => (known(ms) ? ms * (1 - (one.wait_share?.[at] ?? 0)) : null)),
+  );
+  const length = Math.max(...own.map((values) => values.length));
+  const from = Math.max(0, length - BUCKETS_MAX);
+  const usual = Array.from({ length }, (_, at) => {
+    const all = own
+      .map((values) => values[at])
+      .filter(known)
+      .sort((a, b) => a - b);
+    return all.length ? all[(all.length - 1) >> 1] : 0;
+  });
+  const each = (index, act) =>
+    Array.from({ length: length - from }, (_, at) => {
+      const ms = own[index][from + at];
+      return known(ms) ? act(ms, usual[from + at]) : null;
+    });
   return mine.map((one, index) => ({
-    name: `${one.member} ${one.node}`, marked: slow.includes(one.member),
+    name: `${one.member} ${one.node}`,
+    marked: slow.includes(one.member),
     values: each(index, (ms, middle) => (middle ? ms / middle - 1 : null)),
     notes: each(index, (ms, middle) => `${short(ms)} ms without waits; usual: ${short(middle)} ms`),
   }));
@@ -145,16 +232,29 @@ function rowsOf(members, slow, attempt) {
 // -- GPUs and nodes ----------------------------------------------------------------------------
 
 const mean = (values) => values.reduce((a, b) => a + b, 0) / values.length;
-const OF_GPU = [["busy", "GPU busy", "%", 100, mean], ["memory", "GPU memory", "%", 100, mean], ["power_w", "GPU power", "W", 1, mean], ["temperature_c", "GPU temperature", "°C", 1, (values) => Math.max(...values)]];
-const OF_NODE = [["cpu", "CPU of its nodes", "%", 100], ["memory", "memory of its nodes", "%", 100]];
+const OF_GPU = [
+  ["busy", "GPU busy", "%", 100, mean],
+  ["memory", "GPU memory", "%", 100, mean],
+  ["power_w", "GPU power", "W", 1, mean],
+  ["temperature_c", "GPU temperature", "°C", 1, (values) => Math.max(...values)],
+];
+const OF_NODE = [
+  ["cpu", "CPU of its nodes", "%", 100],
+  ["memory", "memory of its nodes", "%", 100],
+];
 
 /** When the job held which GPUs: [{ node, gpus, from, to }], the newest attempt first. */
 export function holdings(job, history) {
-  const slices = new Map(history.events.filter(({ event }) => event.event === "JobPlaced").map(({ event }) => [event.attempt, event.slices]));
+  const slices = new Map(
+    history.events.filter(({ event }) => event.event === "JobPlaced").map(({ event }) => [event.attempt, event.slices]),
+  );
   if (job.gang.length) slices.set(job.attempt, job.gang);
   return history.attempts.toReversed().flatMap((one) => {
-    const to = one.ended_ms ?? Infinity, naps = [...(one.slept_at ?? []), ...(one.dozed_ms ? [[one.dozed_ms, to]] : [])], nodes = new Map();
-    for (const { node, gpus } of slices.get(one.attempt) ?? []) nodes.set(node, [...(nodes.get(node) ?? []), ...(gpus ?? [])]);
+    const to = one.ended_ms ?? Infinity;
+    const naps = [...(one.slept_at ?? []), ...(one.dozed_ms ? [[one.dozed_ms, to]] : [])];
+    const nodes = new Map();
+    for (const { node, gpus } of slices.get(one.attempt) ?? [])
+      nodes.set(node, [...(nodes.get(node) ?? []), ...(gpus ?? [])]);
     return [...nodes].map(([node, gpus]) => ({ node, gpus, from: one.placed_ms, to, naps }));
   });
 }
@@ -163,41 +263,81 @@ export function holdings(job, history) {
 class Load {
   constructor(group) {
     this.charts = new Charts(group);
-    this.which = h("select", { "aria-label": "Nodes", onchange: () => { choose("nodes", this.which.value); this.again?.(); } });
+    this.which = h("select", {
+      "aria-label": "Nodes",
+      onchange: () => {
+        choose("nodes", this.which.value);
+        this.again?.();
+      },
+    });
     this.note = h("p", { class: "dim small" });
-    this.element = h("section", { class: "card stack", "aria-label": "GPUs and nodes", hidden: true }, h("div", { class: "row" }, h("h2", {}, "Its GPUs and nodes"), this.which), this.charts.element, this.note);
+    this.element = h(
+      "section",
+      { class: "card stack", "aria-label": "GPUs and nodes", hidden: true },
+      h("div", { class: "row" }, h("h2", {}, "Its GPUs and nodes"), this.which),
+      this.charts.element,
+      this.note,
+    );
     this.curves = new Map();
   }
 
   async draw(job, history, options) {
     this.again = () => this.draw(job, history, options).catch(() => {});
-    const held = holdings(job, history), nodes = [...new Set(held.map((one) => one.node))];
+    const held = holdings(job, history);
+    const nodes = [...new Set(held.map((one) => one.node))];
     if (!nodes.length) return;
-    const shown = this.choice(nodes), since = Math.max(0, Math.min(...held.map((one) => one.from)) - 1);
-    await Promise.all(shown.map(async (node) => {
-      if (!this.curves.has(node)) this.curves.set(node, new NodeCurve(node, since));
-      await this.curves.get(node).more(options);
-    }));
-    const all = [...this.ofGpus(held, shown), ...this.ofNodes(held, shown)].filter((one) => one.lines.some((line) => line.points.length));
+    const shown = this.choice(nodes);
+    const since = Math.max(0, Math.min(...held.map((one) => one.from)) - 1);
+    await Promise.all(
+      shown.map(async (node) => {
+        if (!this.curves.has(node)) this.curves.set(node, new NodeCurve(node, since));
+        await this.curves.get(node).more(options);
+      }),
+    );
+    const all = [...this.ofGpus(held, shown), ...this.ofNodes(held, shown)].filter((one) =>
+      one.lines.some((line) => line.points.length),
+    );
     this.charts.set(all);
     this.element.hidden = !all.length;
-    replace(this.note, "Only while the job held them. CPU and memory are those of the whole node.", all.some((one) => one.key.startsWith("gpu")) ? "" : " The driver of these GPUs reports no load.");
+    replace(
+      this.note,
+      "Only while the job held them. CPU and memory are those of the whole node.",
+      all.some((one) => one.key.startsWith("gpu")) ? "" : " The driver of these GPUs reports no load.",
+    );
   }
 
   /** Four nodes at a time, because a large job has hundreds. */
   choice(nodes) {
-    const parts = Array.from({ length: Math.ceil(nodes.length / NODES_AT_ONCE) }, (_, at) => nodes.slice(at * NODES_AT_ONCE, (at + 1) * NODES_AT_ONCE));
-    const mine = Math.max(0, parts.findIndex((part) => part[0] === chosen("nodes")));
+    const parts = Array.from({ length: Math.ceil(nodes.length / NODES_AT_ONCE) }, (_, at) =>
+      nodes.slice(at * NODES_AT_ONCE, (at + 1) * NODES_AT_ONCE),
+    );
+    const mine = Math.max(
+      0,
+      parts.findIndex((part) => part[0] === chosen("nodes")),
+    );
     this.which.hidden = parts.length < 2;
-    replace(this.which, parts.map((part, at) => h("option", { value: at ? part[0] : "", selected: at === mine }, part.length > 1 ? `${part[0]} to ${part.at(-1)}` : part[0])));
+    replace(
+      this.which,
+      parts.map((part, at) =>
+        h(
+          "option",
+          { value: at ? part[0] : "", selected: at === mine },
+          part.length > 1 ? `${part[0]} to ${part.at(-1)}` : part[0],
+        ),
+      ),
+    );
     return parts[mine];
   }
 
   /** `values(series, index, piece)`: of one sample; null if it is not known. */
   line(name, look, node, held, values) {
-    const series = this.curves.get(node).held, pieces = held.filter((one) => one.node === node), points = [];
+    const series = this.curves.get(node).held;
+    const pieces = held.filter((one) => one.node === node);
+    const points = [];
     (series?.at_ms ?? []).forEach((at, index) => {
-      const piece = pieces.find((one) => at >= one.from && at <= one.to && !one.naps.some(([from, to]) => at > from && at < to));
+      const piece = pieces.find(
+        (one) => at >= one.from && at <= one.to && !one.naps.some(([from, to]) => at > from && at < to),
+      );
       const value = piece ? values(series, index, piece) : null;
       if (known(value)) points.push([at, value]);
     });
@@ -205,18 +345,45 @@ class Load {
   }
 
   ofGpus(held, nodes) {
-    const gpus = nodes.flatMap((node) => [...new Set(held.filter((one) => one.node === node).flatMap((one) => one.gpus))].map((gpu) => [node, gpu]));
+    const gpus = nodes.flatMap((node) =>
+      [...new Set(held.filter((one) => one.node === node).flatMap((one) => one.gpus))].map((gpu) => [node, gpu]),
+    );
     return OF_GPU.map(([field, title, unit, factor, sum]) => {
-      const one = (series, index, gpu) => { const value = series.gpus[gpu]?.[field][index]; return known(value) ? factor * value : null; };
-      const each = () => gpus.map(([node, gpu], at) => this.line(`${node}/${gpu}`, look(at), node, held, (series, index, piece) => (piece.gpus.includes(gpu) ? one(series, index, gpu) : null)));
-      const all = () => nodes.map((node, at) => this.line(node, look(at), node, held, (series, index, piece) => { const values = piece.gpus.map((gpu) => one(series, index, gpu)).filter(known); return values.length ? sum(values) : null; }));
+      const one = (series, index, gpu) => {
+        const value = series.gpus[gpu]?.[field][index];
+        return known(value) ? factor * value : null;
+      };
+      const each = () =>
+        gpus.map(([node, gpu], at) =>
+          this.line(`${node}/${gpu}`, look(at), node, held, (series, index, piece) =>
+            piece.gpus.includes(gpu) ? one(series, index, gpu) : null,
+          ),
+        );
+      const all = () =>
+        nodes.map((node, at) =>
+          this.line(node, look(at), node, held, (series, index, piece) => {
+            const values = piece.gpus.map((gpu) => one(series, index, gpu)).filter(known);
+            return values.length ? sum(values) : null;
+          }),
+        );
       return { key: `gpu/${field}`, title, unit, lines: gpus.length <= LINES_MAX ? each() : all() };
     });
   }
 
   ofNodes(held, nodes) {
-    return OF_NODE.map(([field, title, unit, factor]) => ({ key: `node/${field}`, title, unit, lines: nodes.map((node, at) => this.line(node, look(at), node, held, (series, index) => (known(series[field][index]) ? factor * series[field][index] : null))) }));
+    return OF_NODE.map(([field, title, unit, factor]) => ({
+      key: `node/${field}`,
+      title,
+      unit,
+      lines: nodes.map((node, at) =>
+        this.line(node, look(at), node, held, (series, index) =>
+          known(series[field][index]) ? factor * series[field][index] : null,
+        ),
+      ),
+    }));
   }
 
-  stop() { this.charts.stop(); }
+  stop() {
+    this.charts.stop();
+  }
 }

@@ -3,34 +3,70 @@
 import { h, replace } from "./dom.js";
 import { card, current } from "./job-columns.js";
 
-const ROW = 34, CARD = 92; // px: all rows are alike, so that a place on the screen is a row
+const ROW = 34;
+const CARD = 92; // px: all rows are alike, so that a place on the screen is a row
 const AROUND = 12; // rows that exist above and below the screen
 const narrow = matchMedia("(max-width: 760px)");
 
 export class Grid {
   /** `on`: sort(by), open(id), chosen(), need(): the reader comes near the end. */
   constructor(on) {
-    this.on = on; this.rows = []; this.columns = []; this.sort = ""; this.total = 0;
-    this.selected = new Set(); this.at = 0; this.anchor = 0; this.drawn = [0, -1];
+    this.on = on;
+    this.rows = [];
+    this.columns = [];
+    this.sort = "";
+    this.total = 0;
+    this.selected = new Set();
+    this.at = 0;
+    this.anchor = 0;
+    this.drawn = [0, -1];
     this.head = h("div", { role: "row", class: "jobs-row", "aria-rowindex": "1" });
     this.body = h("div", { role: "rowgroup", class: "jobs-rows" });
-    this.element = h("div", { class: "jobs-grid", role: "grid", "aria-label": "Jobs", "aria-multiselectable": "true", tabindex: "0", onkeydown: (event) => this.key(event) }, h("div", { role: "rowgroup", class: "jobs-head" }, this.head), this.body);
+    this.element = h(
+      "div",
+      {
+        class: "jobs-grid",
+        role: "grid",
+        "aria-label": "Jobs",
+        "aria-multiselectable": "true",
+        tabindex: "0",
+        onkeydown: (event) => this.key(event),
+      },
+      h("div", { role: "rowgroup", class: "jobs-head" }, this.head),
+      this.body,
+    );
     this.body.addEventListener("click", (event) => this.click(event));
-    this.body.addEventListener("mousedown", (event) => { if (event.shiftKey) event.preventDefault(); }); // it would select text
-    this.soon = () => { this.frame ||= requestAnimationFrame(() => { this.frame = 0; this.draw(false); }); };
+    this.body.addEventListener("mousedown", (event) => {
+      if (event.shiftKey) event.preventDefault();
+    }); // it would select text
+    this.soon = () => {
+      this.frame ||= requestAnimationFrame(() => {
+        this.frame = 0;
+        this.draw(false);
+      });
+    };
     this.whole = () => this.draw(true);
     addEventListener("scroll", this.soon, { passive: true });
     addEventListener("resize", this.whole);
     narrow.addEventListener("change", this.whole);
   }
 
-  stop() { removeEventListener("scroll", this.soon); removeEventListener("resize", this.whole); narrow.removeEventListener("change", this.whole); cancelAnimationFrame(this.frame); }
-  get size() { return narrow.matches ? CARD : ROW; }
+  stop() {
+    removeEventListener("scroll", this.soon);
+    removeEventListener("resize", this.whole);
+    narrow.removeEventListener("change", this.whole);
+    cancelAnimationFrame(this.frame);
+  }
+  get size() {
+    return narrow.matches ? CARD : ROW;
+  }
 
   /** Rows that left the list leave the selection; the current row stays the same job. */
   set(rows, total) {
-    const at = this.rows[this.at]?.id, known = new Set(rows.map((row) => row.id));
-    this.rows = rows; this.total = total;
+    const at = this.rows[this.at]?.id;
+    const known = new Set(rows.map((row) => row.id));
+    this.rows = rows;
+    this.total = total;
     const index = at ? rows.findIndex((row) => row.id === at) : -1;
     this.at = index >= 0 ? index : Math.max(0, Math.min(this.at, rows.length - 1));
     for (const id of [...this.selected]) if (!known.has(id)) this.selected.delete(id);
@@ -39,15 +75,19 @@ export class Grid {
 
   /** All of what is near the screen; with `fresh` unset only if the reader has scrolled beyond it. */
   draw(fresh) {
-    const size = this.size, count = this.rows.length, top = this.body.getBoundingClientRect().top;
-    const first = Math.max(0, Math.floor(-top / size)), last = Math.min(count - 1, Math.ceil((innerHeight - top) / size));
+    const size = this.size;
+    const count = this.rows.length;
+    const top = this.body.getBoundingClientRect().top;
+    const first = Math.max(0, Math.floor(-top / size));
+    const last = Math.min(count - 1, Math.ceil((innerHeight - top) / size));
     if (last > count - 1 - 2 * AROUND) this.on.need();
     if (!fresh && first >= this.drawn[0] && last <= this.drawn[1]) return;
     this.drawn = [Math.max(0, first - AROUND), Math.min(count - 1, last + AROUND)];
     if (fresh) this.heads();
     const rows = [];
     const there = new Map(fresh ? [] : [...this.body.children].map((one) => [one.dataset.job, one])); // scrolling changes none of them
-    for (let at = this.drawn[0]; at <= this.drawn[1]; at += 1) rows.push(there.get(this.rows[at].id) ?? this.row(at, size));
+    for (let at = this.drawn[0]; at <= this.drawn[1]; at += 1)
+      rows.push(there.get(this.rows[at].id) ?? this.row(at, size));
     const held = this.body.contains(document.activeElement);
     replace(this.body, ...rows);
     if (held && !this.body.contains(document.activeElement)) this.element.focus({ preventScroll: true });
@@ -56,47 +96,105 @@ export class Grid {
 
   /** What all rows share. Scrolling changes none of it, and must not make the browser look at all rows again. */
   heads() {
-    const least = narrow.matches ? 0 : this.columns.reduce((sum, one) => sum + 12 + Number(one.width.match(/\d+/)[0]), 28);
+    const least = narrow.matches
+      ? 0
+      : this.columns.reduce((sum, one) => sum + 12 + Number(one.width.match(/\d+/)[0]), 28);
     this.element.style.setProperty("--columns", `28px ${this.columns.map((one) => one.width).join(" ")}`);
     this.element.style.setProperty("--least", `${least}px`);
     this.element.classList.toggle("wide", least > this.element.clientWidth);
     this.element.setAttribute("aria-rowcount", String((this.total || this.rows.length) + 1));
     this.body.style.height = `${this.rows.length * this.size}px`;
     const all = this.rows.length > 0 && this.selected.size === this.rows.length;
-    const box = h("input", { type: "checkbox", "aria-label": "Select all rows that are loaded", checked: all, onchange: () => this.pick(all ? [] : this.rows.map((row) => row.id)) });
-    replace(this.head, h("span", { role: "columnheader", "data-key": "pick" }, box), this.columns.map((one) => {
-      const down = this.sort === `-${one.sort}`, on = one.sort && (down || this.sort === one.sort);
-      return h("span", { role: "columnheader", "data-key": one.key, class: one.number ? "num" : "", "aria-sort": on ? (down ? "descending" : "ascending") : one.sort ? "none" : null },
-        one.sort ? h("button", { class: "sorts", onclick: () => this.on.sort(on && down ? one.sort : `-${one.sort}`) }, one.head, on ? h("i", { "aria-hidden": "true" }, down ? "↓" : "↑") : null) : one.head);
-    }));
+    const box = h("input", {
+      type: "checkbox",
+      "aria-label": "Select all rows that are loaded",
+      checked: all,
+      onchange: () => this.pick(all ? [] : this.rows.map((row) => row.id)),
+    });
+    replace(
+      this.head,
+      h("span", { role: "columnheader", "data-key": "pick" }, box),
+      this.columns.map((one) => {
+        const down = this.sort === `-${one.sort}`;
+        const on = one.sort && (down || this.sort === one.sort);
+        return h(
+          "span",
+          {
+            role: "columnheader",
+            "data-key": one.key,
+            class: one.number ? "num" : "",
+            "aria-sort": on ? (down ? "descending" : "ascending") : one.sort ? "none" : null,
+          },
+          one.sort
+            ? h(
+                "button",
+                { class: "sorts", onclick: () => this.on.sort(on && down ? one.sort : `-${one.sort}`) },
+                one.head,
+                on ? h("i", { "aria-hidden": "true" }, down ? "↓" : "↑") : null,
+              )
+            : one.head,
+        );
+      }),
+    );
     this.head.querySelector("input").checked = all;
   }
 
   row(at, size) {
-    const row = current(this.rows[at]), picked = this.selected.has(row.id);
+    const row = current(this.rows[at]);
+    const picked = this.selected.has(row.id);
     const box = h("input", { type: "checkbox", tabindex: "-1", checked: picked, "aria-label": `Select ${row.id}` });
-    const cells = narrow.matches ? [h("div", { role: "gridcell", class: "jobs-card" }, card(row))] : this.columns.map((one) => {
-      const inside = one.cell(row);
-      return h("span", { role: "gridcell", "data-name": one.key, class: one.number ? "num" : "", title: typeof inside === "string" && inside.length > 12 ? inside : null }, inside);
-    });
-    return h("div", { role: "row", id: `row-${row.id}`, class: `jobs-row${at === this.at ? " at" : ""}`, "data-key": row.id, "data-job": row.id, "aria-rowindex": String(at + 2), "aria-selected": String(picked), style: { top: `${at * size}px` } },
-      h("span", { role: "gridcell" }, box), cells);
+    const cells = narrow.matches
+      ? [h("div", { role: "gridcell", class: "jobs-card" }, card(row))]
+      : this.columns.map((one) => {
+          const inside = one.cell(row);
+          return h(
+            "span",
+            {
+              role: "gridcell",
+              "data-name": one.key,
+              class: one.number ? "num" : "",
+              title: typeof inside === "string" && inside.length > 12 ? inside : null,
+            },
+            inside,
+          );
+        });
+    return h(
+      "div",
+      {
+        role: "row",
+        id: `row-${row.id}`,
+        class: `jobs-row${at === this.at ? " at" : ""}`,
+        "data-key": row.id,
+        "data-job": row.id,
+        "aria-rowindex": String(at + 2),
+        "aria-selected": String(picked),
+        style: { top: `${at * size}px` },
+      },
+      h("span", { role: "gridcell" }, box),
+      cells,
+    );
   }
 
   /** Marks the current row, for eyes and for screen readers. */
   point() {
     const row = this.rows[this.at];
-    if (row) this.element.setAttribute("aria-activedescendant", `row-${row.id}`); else this.element.removeAttribute("aria-activedescendant");
+    if (row) this.element.setAttribute("aria-activedescendant", `row-${row.id}`);
+    else this.element.removeAttribute("aria-activedescendant");
     for (const one of this.body.children) one.classList.toggle("at", one.dataset.job === row?.id);
   }
 
-  pick(ids) { this.selected = new Set(ids); this.draw(true); this.on.chosen(); }
+  pick(ids) {
+    this.selected = new Set(ids);
+    this.draw(true);
+    this.on.chosen();
+  }
   range(to) {
     const [from, until] = [Math.min(this.anchor, to), Math.max(this.anchor, to)];
     this.pick([...this.selected, ...this.rows.slice(from, until + 1).map((row) => row.id)]);
   }
   toggle(at) {
-    const ids = new Set(this.selected), id = this.rows[at].id;
+    const ids = new Set(this.selected);
+    const id = this.rows[at].id;
     if (!ids.delete(id)) ids.add(id);
     this.anchor = at;
     this.pick(ids);
@@ -106,33 +204,48 @@ export class Grid {
     if (!this.rows.length) return;
     if (extend && !this.selected.size) this.anchor = this.at;
     this.at = Math.max(0, Math.min(this.rows.length - 1, to));
-    const size = this.size, y = this.body.getBoundingClientRect().top + this.at * size;
-    const least = 48 + 40 + (narrow.matches ? 0 : ROW), most = innerHeight - size - 64;
-    if (y < least) scrollBy(0, y - least); else if (y > most) scrollBy(0, y - most);
-    if (extend) this.range(this.at); else { this.draw(false); this.point(); }
+    const size = this.size;
+    const y = this.body.getBoundingClientRect().top + this.at * size;
+    const least = 48 + 40 + (narrow.matches ? 0 : ROW);
+    const most = innerHeight - size - 64;
+    if (y < least) scrollBy(0, y - least);
+    else if (y > most) scrollBy(0, y - most);
+    if (extend) this.range(this.at);
+    else {
+      this.draw(false);
+      this.point();
+    }
   }
 
   key(event) {
     if (event.target !== this.element && event.key !== "Escape") return; // a control inside has its own keys
     const page = Math.max(1, Math.floor(innerHeight / this.size) - 4);
-    const step = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -Infinity, End: Infinity }[event.key];
+    const step = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -Infinity, End: Infinity }[
+      event.key
+    ];
     if (step && !event.ctrlKey && !event.metaKey && !event.altKey) this.move(this.at + step, event.shiftKey);
     else if (event.key === "Enter" && this.rows[this.at]) this.on.open(this.rows[this.at].id);
-    else if (event.key === " " && this.rows[this.at]) { if (event.shiftKey) this.range(this.at); else this.toggle(this.at); }
-    else if (event.key === "a" && (event.ctrlKey || event.metaKey)) this.pick(this.rows.map((row) => row.id));
+    else if (event.key === " " && this.rows[this.at]) {
+      if (event.shiftKey) this.range(this.at);
+      else this.toggle(this.at);
+    } else if (event.key === "a" && (event.ctrlKey || event.metaKey)) this.pick(this.rows.map((row) => row.id));
     else if (event.key === "Escape" && this.selected.size) this.pick([]);
     else return;
     event.preventDefault();
   }
 
   click(event) {
-    const id = event.target.closest("[data-job]")?.dataset.job, at = this.rows.findIndex((row) => row.id === id);
+    const id = event.target.closest("[data-job]")?.dataset.job;
+    const at = this.rows.findIndex((row) => row.id === id);
     if (at < 0 || event.target.closest("a, button")) return;
     this.at = at;
     this.element.focus({ preventScroll: true }); // so that a redraw may set the box
     const first = event.target.closest("[role=gridcell]")?.previousElementSibling === null; // all of the box's cell counts
     if (event.shiftKey) this.range(at);
     else if (first || event.ctrlKey || event.metaKey) this.toggle(at);
-    else { this.anchor = at; this.point(); }
+    else {
+      this.anchor = at;
+      this.point();
+    }
   }
 }

@@ -29,19 +29,45 @@ export class KeptFiles {
   show(found) {
     const { files, notes } = found;
     this.element.hidden = !files.length && !notes.length;
-    const rows = files.slice(0, SHOWN).map((file) => h("tr", { "data-key": file.path },
-      h("td", {}, h("button", { class: "link", title: "Download", onclick: () => this.load(found, file) }, file.path)),
-      h("td", { class: "num" }, bytes(file.size)), h("td", { class: "num dim" }, moment(file.modified_ms, now()))));
-    replace(this.element, h("div", { class: "row" }, h("h2", {}, "Files"), h("span", { class: "dim small" }, `${plural(files.length, "file")}, ${bytes(found.total_bytes)}`)),
+    const rows = files
+      .slice(0, SHOWN)
+      .map((file) =>
+        h(
+          "tr",
+          { "data-key": file.path },
+          h(
+            "td",
+            {},
+            h("button", { class: "link", title: "Download", onclick: () => this.load(found, file) }, file.path),
+          ),
+          h("td", { class: "num" }, bytes(file.size)),
+          h("td", { class: "num dim" }, moment(file.modified_ms, now())),
+        ),
+      );
+    replace(
+      this.element,
+      h(
+        "div",
+        { class: "row" },
+        h("h2", {}, "Files"),
+        h("span", { class: "dim small" }, `${plural(files.length, "file")}, ${bytes(found.total_bytes)}`),
+      ),
       this.problem ? h("p", { class: "problem", role: "alert" }, this.problem) : null,
       notes.map((note) => h("p", { class: "dim small" }, note)),
       files.length ? table(["File", "num:Size", "num:Changed"], rows) : null,
-      files.length > SHOWN ? h("p", { class: "dim small" }, `and ${whole(files.length - SHOWN)} more: run shoal ls ${this.id}`) : null);
+      files.length > SHOWN
+        ? h("p", { class: "dim small" }, `and ${whole(files.length - SHOWN)} more: run shoal ls ${this.id}`)
+        : null,
+    );
   }
 
   async load(found, file) {
     this.problem = "";
-    try { await saveFile(this.id, file); } catch (error) { this.problem = error.message; }
+    try {
+      await saveFile(this.id, file);
+    } catch (error) {
+      this.problem = error.message;
+    }
     this.show(found);
   }
 }

@@ -8,7 +8,8 @@ const CELL_SCROLLED = 8; // where the cluster does not fit even with the least c
 const STRETCH = 1.6; // cells may be this far from square, to fill what is left
 const COLUMNS = [1, 2, 3, 4, 6, 8, 12, 16, 24, Infinity]; // of nodes in a rack
 const BLOCKS_ACROSS_MAX = 16;
-const LETTER = 6, NAME_MAX = 96; // pixels for a letter of a node's name, and for the whole of it
+const LETTER = 6;
+const NAME_MAX = 96; // pixels for a letter of a node's name, and for the whole of it
 
 // From roomy to dense; the first that fits with its least cell is taken. `head`: room for a node's name; `rack`,
 // `block`: for theirs; `between`: nodes, racks, blocks.
@@ -20,22 +21,43 @@ const STYLES = [
 
 export function layout(nodes, width, height) {
   const list = [...nodes.values()].sort((a, b) => natural(a.place ?? "", b.place ?? "") || natural(a.id, b.id));
-  const most = Math.max(1, ...list.map((node) => node.gpus ?? 0)), blocks = grouped(list);
-  const shapes = [...new Set([8, 4, 2, 1].map((columns) => Math.min(columns, most)))].filter((columns) => columns > 1 || most === 1);
+  const most = Math.max(1, ...list.map((node) => node.gpus ?? 0));
+  const blocks = grouped(list);
+  const shapes = [...new Set([8, 4, 2, 1].map((columns) => Math.min(columns, most)))].filter(
+    (columns) => columns > 1 || most === 1,
+  );
   const name = Math.min(NAME_MAX, 8 + LETTER * Math.max(0, ...list.map((node) => node.id.length)));
   let best = null;
   for (const style of STYLES) {
-    for (const across of shapes) for (const beside of blocksAcross(blocks.length)) for (const columns of COLUMNS) {
-      const least = Math.max(style.least, (best?.square ?? 0) - 1); // what cannot come near the best is not searched
-      const plan = { style, across, beside, columns, name, wide: least, tall: least };
-      if (heightOf(blocks, plan, width, height) > height) continue;
-      grow(blocks, plan, width, height);
-      if (!best || plan.wide * plan.tall > best.wide * best.tall) best = plan;
-    }
+    for (const across of shapes)
+      for (const beside of blocksAcross(blocks.length))
+        for (const columns of COLUMNS) {
+          const least = Math.max(style.least, (best?.square ?? 0) - 1); // what cannot come near the best is not searched
+          const plan = { style, across, beside, columns, name, wide: least, tall: least };
+          if (heightOf(blocks, plan, width, height) > height) continue;
+          grow(blocks, plan, width, height);
+          if (!best || plan.wide * plan.tall > best.wide * best.tall) best = plan;
+        }
     if (best) break;
   }
-  best ??= { style: STYLES[1], across: shapes[0], beside: 1, columns: Infinity, wide: CELL_SCROLLED, tall: CELL_SCROLLED };
-  const found = { tiles: [], labels: [], across: best.across, gap: best.style.gap, pad: best.style.pad, named: best.style.named, wide: best.wide, tall: best.tall };
+  best ??= {
+    style: STYLES[1],
+    across: shapes[0],
+    beside: 1,
+    columns: Infinity,
+    wide: CELL_SCROLLED,
+    tall: CELL_SCROLLED,
+  };
+  const found = {
+    tiles: [],
+    labels: [],
+    across: best.across,
+    gap: best.style.gap,
+    pad: best.style.pad,
+    named: best.style.named,
+    wide: best.wide,
+    tall: best.tall,
+  };
   found.height = Math.max(1, heightOf(blocks, best, width, Infinity, found));
   return found;
 }
@@ -44,7 +66,8 @@ export function layout(nodes, width, height) {
 function grouped(list) {
   const blocks = new Map();
   for (const node of list) {
-    const [name = "", ...rest] = (node.place ?? "").split("/"), rack = rest.join("/");
+    const [name = "", ...rest] = (node.place ?? "").split("/");
+    const rack = rest.join("/");
     const block = blocks.get(name) ?? blocks.set(name, { name, nodes: 0, racks: new Map() }).get(name);
     const one = block.racks.get(rack) ?? block.racks.set(rack, { name: rack, inside: [], most: 1 }).get(rack);
     one.inside.push(node);
@@ -54,15 +77,18 @@ function grouped(list) {
   return [...blocks.values()].map((block) => ({ ...block, racks: [...block.racks.values()] }));
 }
 
-const blocksAcross = (count) => Array.from({ length: Math.min(Math.max(1, count), BLOCKS_ACROSS_MAX) }, (_, at) => at + 1);
+const blocksAcross = (count) =>
+  Array.from({ length: Math.min(Math.max(1, count), BLOCKS_ACROSS_MAX) }, (_, at) => at + 1);
 
 /** The largest square cell that fits, by halving; then wider and taller while it still fits. */
 function grow(blocks, plan, width, height) {
   const fits = (wide, tall) => heightOf(blocks, { ...plan, wide, tall }, width, height) <= height;
-  let low = plan.wide, high = CELL_MAX;
+  let low = plan.wide;
+  let high = CELL_MAX;
   while (low < high) {
     const middle = Math.ceil((low + high) / 2);
-    if (fits(middle, middle)) low = middle; else high = middle - 1;
+    if (fits(middle, middle)) low = middle;
+    else high = middle - 1;
   }
   plan.square = plan.wide = plan.tall = low;
   while (plan.tall < Math.min(CELL_MAX, low * STRETCH) && fits(plan.wide, plan.tall + 1)) plan.tall += 1;
@@ -71,19 +97,23 @@ function grow(blocks, plan, width, height) {
 
 /** How high the map becomes; Infinity if something is too wide, or it is higher than `limit`. `found` collects tiles and labels. */
 function heightOf(blocks, plan, width, limit, found = null) {
-  const { style, across, beside } = plan, [betweenNodes, betweenRacks, betweenBlocks] = style.between;
+  const { style, across, beside } = plan;
+  const [betweenNodes, betweenRacks, betweenBlocks] = style.between;
   const tile = 2 * style.pad + across * (plan.wide + style.gap) - style.gap;
   if (style.named && tile < plan.name && !found) return Infinity;
   let y = 0;
   for (let first = 0; first < blocks.length; first += beside) {
-    const shelf = blocks.slice(first, first + beside), nodes = shelf.reduce((sum, block) => sum + block.nodes, 0);
+    const shelf = blocks.slice(first, first + beside);
+    const nodes = shelf.reduce((sum, block) => sum + block.nodes, 0);
     const room = width - (shelf.length - 1) * betweenBlocks;
-    let x = 0, tallest = 0;
+    let x = 0;
+    let tallest = 0;
     for (const block of shelf) {
       const share = shelf.length > 1 ? Math.floor((room * block.nodes) / nodes) : room;
       if (tile > share && !(found && shelf.length === 1)) return Infinity;
       const head = block.name ? style.block : 0;
-      if (found && head) found.labels.push({ x, y: y + head - (style.named ? 6 : 3), text: block.name, large: true, width: share });
+      if (found && head)
+        found.labels.push({ x, y: y + head - (style.named ? 6 : 3), text: block.name, large: true, width: share });
       const size = racksOf(block, plan, tile, x, y + head, share, betweenNodes, betweenRacks, found);
       tallest = Math.max(tallest, size.height + head);
       x += size.width + betweenBlocks;
@@ -95,16 +125,44 @@ function heightOf(blocks, plan, width, limit, found = null) {
 }
 
 function racksOf(block, plan, tile, left, top, room, betweenNodes, betweenRacks, found) {
-  const { style } = plan, fit = Math.max(1, Math.floor((room + betweenNodes) / (tile + betweenNodes)));
-  let x = 0, y = 0, tallest = 0, widest = 0;
+  const { style } = plan;
+  const fit = Math.max(1, Math.floor((room + betweenNodes) / (tile + betweenNodes)));
+  let x = 0;
+  let y = 0;
+  let tallest = 0;
+  let widest = 0;
   for (const rack of block.racks) {
-    const count = rack.inside.length, rows = Math.ceil(count / Math.min(count, fit, rack.name ? plan.columns : Infinity)), columns = Math.ceil(count / rows);
-    const height = 2 * style.pad + style.head + Math.ceil(rack.most / plan.across) * (plan.tall + style.gap) - style.gap;
-    const wide = columns * (tile + betweenNodes) - betweenNodes, head = rack.name ? style.rack : 0;
-    if (x && x + wide > room) { x = 0; y += tallest + betweenRacks; tallest = 0; }
+    const count = rack.inside.length;
+    const rows = Math.ceil(count / Math.min(count, fit, rack.name ? plan.columns : Infinity));
+    const columns = Math.ceil(count / rows);
+    const height =
+      2 * style.pad + style.head + Math.ceil(rack.most / plan.across) * (plan.tall + style.gap) - style.gap;
+    const wide = columns * (tile + betweenNodes) - betweenNodes;
+    const head = rack.name ? style.rack : 0;
+    if (x && x + wide > room) {
+      x = 0;
+      y += tallest + betweenRacks;
+      tallest = 0;
+    }
     if (found) {
-      if (head) found.labels.push({ x: left + x + style.pad, y: top + y + head - 4, text: rack.name, large: false, width: wide });
-      rack.inside.forEach((node, at) => found.tiles.push({ id: node.id, x: left + x + (at % columns) * (tile + betweenNodes), y: top + y + head + Math.floor(at / columns) * (height + betweenNodes), width: tile, height, top: style.head + style.pad }));
+      if (head)
+        found.labels.push({
+          x: left + x + style.pad,
+          y: top + y + head - 4,
+          text: rack.name,
+          large: false,
+          width: wide,
+        });
+      rack.inside.forEach((node, at) =>
+        found.tiles.push({
+          id: node.id,
+          x: left + x + (at % columns) * (tile + betweenNodes),
+          y: top + y + head + Math.floor(at / columns) * (height + betweenNodes),
+          width: tile,
+          height,
+          top: style.head + style.pad,
+        }),
+      );
     }
     tallest = Math.max(tallest, head + rows * (height + betweenNodes) - betweenNodes);
     widest = Math.max(widest, x + wide);

@@ -9,7 +9,8 @@ const LEGEND_MAX = 14;
 
 /** A job of another tenant has no id here: at most its tenant is named, as @TENANT. */
 const foreign = (id) => id === "" || id.startsWith("@");
-export const owner = (id) => (id === "" ? "another tenant's job" : id.startsWith("@") ? `a job of tenant ${id.slice(1)}` : id);
+export const owner = (id) =>
+  id === "" ? "another tenant's job" : id.startsWith("@") ? `a job of tenant ${id.slice(1)}` : id;
 
 /** A node that will not be there for ever: a time limit, a spot notice, a planned drain. */
 export function endsText(node, at = now()) {
@@ -21,16 +22,45 @@ export function endsText(node, at = now()) {
 export function describe(map, id, gpu, at = now()) {
   const node = map.cluster.nodes.get(id);
   if (!node) return [];
-  const head = h("div", {}, h("b", {}, gpu >= 0 ? `${id} · GPU ${gpu}` : id), ` ${glyphOf(node.standing || node.state)} ${node.standing || node.state}`, node.place ? h("span", { class: "dim" }, ` ${node.place}`) : null);
-  const inside = gpu >= 0 ? cellsOf(node)[gpu] ?? [] : [];
+  const head = h(
+    "div",
+    {},
+    h("b", {}, gpu >= 0 ? `${id} · GPU ${gpu}` : id),
+    ` ${glyphOf(node.standing || node.state)} ${node.standing || node.state}`,
+    node.place ? h("span", { class: "dim" }, ` ${node.place}`) : null,
+  );
+  const inside = gpu >= 0 ? (cellsOf(node)[gpu] ?? []) : [];
   const lines = inside.map((cell) => {
     const job = map.jobOf(cell.job);
     if (!job) return h("div", {}, owner(cell.job));
-    const work = job.steps ? `step ${whole(job.step)} of ${whole(job.steps)}` : job.step ? `step ${whole(job.step)}` : "";
+    const work = job.steps
+      ? `step ${whole(job.step)} of ${whole(job.steps)}`
+      : job.step
+        ? `step ${whole(job.step)}`
+        : "";
     const since = job.running_ms ? `for ${span(at - job.running_ms)}` : "";
-    return h("div", {}, h("i", { class: "dot", style: { background: jobColour(job.id) } }), ` ${jobName(job)} `, h("span", { class: "dim" }, [`member ${cell.member} of ${job.size || job.members || 1}`, job.tenant, `${job.state} ${since}`.trim(), work, job.slow?.includes(cell.member) ? "slows down its gang" : ""].filter(Boolean).join(" · ")));
+    return h(
+      "div",
+      {},
+      h("i", { class: "dot", style: { background: jobColour(job.id) } }),
+      ` ${jobName(job)} `,
+      h(
+        "span",
+        { class: "dim" },
+        [
+          `member ${cell.member} of ${job.size || job.members || 1}`,
+          job.tenant,
+          `${job.state} ${since}`.trim(),
+          work,
+          job.slow?.includes(cell.member) ? "slows down its gang" : "",
+        ]
+          .filter(Boolean)
+          .join(" · "),
+      ),
+    );
   });
-  if (gpu >= 0 && !inside.length) lines.push(h("div", { class: "dim" }, node.state === "ready" ? "free" : node.why || node.state));
+  if (gpu >= 0 && !inside.length)
+    lines.push(h("div", { class: "dim" }, node.state === "ready" ? "free" : node.why || node.state));
   if (gpu < 0 && node.ends_ms) lines.push(h("div", {}, endsText(node, at)));
   if (gpu < 0 && node.why) lines.push(h("div", { class: "dim" }, node.why));
   return [head, ...lines];
@@ -45,59 +75,113 @@ export function showTip(tip, lines, at) {
   tip.replaceChildren(...lines);
   const box = tip.getBoundingClientRect();
   tip.style.setProperty("left", `${Math.max(8, Math.min(at.x + 14, window.innerWidth - box.width - 8))}px`);
-  tip.style.setProperty("top", `${at.y + 18 + box.height > window.innerHeight ? Math.max(4, at.y - box.height - 12) : at.y + 18}px`);
+  tip.style.setProperty(
+    "top",
+    `${at.y + 18 + box.height > window.innerHeight ? Math.max(4, at.y - box.height - 12) : at.y + 18}px`,
+  );
 }
 
 /** The nodes and jobs that have all the words, in any part of what is known of them; a whole id means only that one. */
 export function matches(cluster, text) {
-  const words = text.toLowerCase().split(/\s+/).filter(Boolean), nodes = new Set(), jobs = new Set();
+  const words = text.toLowerCase().split(/\s+/).filter(Boolean);
+  const nodes = new Set();
+  const jobs = new Set();
   if (!words.length) return null;
   const fits = (...parts) => {
-    const all = parts.filter(Boolean).map((part) => part.toLowerCase()), text = all.join(" ");
+    const all = parts.filter(Boolean).map((part) => part.toLowerCase());
+    const text = all.join(" ");
     return words.every((word) => (word.startsWith("tenant:") ? all.includes(word) : text.includes(word)));
   };
   const only = text.trim();
   if (cluster.nodes.has(only)) return { nodes: nodes.add(only), jobs };
   if (cluster.jobs.has(only)) return { nodes, jobs: jobs.add(only) };
-  for (const node of cluster.nodes.values()) if (fits(node.id, node.place, node.model, node.labels, node.standing, node.state)) nodes.add(node.id);
-  for (const job of cluster.jobs.values()) if (fits(job.id, job.name, `tenant:${job.tenant}`, job.service, job.array, job.state)) jobs.add(job.id);
+  for (const node of cluster.nodes.values())
+    if (fits(node.id, node.place, node.model, node.labels, node.standing, node.state)) nodes.add(node.id);
+  for (const job of cluster.jobs.values())
+    if (fits(job.id, job.name, `tenant:${job.tenant}`, job.service, job.array, job.state)) jobs.add(job.id);
   for (const id of heldIds(cluster)) if (foreign(id) && fits(`tenant:${id.slice(1) || "others"}`)) jobs.add(id);
   return { nodes, jobs };
 }
 
 function heldIds(cluster) {
   const held = new Map();
-  for (const node of cluster.nodes.values()) for (const [id, , gpus] of node.held ?? []) held.set(id, (held.get(id) ?? 0) + gpus.length);
+  for (const node of cluster.nodes.values())
+    for (const [id, , gpus] of node.held ?? []) held.set(id, (held.get(id) ?? 0) + gpus.length);
   return held.keys();
 }
 
 /** "12 nodes, 3 jobs match", with a link if it is one thing. `anywhere`: whether a job holds a GPU does not matter. */
 export function foundText(cluster, found, anywhere = false) {
   if (!found) return [];
-  const { nodes, jobs } = found, counts = [nodes.size && plural(nodes.size, "node"), jobs.size && plural(jobs.size, "job")].filter(Boolean);
+  const { nodes, jobs } = found;
+  const counts = [nodes.size && plural(nodes.size, "node"), jobs.size && plural(jobs.size, "job")].filter(Boolean);
   if (!counts.length) return ["nothing matches"];
-  const held = new Set(heldIds(cluster)), off = anywhere ? 0 : [...jobs].filter((id) => !held.has(id)).length;
+  const held = new Set(heldIds(cluster));
+  const off = anywhere ? 0 : [...jobs].filter((id) => !held.has(id)).length;
   const [id] = nodes.size + jobs.size === 1 ? [...nodes, ...jobs] : [];
-  return [`${counts.join(", ")} ${nodes.size + jobs.size === 1 ? "matches" : "match"}`, off ? `, ${off === jobs.size ? (off === 1 ? "it holds" : "they hold") : `${whole(off)} of them hold`} no GPU` : "",
-    id && !foreign(id) ? [": ", h("a", { href: nodes.size ? `#/node/${id}` : `#/job/${id}`, "data-key": "go" }, nodes.size ? id : jobName(cluster.jobs.get(id)))] : null];
+  return [
+    `${counts.join(", ")} ${nodes.size + jobs.size === 1 ? "matches" : "match"}`,
+    off ? `, ${off === jobs.size ? (off === 1 ? "it holds" : "they hold") : `${whole(off)} of them hold`} no GPU` : "",
+    id && !foreign(id)
+      ? [
+          ": ",
+          h(
+            "a",
+            { href: nodes.size ? `#/node/${id}` : `#/job/${id}`, "data-key": "go" },
+            nodes.size ? id : jobName(cluster.jobs.get(id)),
+          ),
+        ]
+      : null,
+  ];
 }
 
 /** The colours in use. A click pins one: `pin` gets the words of the search that finds it. */
 export function legend(element, map, pinned, pin) {
   if (map.by === "heat") {
-    replace(element, h("span", { class: "dim" }, "utilization"), [0, 25, 50, 75, 100].map((share) => h("span", { class: "key" }, h("i", { class: "dot", style: { background: heatColour(share) } }), `${share} %`)), h("span", { class: "key" }, h("i", { class: "dot hollow" }), "held, not measured"));
+    replace(
+      element,
+      h("span", { class: "dim" }, "utilization"),
+      [0, 25, 50, 75, 100].map((share) =>
+        h("span", { class: "key" }, h("i", { class: "dot", style: { background: heatColour(share) } }), `${share} %`),
+      ),
+      h("span", { class: "key" }, h("i", { class: "dot hollow" }), "held, not measured"),
+    );
     return;
   }
-  const sums = new Map(), tenants = map.by === "tenant";
-  for (const node of map.cluster.nodes.values()) for (const [id, , gpus] of node.held ?? []) {
-    const key = tenants ? map.tenantOf(id) : id;
-    sums.set(key, (sums.get(key) ?? 0) + gpus.length);
-  }
+  const sums = new Map();
+  const tenants = map.by === "tenant";
+  for (const node of map.cluster.nodes.values())
+    for (const [id, , gpus] of node.held ?? []) {
+      const key = tenants ? map.tenantOf(id) : id;
+      sums.set(key, (sums.get(key) ?? 0) + gpus.length);
+    }
   const top = [...sums].sort((a, b) => b[1] - a[1] || natural(a[0], b[0])).slice(0, LEGEND_MAX);
   const entry = ([key, count]) => {
     const words = tenants ? `tenant:${key}` : foreign(key) ? `tenant:${key.slice(1) || "others"}` : key;
-    return h("button", { class: "key", "data-key": key || "others", "aria-pressed": String(pinned === words), title: "Highlight it; again or Escape to end that", onclick: () => pin(pinned === words ? "" : words), onpointerenter: () => { if (!tenants) map.light(key); }, onpointerleave: () => map.light("") },
-      h("i", { class: "dot", style: { background: tenants ? map.tenantColour(key) : jobColour(key) } }), tenants ? key : map.jobOf(key)?.name || owner(key), h("span", { class: "dim" }, whole(count)));
+    return h(
+      "button",
+      {
+        class: "key",
+        "data-key": key || "others",
+        "aria-pressed": String(pinned === words),
+        title: "Highlight it; again or Escape to end that",
+        onclick: () => pin(pinned === words ? "" : words),
+        onpointerenter: () => {
+          if (!tenants) map.light(key);
+        },
+        onpointerleave: () => map.light(""),
+      },
+      h("i", { class: "dot", style: { background: tenants ? map.tenantColour(key) : jobColour(key) } }),
+      tenants ? key : map.jobOf(key)?.name || owner(key),
+      h("span", { class: "dim" }, whole(count)),
+    );
   };
-  replace(element, top.map(entry), sums.size > top.length ? h("span", { class: "dim" }, `and ${whole(sums.size - top.length)} more`) : null, top.length ? null : h("span", { class: "dim" }, "all GPUs are free; try: ", h("code", {}, "shoal run -g 1 -- sleep 60")));
+  replace(
+    element,
+    top.map(entry),
+    sums.size > top.length ? h("span", { class: "dim" }, `and ${whole(sums.size - top.length)} more`) : null,
+    top.length
+      ? null
+      : h("span", { class: "dim" }, "all GPUs are free; try: ", h("code", {}, "shoal run -g 1 -- sleep 60")),
+  );
 }

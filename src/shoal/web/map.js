@@ -1,16 +1,30 @@
 // Draws a cluster, the live one or that of a moment, on one canvas as tall as the window. Only the visible part is
 // drawn. Colour is never the only sign: cells of one job are joined, states have a frame, a glyph and a word.
 
-import { css, glyphOf, h } from "./dom.js";
 import { heatColour, hue, inkOn, isDark, jobColour, numberOf } from "./colours.js";
+import { css, glyphOf, h } from "./dom.js";
 import { layout } from "./layout.js";
 
 const WELL = new Set(["ready"]);
-const HALVES = new Map([["starting", true], ["waking", true], ["stopping", false], ["dozing", false]]); // whether it begins
+const HALVES = new Map([
+  ["starting", true],
+  ["waking", true],
+  ["stopping", false],
+  ["dozing", false],
+]); // whether it begins
 const BELOW = 24; // pixels that stay free below the map, where it fits
 const ROOM_LEAST = 0.45; // of the window's height, however much stands above the map
 const DIMMED = 0.16;
-const TONES = { lost: "--bad", quarantined: "--bad", silent: "--warn", suspect: "--warn", draining: "--warn", drained: "--warn", cordoned: "--warn", joining: "--ink-3" };
+const TONES = {
+  lost: "--bad",
+  quarantined: "--bad",
+  silent: "--warn",
+  suspect: "--warn",
+  draining: "--warn",
+  drained: "--warn",
+  cordoned: "--warn",
+  joining: "--ink-3",
+};
 
 const known = new WeakMap(); // a node that changes is another object
 /** What runs on each GPU of a node: a list of `{job, member, milli}`. */
@@ -18,7 +32,8 @@ export function cellsOf(node) {
   let cells = known.get(node);
   if (cells) return cells;
   cells = Array.from({ length: node.gpus ?? 0 }, () => []);
-  for (const [job, member, gpus, milli] of node.held ?? []) for (const gpu of gpus) cells[gpu]?.push({ job, member, milli, node: node.id, gpu });
+  for (const [job, member, gpus, milli] of node.held ?? [])
+    for (const gpu of gpus) cells[gpu]?.push({ job, member, milli, node: node.id, gpu });
   known.set(node, cells);
   return cells;
 }
@@ -33,20 +48,52 @@ export class ClusterMap {
     this.hoverJob = "";
     this.chosen = "";
     this.lit = null; // {jobs, nodes}: the rest is dim
-    this.onHover = onHover; this.onChoose = onChoose; this.onSay = onSay;
-    this.canvas = h("canvas", { tabindex: "0", role: "application", "aria-label": "Map of the cluster's GPUs. Arrow keys move, Enter opens." });
+    this.onHover = onHover;
+    this.onChoose = onChoose;
+    this.onSay = onSay;
+    this.canvas = h("canvas", {
+      tabindex: "0",
+      role: "application",
+      "aria-label": "Map of the cluster's GPUs. Arrow keys move, Enter opens.",
+    });
     this.spacer = h("div", { class: "map" }, this.canvas);
-    this.plan = null; this.width = 0; this.height = 0; this.queued = 0; this.tenants = new Map(); this.drawn = 0;
-    this.redraw = () => { if (!this.queued) this.queued = requestAnimationFrame(() => { this.queued = 0; this.draw(); }); };
-    this.refit = () => { if (this.room() !== this.height || Math.floor(this.spacer.clientWidth) !== this.width) this.arrange(); };
+    this.plan = null;
+    this.width = 0;
+    this.height = 0;
+    this.queued = 0;
+    this.tenants = new Map();
+    this.drawn = 0;
+    this.redraw = () => {
+      if (!this.queued)
+        this.queued = requestAnimationFrame(() => {
+          this.queued = 0;
+          this.draw();
+        });
+    };
+    this.refit = () => {
+      if (this.room() !== this.height || Math.floor(this.spacer.clientWidth) !== this.width) this.arrange();
+    };
     this.watcher = new ResizeObserver(this.refit);
     this.watcher.observe(this.spacer);
     this.canvas.addEventListener("pointermove", (event) => this.pointed(event));
-    this.canvas.addEventListener("pointerleave", () => { this.onHover(null); this.light(""); });
-    this.canvas.addEventListener("click", (event) => { const hit = this.hit(event); if (hit) { this.focus = hit; this.onChoose(hit); this.redraw(); } });
+    this.canvas.addEventListener("pointerleave", () => {
+      this.onHover(null);
+      this.light("");
+    });
+    this.canvas.addEventListener("click", (event) => {
+      const hit = this.hit(event);
+      if (hit) {
+        this.focus = hit;
+        this.onChoose(hit);
+        this.redraw();
+      }
+    });
     this.canvas.addEventListener("keydown", (event) => this.key(event));
     this.canvas.addEventListener("blur", () => this.redraw());
-    this.canvas.addEventListener("focus", () => { if (!this.focus && this.plan?.tiles[0]) this.focus = { node: this.plan.tiles[0].id, gpu: 0 }; this.redraw(); });
+    this.canvas.addEventListener("focus", () => {
+      if (!this.focus && this.plan?.tiles[0]) this.focus = { node: this.plan.tiles[0].id, gpu: 0 };
+      this.redraw();
+    });
     window.addEventListener("scroll", this.redraw, { passive: true });
     window.addEventListener("resize", this.refit);
     window.addEventListener("shoal-theme", this.redraw);
@@ -57,20 +104,30 @@ export class ClusterMap {
   stop() {
     this.watcher.disconnect();
     cancelAnimationFrame(this.queued);
-    window.removeEventListener("scroll", this.redraw); window.removeEventListener("resize", this.refit); window.removeEventListener("shoal-theme", this.redraw);
+    window.removeEventListener("scroll", this.redraw);
+    window.removeEventListener("resize", this.refit);
+    window.removeEventListener("shoal-theme", this.redraw);
     this.scheme.removeEventListener("change", this.redraw);
   }
 
   /** Shows another cluster, or the same after its nodes have changed. */
-  show(cluster) { this.cluster = cluster; this.arrange(); }
+  show(cluster) {
+    this.cluster = cluster;
+    this.arrange();
+  }
 
-  jobOf(id) { return this.cluster.jobs.get(id) ?? this.cluster.ended.get(id); }
-  tenantOf(id) { return this.jobOf(id)?.tenant ?? (id.startsWith("@") ? id.slice(1) : "others"); }
+  jobOf(id) {
+    return this.cluster.jobs.get(id) ?? this.cluster.ended.get(id);
+  }
+  tenantOf(id) {
+    return this.jobOf(id)?.tenant ?? (id.startsWith("@") ? id.slice(1) : "others");
+  }
 
   /** The height that the map may have: what the window leaves below its top. */
   room() {
     if (this.tall) return this.tall();
-    const top = this.spacer.getBoundingClientRect().top + window.scrollY, bar = window.innerWidth <= 760 ? 52 : 0;
+    const top = this.spacer.getBoundingClientRect().top + window.scrollY;
+    const bar = window.innerWidth <= 760 ? 52 : 0;
     return Math.floor(Math.max(window.innerHeight - top - BELOW - bar, window.innerHeight * ROOM_LEAST));
   }
 
@@ -86,7 +143,12 @@ export class ClusterMap {
     this.redraw();
   }
 
-  light(job) { if (job !== this.hoverJob) { this.hoverJob = job; if (!this.lit) this.redraw(); } }
+  light(job) {
+    if (job !== this.hoverJob) {
+      this.hoverJob = job;
+      if (!this.lit) this.redraw();
+    }
+  }
 
   /** Whether something is highlighted and this is no part of it. A highlight that stays is stronger than the pointer. */
   dim(node, job) {
@@ -94,7 +156,9 @@ export class ClusterMap {
     return Boolean(this.hoverJob) && this.hoverJob !== job;
   }
 
-  tenantColour(name, dark) { return hue(this.tenantNumber(name), dark); }
+  tenantColour(name, dark) {
+    return hue(this.tenantNumber(name), dark);
+  }
   tenantNumber(name) {
     if (!this.tenants.has(name)) this.tenants.set(name, this.tenants.size);
     return this.tenants.get(name);
@@ -102,7 +166,10 @@ export class ClusterMap {
 
   colourOf(cell, dark) {
     if (this.by === "tenant") return this.tenantColour(this.tenantOf(cell.job), dark);
-    if (this.by === "heat") { const share = this.heatOf(cell); return share < 0 ? "" : heatColour(share, dark); }
+    if (this.by === "heat") {
+      const share = this.heatOf(cell);
+      return share < 0 ? "" : heatColour(share, dark);
+    }
     return jobColour(cell.job, dark);
   }
 
@@ -115,7 +182,8 @@ export class ClusterMap {
 
   /** The node's measurement of the GPU, else the job's report on its member. */
   heatOf(cell) {
-    const job = this.jobOf(cell.job), { busy, services } = this.cluster;
+    const job = this.jobOf(cell.job);
+    const { busy, services } = this.cluster;
     const measured = busy.get(cell.node)?.[cell.gpu] ?? -1;
     if (measured >= 0) return measured;
     if (job?.service) {
@@ -127,23 +195,41 @@ export class ClusterMap {
   }
 
   // The part of the map behind the canvas, which sticks below the header.
-  offset() { return Math.max(0, this.canvas.getBoundingClientRect().top - this.spacer.getBoundingClientRect().top); }
+  offset() {
+    return Math.max(0, this.canvas.getBoundingClientRect().top - this.spacer.getBoundingClientRect().top);
+  }
 
   draw() {
     if (!this.plan || !this.spacer.isConnected) return;
     const began = performance.now();
-    const ratio = devicePixelRatio || 1, tall = Math.min(this.plan.height, window.innerHeight - 48);
+    const ratio = devicePixelRatio || 1;
+    const tall = Math.min(this.plan.height, window.innerHeight - 48);
     if (this.canvas.width !== Math.round(this.width * ratio) || this.canvas.height !== Math.round(tall * ratio)) {
-      this.canvas.width = Math.round(this.width * ratio); this.canvas.height = Math.round(tall * ratio);
-      this.canvas.style.setProperty("width", `${this.width}px`); this.canvas.style.setProperty("height", `${tall}px`);
+      this.canvas.width = Math.round(this.width * ratio);
+      this.canvas.height = Math.round(tall * ratio);
+      this.canvas.style.setProperty("width", `${this.width}px`);
+      this.canvas.style.setProperty("height", `${tall}px`);
     }
-    const pen = this.canvas.getContext("2d"), top = this.offset(), dark = isDark();
-    const look = { dark, free: css("--cell-free"), ink: css("--ink"), ink2: css("--ink-2"), accent: css("--accent"), surface: css("--surface"), sans: css("--sans"), tones: Object.fromEntries(Object.entries(TONES).map(([state, name]) => [state, css(name)])) };
+    const pen = this.canvas.getContext("2d");
+    const top = this.offset();
+    const dark = isDark();
+    const look = {
+      dark,
+      free: css("--cell-free"),
+      ink: css("--ink"),
+      ink2: css("--ink-2"),
+      accent: css("--accent"),
+      surface: css("--surface"),
+      sans: css("--sans"),
+      tones: Object.fromEntries(Object.entries(TONES).map(([state, name]) => [state, css(name)])),
+    };
     pen.setTransform(ratio, 0, 0, ratio, 0, -top * ratio);
     pen.clearRect(0, top, this.width, tall);
     for (const label of this.plan.labels) {
       if (label.y < top - 20 || label.y > top + tall + 20) continue;
-      pen.font = label.large ? `600 ${this.plan.named ? 13 : 11}px ${look.sans}` : `${this.plan.named ? 11 : 10}px ${look.sans}`;
+      pen.font = label.large
+        ? `600 ${this.plan.named ? 13 : 11}px ${look.sans}`
+        : `${this.plan.named ? 11 : 10}px ${look.sans}`;
       pen.fillStyle = label.large ? look.ink : look.ink2;
       pen.fillText(label.text, label.x, label.y, label.width);
     }
@@ -155,8 +241,10 @@ export class ClusterMap {
   tile(pen, tile, look) {
     const node = this.cluster.nodes.get(tile.id);
     if (!node) return;
-    const { named, wide, tall, gap, across } = this.plan, well = WELL.has(node.state) && !node.standing;
-    const state = node.standing && node.state === "ready" ? node.standing : node.state, tone = look.tones[state] ?? look.ink2;
+    const { named, wide, tall, gap, across } = this.plan;
+    const well = WELL.has(node.state) && !node.standing;
+    const state = node.standing && node.state === "ready" ? node.standing : node.state;
+    const tone = look.tones[state] ?? look.ink2;
     const marked = this.chosen === node.id || this.lit?.nodes.has(node.id);
     const faint = this.lit && !marked && !(node.held ?? []).some(([job]) => this.lit.jobs.has(job));
     if (!well || marked) {
@@ -171,57 +259,118 @@ export class ClusterMap {
       pen.globalAlpha = faint ? 0.4 : 1;
       pen.font = `${wide >= 16 ? 12 : 10}px ${look.sans}`;
       pen.fillStyle = well ? look.ink2 : tone;
-      pen.fillText(well ? node.id : `${glyphOf(state)} ${node.id} ${tile.width > 110 ? state : ""}`, tile.x + 4, tile.y + 13, tile.width - 8);
+      pen.fillText(
+        well ? node.id : `${glyphOf(state)} ${node.id} ${tile.width > 110 ? state : ""}`,
+        tile.x + 4,
+        tile.y + 13,
+        tile.width - 8,
+      );
     }
-    const cells = cellsOf(node), dead = state === "lost";
+    const cells = cellsOf(node);
+    const dead = state === "lost";
     // Cells of one member are joined, so that its edges are seen whatever the colours are.
-    const same = (gpu, other) => { const [one] = cells[gpu], [two] = cells[other] ?? []; return one && two && cells[gpu].length === 1 && cells[other].length === 1 && one.job === two.job && one.member === two.member; };
+    const same = (gpu, other) => {
+      const [one] = cells[gpu];
+      const [two] = cells[other] ?? [];
+      return (
+        one &&
+        two &&
+        cells[gpu].length === 1 &&
+        cells[other].length === 1 &&
+        one.job === two.job &&
+        one.member === two.member
+      );
+    };
     cells.forEach((inside, gpu) => {
       const { x, y } = this.cellAt(tile, gpu);
-      this.cell(pen, x, y, (gpu + 1) % across && same(gpu, gpu + 1) ? gap : 0, same(gpu, gpu + across) ? gap : 0, inside, look, dead, node.id);
+      this.cell(
+        pen,
+        x,
+        y,
+        (gpu + 1) % across && same(gpu, gpu + 1) ? gap : 0,
+        same(gpu, gpu + across) ? gap : 0,
+        inside,
+        look,
+        dead,
+        node.id,
+      );
       if (this.focus?.node === node.id && this.focus.gpu === gpu && document.activeElement === this.canvas) {
         pen.globalAlpha = 1;
-        pen.strokeStyle = look.ink; pen.lineWidth = 2;
+        pen.strokeStyle = look.ink;
+        pen.lineWidth = 2;
         pen.strokeRect(x - 1, y - 1, wide + 2, tall + 2);
       }
     });
     pen.globalAlpha = faint ? 0.4 : 1;
     if (!named && !well) this.sign(pen, tile, glyphOf(state), tone, look);
-    if (!node.gpus && named) { pen.font = `11px ${look.sans}`; pen.fillStyle = look.ink2; pen.fillText("no GPU", tile.x + 4, tile.y + tile.top + 11); }
+    if (!node.gpus && named) {
+      pen.font = `11px ${look.sans}`;
+      pen.fillStyle = look.ink2;
+      pen.fillText("no GPU", tile.x + 4, tile.y + tile.top + 11);
+    }
     pen.globalAlpha = 1;
   }
 
   /** Where a map has no room for names, a state's glyph stands on the node itself. */
   sign(pen, tile, glyph, tone, look) {
-    const size = Math.max(8, Math.min(12, tile.height)), x = tile.x + tile.width / 2, y = tile.y + tile.height / 2;
+    const size = Math.max(8, Math.min(12, tile.height));
+    const x = tile.x + tile.width / 2;
+    const y = tile.y + tile.height / 2;
     pen.fillStyle = look.surface;
     pen.fillRect(x - size / 2, y - size / 2, size, size);
-    pen.font = `bold ${size - 1}px ${look.sans}`; pen.fillStyle = tone; pen.textAlign = "center"; pen.textBaseline = "middle";
+    pen.font = `bold ${size - 1}px ${look.sans}`;
+    pen.fillStyle = tone;
+    pen.textAlign = "center";
+    pen.textBaseline = "middle";
     pen.fillText(glyph, x, y + 0.5, size);
-    pen.textAlign = "start"; pen.textBaseline = "alphabetic";
+    pen.textAlign = "start";
+    pen.textBaseline = "alphabetic";
   }
 
   cell(pen, x, y, right, down, inside, look, dead, node) {
-    const { wide, tall } = this.plan, [first] = inside, covered = inside.length === 1 && (first.milli || 1000) >= 1000 && !HALVES.has(this.jobOf(first.job)?.state) && !this.dim(node, first.job);
+    const { wide, tall } = this.plan;
+    const [first] = inside;
+    const covered =
+      inside.length === 1 &&
+      (first.milli || 1000) >= 1000 &&
+      !HALVES.has(this.jobOf(first.job)?.state) &&
+      !this.dim(node, first.job);
     if (!covered || dead) {
       pen.globalAlpha = this.lit && !first && this.dim(node, "") ? 0.5 : 1;
       pen.fillStyle = look.free;
       pen.fillRect(x, y, wide, tall);
     }
     if (dead) {
-      pen.strokeStyle = look.tones.lost; pen.lineWidth = 1;
-      pen.beginPath(); pen.moveTo(x + 1, y + 1); pen.lineTo(x + wide - 1, y + tall - 1); pen.moveTo(x + wide - 1, y + 1); pen.lineTo(x + 1, y + tall - 1); pen.stroke();
+      pen.strokeStyle = look.tones.lost;
+      pen.lineWidth = 1;
+      pen.beginPath();
+      pen.moveTo(x + 1, y + 1);
+      pen.lineTo(x + wide - 1, y + tall - 1);
+      pen.moveTo(x + wide - 1, y + 1);
+      pen.lineTo(x + 1, y + tall - 1);
+      pen.stroke();
       return;
     }
     let left = x;
     for (const one of inside) {
-      const part = Math.max(1, (wide * Math.min(1000, one.milli || 1000)) / 1000), job = this.jobOf(one.job), colour = this.colourOf(one, look.dark);
+      const part = Math.max(1, (wide * Math.min(1000, one.milli || 1000)) / 1000);
+      const job = this.jobOf(one.job);
+      const colour = this.colourOf(one, look.dark);
       pen.globalAlpha = this.dim(node, one.job) ? DIMMED : 1;
       pen.fillStyle = colour || look.free;
       // Starting or stopping, waking or falling asleep: half a cell.
-      if (HALVES.has(job?.state)) { pen.beginPath(); pen.moveTo(left, y + tall); pen.lineTo(left + part, y + tall); pen.lineTo(HALVES.get(job.state) ? left : left + part, y); pen.fill(); }
-      else pen.fillRect(left, y, part + (colour ? right : 0), tall + (colour ? down : 0));
-      if (!colour) { pen.strokeStyle = look.ink2; pen.lineWidth = 1; pen.strokeRect(left + 0.5, y + 0.5, part - 1, tall - 1); } // held, but not measured
+      if (HALVES.has(job?.state)) {
+        pen.beginPath();
+        pen.moveTo(left, y + tall);
+        pen.lineTo(left + part, y + tall);
+        pen.lineTo(HALVES.get(job.state) ? left : left + part, y);
+        pen.fill();
+      } else pen.fillRect(left, y, part + (colour ? right : 0), tall + (colour ? down : 0));
+      if (!colour) {
+        pen.strokeStyle = look.ink2;
+        pen.lineWidth = 1;
+        pen.strokeRect(left + 0.5, y + 0.5, part - 1, tall - 1);
+      } // held, but not measured
       if (job?.slow?.includes(one.member)) this.slow(pen, left + part, y, Math.min(part, tall), look);
       if (inside.length === 1) this.words(pen, one, job, left, y, part, tall, look);
       left += part;
@@ -230,23 +379,43 @@ export class ClusterMap {
   }
 
   slow(pen, right, y, size, look) {
-    const edge = Math.max(2, size / 6), radius = Math.max(1.2, Math.min(4, size / 9));
-    pen.beginPath(); pen.arc(right - edge, y + edge, radius, 0, 7);
-    pen.fillStyle = look.ink; pen.fill();
-    if (size >= 12) { pen.strokeStyle = look.surface; pen.lineWidth = 1; pen.stroke(); }
+    const edge = Math.max(2, size / 6);
+    const radius = Math.max(1.2, Math.min(4, size / 9));
+    pen.beginPath();
+    pen.arc(right - edge, y + edge, radius, 0, 7);
+    pen.fillStyle = look.ink;
+    pen.fill();
+    if (size >= 12) {
+      pen.strokeStyle = look.surface;
+      pen.lineWidth = 1;
+      pen.stroke();
+    }
   }
 
   /** In a cell as much as it has room for: the job's number, its name, how busy the GPU is. */
   words(pen, one, job, x, y, wide, tall, look) {
     if (Math.min(wide, tall) < 18) return;
-    const busy = this.heatOf(one), name = job?.name && Math.min(wide, tall) >= 44 ? job.name : "";
-    const lines = name ? [name, one.job, ...(busy >= 0 && tall >= 60 ? [`${Math.round(busy)} %`] : [])] : [one.job.replace(/^j/, "")];
+    const busy = this.heatOf(one);
+    const name = job?.name && Math.min(wide, tall) >= 44 ? job.name : "";
+    const lines = name
+      ? [name, one.job, ...(busy >= 0 && tall >= 60 ? [`${Math.round(busy)} %`] : [])]
+      : [one.job.replace(/^j/, "")];
     const half = HALVES.has(job?.state); // words on two grounds get an edge
-    pen.fillStyle = half ? look.ink : this.inkOf(one, look); pen.textAlign = "center";
-    if (half) { pen.strokeStyle = look.free; pen.lineWidth = 4; pen.lineJoin = "round"; }
+    pen.fillStyle = half ? look.ink : this.inkOf(one, look);
+    pen.textAlign = "center";
+    if (half) {
+      pen.strokeStyle = look.free;
+      pen.lineWidth = 4;
+      pen.lineJoin = "round";
+    }
     lines.forEach((text, at) => {
       pen.font = `${at || !name ? (name ? 400 : 600) : 600} ${name ? 12 : 10}px ${look.sans}`;
-      const put = [cut(pen, text, wide - 6), x + wide / 2, y + tall / 2 + 4 + (at - (lines.length - 1) / 2) * 15, wide - 2];
+      const put = [
+        cut(pen, text, wide - 6),
+        x + wide / 2,
+        y + tall / 2 + 4 + (at - (lines.length - 1) / 2) * 15,
+        wide - 2,
+      ];
       if (half) pen.strokeText(...put);
       pen.fillText(...put);
     });
@@ -255,16 +424,24 @@ export class ClusterMap {
 
   cellAt(tile, gpu) {
     const { across, wide, tall, gap, pad } = this.plan;
-    return { x: tile.x + pad + (gpu % across) * (wide + gap), y: tile.y + tile.top + Math.floor(gpu / across) * (tall + gap) };
+    return {
+      x: tile.x + pad + (gpu % across) * (wide + gap),
+      y: tile.y + tile.top + Math.floor(gpu / across) * (tall + gap),
+    };
   }
 
   hit(event) {
     if (!this.plan) return null;
-    const area = this.canvas.getBoundingClientRect(), { across, wide, tall, gap, pad } = this.plan;
-    const x = event.clientX - area.left, y = event.clientY - area.top + this.offset();
-    const tile = (this.seen ?? []).find((one) => x >= one.x && x <= one.x + one.width && y >= one.y && y <= one.y + one.height);
+    const area = this.canvas.getBoundingClientRect();
+    const { across, wide, tall, gap, pad } = this.plan;
+    const x = event.clientX - area.left;
+    const y = event.clientY - area.top + this.offset();
+    const tile = (this.seen ?? []).find(
+      (one) => x >= one.x && x <= one.x + one.width && y >= one.y && y <= one.y + one.height,
+    );
     if (!tile) return null;
-    const column = Math.floor((x - tile.x - pad) / (wide + gap)), row = Math.floor((y - tile.y - tile.top) / (tall + gap));
+    const column = Math.floor((x - tile.x - pad) / (wide + gap));
+    const row = Math.floor((y - tile.y - tile.top) / (tall + gap));
     const gpu = row >= 0 && column >= 0 && column < across ? row * across + column : -1;
     const count = this.cluster.nodes.get(tile.id)?.gpus ?? 0;
     return { node: tile.id, gpu: gpu < count ? gpu : -1 };
@@ -273,24 +450,31 @@ export class ClusterMap {
   pointed(event) {
     const hit = this.hit(event);
     this.canvas.classList.toggle("over", Boolean(hit));
-    const job = hit && hit.gpu >= 0 ? cellsOf(this.cluster.nodes.get(hit.node))[hit.gpu]?.[0]?.job ?? "" : "";
+    const job = hit && hit.gpu >= 0 ? (cellsOf(this.cluster.nodes.get(hit.node))[hit.gpu]?.[0]?.job ?? "") : "";
     this.light(job);
     this.onHover(hit ? { ...hit, x: event.clientX, y: event.clientY } : null);
   }
 
   /** The position of a node's tile on the page, for tests and the keyboard. */
-  placeOf(id) { return this.plan?.tiles[this.where.get(id)]; }
+  placeOf(id) {
+    return this.plan?.tiles[this.where.get(id)];
+  }
 
   reveal(id) {
     const tile = this.placeOf(id);
     if (!tile) return;
     const y = this.spacer.getBoundingClientRect().top + window.scrollY + tile.y;
-    if (y < window.scrollY + 60 || y + tile.height > window.scrollY + window.innerHeight - 60) window.scrollTo({ top: y - window.innerHeight / 3 });
+    if (y < window.scrollY + 60 || y + tile.height > window.scrollY + window.innerHeight - 60)
+      window.scrollTo({ top: y - window.innerHeight / 3 });
   }
 
   key(event) {
     const moves = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowDown: [1, 0], ArrowUp: [-1, 0] };
-    if ((event.key === "Enter" || event.key === " ") && this.focus) { event.preventDefault(); this.onChoose(this.focus); return; }
+    if ((event.key === "Enter" || event.key === " ") && this.focus) {
+      event.preventDefault();
+      this.onChoose(this.focus);
+      return;
+    }
     if (!moves[event.key] || !this.plan) return;
     event.preventDefault();
     const [down, right] = moves[event.key];
@@ -300,12 +484,19 @@ export class ClusterMap {
     const { across } = this.plan;
     if (down && gpu + down * across >= 0 && gpu + down * across < count()) gpu += down * across;
     else if (down) {
-      const before = index, column = gpu % across;
+      const before = index;
+      const column = gpu % across;
       index = this.beside(index, down);
       if (index !== before) gpu = down > 0 ? column : Math.floor((count() - 1 - column) / across) * across + column;
     } else {
       gpu += right;
-      if (gpu < 0) { index = Math.max(0, index - 1); gpu = count() - 1; } else if (gpu >= count()) { index = Math.min(this.plan.tiles.length - 1, index + 1); gpu = 0; }
+      if (gpu < 0) {
+        index = Math.max(0, index - 1);
+        gpu = count() - 1;
+      } else if (gpu >= count()) {
+        index = Math.min(this.plan.tiles.length - 1, index + 1);
+        gpu = 0;
+      }
     }
     node = this.plan.tiles[index].id;
     this.focus = { node, gpu: Math.max(0, Math.min(gpu, count() - 1)) };
@@ -317,11 +508,15 @@ export class ClusterMap {
   /** The nearest tile above or below. */
   beside(index, down) {
     const from = this.plan.tiles[index];
-    let best = index, least = Infinity;
+    let best = index;
+    let least = Infinity;
     this.plan.tiles.forEach((tile, at) => {
       const away = (tile.y - from.y) * down;
       const far = away + Math.abs(tile.x - from.x) * 2;
-      if (away > 0 && far < least) { least = far; best = at; }
+      if (away > 0 && far < least) {
+        least = far;
+        best = at;
+      }
     });
     return best;
   }

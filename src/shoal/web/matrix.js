@@ -2,9 +2,17 @@
 
 import { css, h, whole } from "./dom.js";
 
-const LABELS_MAX = 48, GUTTER = 74, SIDE_MAX = 860;
+const LABELS_MAX = 48;
+const GUTTER = 74;
+const SIDE_MAX = 860;
 // From weak (orange) to usual (blue): told apart by eyes of every kind. In thousandths of the usual rate.
-const SHADES = [[250, [217, 72, 1]], [500, [253, 174, 107]], [800, [254, 222, 186]], [1500, [107, 174, 214]], [Infinity, [8, 81, 156]]];
+const SHADES = [
+  [250, [217, 72, 1]],
+  [500, [253, 174, 107]],
+  [800, [254, 222, 186]],
+  [1500, [107, 174, 214]],
+  [Infinity, [8, 81, 156]],
+];
 const FAILED = [150, 0, 90];
 
 function shade(link, usual) {
@@ -16,29 +24,70 @@ function shade(link, usual) {
 /** `set(view, groups)`. A pair's figures are shown for the pointer, a tap, or the arrow keys. */
 export function matrix() {
   const readout = h("p", { class: "small", role: "status" });
-  const canvas = h("canvas", { tabindex: "0", role: "application", "aria-label": "Matrix of links; the arrow keys move" });
-  const keys = [["rgb(150,0,90)", "failed"], ["rgb(217,72,1)", "< 25 %"], ["rgb(253,174,107)", "< 50 %"], ["rgb(254,222,186)", "< 80 %"], ["rgb(107,174,214)", "usual"], ["rgb(8,81,156)", "> 150 %"]];
-  const legend = h("p", { class: "legend row small" }, keys.map(([colour, text]) => h("span", { class: "key" }, h("i", { class: "dot", style: { background: colour } }), text)));
+  const canvas = h("canvas", {
+    tabindex: "0",
+    role: "application",
+    "aria-label": "Matrix of links; the arrow keys move",
+  });
+  const keys = [
+    ["rgb(150,0,90)", "failed"],
+    ["rgb(217,72,1)", "< 25 %"],
+    ["rgb(253,174,107)", "< 50 %"],
+    ["rgb(254,222,186)", "< 80 %"],
+    ["rgb(107,174,214)", "usual"],
+    ["rgb(8,81,156)", "> 150 %"],
+  ];
+  const legend = h(
+    "p",
+    { class: "legend row small" },
+    keys.map(([colour, text]) =>
+      h("span", { class: "key" }, h("i", { class: "dot", style: { background: colour } }), text),
+    ),
+  );
   const box = h("div", { class: "matrix" }, canvas);
   const element = h("div", {}, legend, box, readout);
-  let nodes = [], starts = [], links = new Map(), usual = 0, image = null, cell = 1, left = 0, at = null, width = 0;
-  const watcher = new ResizeObserver(() => { const next = Math.floor(box.clientWidth); if (next && next !== width) { width = next; draw(); } });
+  let nodes = [];
+  let starts = [];
+  let links = new Map();
+  let usual = 0;
+  let image = null;
+  let cell = 1;
+  let left = 0;
+  let at = null;
+  let width = 0;
+  const watcher = new ResizeObserver(() => {
+    const next = Math.floor(box.clientWidth);
+    if (next && next !== width) {
+      width = next;
+      draw();
+    }
+  });
   watcher.observe(box);
   window.addEventListener("shoal-theme", draw);
 
   function set(view, groups) {
     nodes = groups.flatMap(([, names]) => names);
     let sum = 0;
-    starts = groups.map(([, names]) => { sum += names.length; return sum; }).slice(0, -1);
-    usual = view.usual_mbs; links = new Map(); at = null;
-    const place = new Map(nodes.map((name, number) => [name, number])), n = nodes.length;
+    starts = groups
+      .map(([, names]) => {
+        sum += names.length;
+        return sum;
+      })
+      .slice(0, -1);
+    usual = view.usual_mbs;
+    links = new Map();
+    at = null;
+    const place = new Map(nodes.map((name, number) => [name, number]));
+    const n = nodes.length;
     image = document.createElement("canvas");
     image.width = image.height = n;
     const pixels = new ImageData(n, n);
     for (const link of view.links) {
-      const a = place.get(link[0]), b = place.get(link[1]);
+      const a = place.get(link[0]);
+      const b = place.get(link[1]);
       if (a === undefined || b === undefined) continue;
-      const key = Math.min(a, b) * n + Math.max(a, b), known = links.get(key);
+      const key = Math.min(a, b) * n + Math.max(a, b);
+      const known = links.get(key);
       if (known && (link[5] || Math.min(link[3], link[4]) > Math.min(known[3], known[4])) && !known[5]) continue;
       links.set(key, link);
       const colour = shade(link, usual);
@@ -51,39 +100,69 @@ export function matrix() {
 
   function draw() {
     if (!image || !width) return;
-    const n = nodes.length, named = n <= LABELS_MAX;
+    const n = nodes.length;
+    const named = n <= LABELS_MAX;
     left = named ? GUTTER : 0;
     const side = Math.max(60, Math.min(width, SIDE_MAX) - left);
     cell = named ? Math.max(8, Math.floor(Math.min(side / n, 40))) : side / n;
-    const ratio = window.devicePixelRatio || 1, total = cell * n;
-    canvas.style.width = `${left + total}px`; canvas.style.height = `${total}px`;
-    canvas.width = Math.ceil((left + total) * ratio); canvas.height = Math.ceil(total * ratio);
+    const ratio = window.devicePixelRatio || 1;
+    const total = cell * n;
+    canvas.style.width = `${left + total}px`;
+    canvas.style.height = `${total}px`;
+    canvas.width = Math.ceil((left + total) * ratio);
+    canvas.height = Math.ceil(total * ratio);
     const pen = canvas.getContext("2d");
     pen.scale(ratio, ratio);
     pen.imageSmoothingEnabled = cell < 1;
     pen.drawImage(image, left, 0, total, total);
-    pen.fillStyle = css("--ink-2"); pen.font = "12px system-ui, sans-serif"; pen.textBaseline = "middle";
-    if (named) nodes.forEach((name, row) => pen.fillText(name.length > 10 ? `${name.slice(0, 9)}…` : name, 0, (row + 0.5) * cell));
+    pen.fillStyle = css("--ink-2");
+    pen.font = "12px system-ui, sans-serif";
+    pen.textBaseline = "middle";
+    if (named)
+      nodes.forEach((name, row) =>
+        pen.fillText(name.length > 10 ? `${name.slice(0, 9)}…` : name, 0, (row + 0.5) * cell),
+      );
     if (cell >= 18) figures(pen, n);
-    if (named) { pen.strokeStyle = css("--surface"); pen.lineWidth = 1; for (let k = 1; k < n; k += 1) line(pen, k, total); }
-    pen.strokeStyle = css("--ink"); pen.lineWidth = named ? 2 : 1;
+    if (named) {
+      pen.strokeStyle = css("--surface");
+      pen.lineWidth = 1;
+      for (let k = 1; k < n; k += 1) line(pen, k, total);
+    }
+    pen.strokeStyle = css("--ink");
+    pen.lineWidth = named ? 2 : 1;
     for (const start of starts) line(pen, start, total);
-    if (at) { pen.strokeStyle = css("--ink"); pen.lineWidth = 3; const wide = Math.max(cell, 6); pen.strokeRect(left + at[1] * cell - (wide - cell) / 2, at[0] * cell - (wide - cell) / 2, wide, wide); }
+    if (at) {
+      pen.strokeStyle = css("--ink");
+      pen.lineWidth = 3;
+      const wide = Math.max(cell, 6);
+      pen.strokeRect(left + at[1] * cell - (wide - cell) / 2, at[0] * cell - (wide - cell) / 2, wide, wide);
+    }
   }
 
   function line(pen, k, total) {
-    pen.beginPath(); pen.moveTo(left + k * cell, 0); pen.lineTo(left + k * cell, total); pen.moveTo(left, k * cell); pen.lineTo(left + total, k * cell); pen.stroke();
+    pen.beginPath();
+    pen.moveTo(left + k * cell, 0);
+    pen.lineTo(left + k * cell, total);
+    pen.moveTo(left, k * cell);
+    pen.lineTo(left + total, k * cell);
+    pen.stroke();
   }
 
   /** Colour is not the only sign: tenths of the usual rate, x for failed. */
   function figures(pen, n) {
     pen.textAlign = "center";
     for (const [key, link] of links) {
-      const a = Math.floor(key / n), b = key % n, tenths = usual ? Math.floor((Math.min(link[3], link[4]) * 10) / usual) : 0;
+      const a = Math.floor(key / n);
+      const b = key % n;
+      const tenths = usual ? Math.floor((Math.min(link[3], link[4]) * 10) / usual) : 0;
       const colour = shade(link, usual);
       pen.fillStyle = colour[0] * 0.3 + colour[1] * 0.59 + colour[2] * 0.11 > 120 ? "#17212b" : "#ffffff";
       const text = link[5] ? "x" : tenths >= 15 ? "+" : String(Math.min(9, tenths));
-      for (const [row, column] of [[a, b], [b, a]]) pen.fillText(text, left + (column + 0.5) * cell, (row + 0.5) * cell);
+      for (const [row, column] of [
+        [a, b],
+        [b, a],
+      ])
+        pen.fillText(text, left + (column + 0.5) * cell, (row + 0.5) * cell);
     }
     pen.textAlign = "start";
   }
@@ -92,20 +171,41 @@ export function matrix() {
     const n = nodes.length;
     if (!n) return;
     at = [Math.max(0, Math.min(n - 1, row)), Math.max(0, Math.min(n - 1, column))];
-    const [a, b] = [Math.min(...at), Math.max(...at)], link = links.get(a * n + b), names = `${nodes[at[0]]} - ${nodes[at[1]]}`;
-    readout.textContent = a === b ? nodes[a] : !link ? `${names}: not measured` : link[5] ? `${names}: ${link[5]}` : `${names}: ${whole(link[3])} MB/s ${link[0]} → ${link[1]}, ${whole(link[4])} MB/s back, ${whole(link[2])} µs`;
+    const [a, b] = [Math.min(...at), Math.max(...at)];
+    const link = links.get(a * n + b);
+    const names = `${nodes[at[0]]} - ${nodes[at[1]]}`;
+    readout.textContent =
+      a === b
+        ? nodes[a]
+        : !link
+          ? `${names}: not measured`
+          : link[5]
+            ? `${names}: ${link[5]}`
+            : `${names}: ${whole(link[3])} MB/s ${link[0]} → ${link[1]}, ${whole(link[4])} MB/s back, ${whole(link[2])} µs`;
     draw();
   }
 
-  const point = (event) => { const here = canvas.getBoundingClientRect(); choose(Math.floor((event.clientY - here.top) / cell), Math.floor((event.clientX - here.left - left) / cell)); };
+  const point = (event) => {
+    const here = canvas.getBoundingClientRect();
+    choose(Math.floor((event.clientY - here.top) / cell), Math.floor((event.clientX - here.left - left) / cell));
+  };
   canvas.addEventListener("pointermove", point);
   canvas.addEventListener("pointerdown", point);
-  canvas.addEventListener("focus", () => { if (!at && nodes.length > 1) choose(0, 1); });
+  canvas.addEventListener("focus", () => {
+    if (!at && nodes.length > 1) choose(0, 1);
+  });
   canvas.addEventListener("keydown", (event) => {
     const move = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
     if (!move) return;
     event.preventDefault();
     choose((at?.[0] ?? 0) + move[0], (at?.[1] ?? 0) + move[1]);
   });
-  return { element, set, stop: () => { watcher.disconnect(); window.removeEventListener("shoal-theme", draw); } };
+  return {
+    element,
+    set,
+    stop: () => {
+      watcher.disconnect();
+      window.removeEventListener("shoal-theme", draw);
+    },
+  };
 }

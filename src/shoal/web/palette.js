@@ -8,43 +8,106 @@ let open = null;
 
 export function watchKeys() {
   addEventListener("keydown", (event) => {
-    if (event.key.toLowerCase() === "k" && (event.ctrlKey || event.metaKey) && !event.altKey && !event.shiftKey) { event.preventDefault(); show(); return; }
+    if (event.key.toLowerCase() === "k" && (event.ctrlKey || event.metaKey) && !event.altKey && !event.shiftKey) {
+      event.preventDefault();
+      show();
+      return;
+    }
     if (event.key === "/" && !typing(event.target) && !event.ctrlKey && !event.metaKey && !event.altKey) {
       const box = document.querySelector("main input[type=search]");
-      if (box) { event.preventDefault(); box.focus(); box.select(); }
+      if (box) {
+        event.preventDefault();
+        box.focus();
+        box.select();
+      }
     }
   });
 }
 
-const typing = (element) => element instanceof HTMLElement && (element.isContentEditable || /^(INPUT|TEXTAREA|SELECT)$/.test(element.tagName));
+const typing = (element) =>
+  element instanceof HTMLElement && (element.isContentEditable || /^(INPUT|TEXTAREA|SELECT)$/.test(element.tagName));
 
 export function show() {
   if (open || document.querySelector("dialog[open]")) return;
-  let rows = [], at = 0, asked = 0;
+  let rows = [];
+  let at = 0;
+  let asked = 0;
   const list = h("ul", { id: "palette-list", role: "listbox", "aria-label": "Commands" });
-  const input = h("input", { type: "text", role: "combobox", "aria-expanded": "true", "aria-controls": "palette-list", "aria-label": "Go to or do", placeholder: "Go to a view, a job, a node, or do something", autocomplete: "off", spellcheck: "false", maxlength: 200 });
+  const input = h("input", {
+    type: "text",
+    role: "combobox",
+    "aria-expanded": "true",
+    "aria-controls": "palette-list",
+    "aria-label": "Go to or do",
+    placeholder: "Go to a view, a job, a node, or do something",
+    autocomplete: "off",
+    spellcheck: "false",
+    maxlength: 200,
+  });
   const box = h("dialog", { class: "palette", "aria-label": "Palette" }, input, list);
 
   function draw() {
     at = Math.max(0, Math.min(at, rows.length - 1));
-    replace(list, rows.length ? rows.map((one, index) => h("li", { id: `palette-${index}`, role: "option", "aria-selected": String(index === at), onpointerdown: (event) => event.preventDefault(), onclick: () => run(one) }, h("span", {}, one.title), h("span", { class: "dim small" }, one.hint ?? ""))) : h("li", { class: "dim", role: "option", "aria-disabled": "true" }, "nothing matches"));
+    replace(
+      list,
+      rows.length
+        ? rows.map((one, index) =>
+            h(
+              "li",
+              {
+                id: `palette-${index}`,
+                role: "option",
+                "aria-selected": String(index === at),
+                onpointerdown: (event) => event.preventDefault(),
+                onclick: () => run(one),
+              },
+              h("span", {}, one.title),
+              h("span", { class: "dim small" }, one.hint ?? ""),
+            ),
+          )
+        : h("li", { class: "dim", role: "option", "aria-disabled": "true" }, "nothing matches"),
+    );
     input.setAttribute("aria-activedescendant", rows.length ? `palette-${at}` : "");
     list.querySelector("[aria-selected=true]")?.scrollIntoView({ block: "nearest" });
   }
   function look() {
     const turn = ++asked;
-    find(input.value, (found) => { if (turn === asked) { rows = found.slice(0, SHOWN_MAX); draw(); } });
+    find(input.value, (found) => {
+      if (turn === asked) {
+        rows = found.slice(0, SHOWN_MAX);
+        draw();
+      }
+    });
   }
-  function run(one) { box.close(); one.run(); }
+  function run(one) {
+    box.close();
+    one.run();
+  }
 
-  input.addEventListener("input", () => { at = 0; look(); });
+  input.addEventListener("input", () => {
+    at = 0;
+    look();
+  });
   input.addEventListener("keydown", (event) => {
     const move = { ArrowDown: 1, ArrowUp: -1 }[event.key];
-    if (move && rows.length) { event.preventDefault(); at = (at + move + rows.length) % rows.length; draw(); }
-    if (event.key === "Enter" && rows[at]) { event.preventDefault(); run(rows[at]); }
+    if (move && rows.length) {
+      event.preventDefault();
+      at = (at + move + rows.length) % rows.length;
+      draw();
+    }
+    if (event.key === "Enter" && rows[at]) {
+      event.preventDefault();
+      run(rows[at]);
+    }
   });
-  box.addEventListener("click", (event) => { if (event.target === box) box.close(); });
-  box.addEventListener("close", () => { asked += 1; box.remove(); open = null; });
+  box.addEventListener("click", (event) => {
+    if (event.target === box) box.close();
+  });
+  box.addEventListener("close", () => {
+    asked += 1;
+    box.remove();
+    open = null;
+  });
   open = box;
   document.body.append(box);
   box.showModal();

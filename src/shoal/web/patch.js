@@ -4,9 +4,21 @@
 const held = new Map(); // updates that wait until the mouse button is up
 let pressed = null;
 
-addEventListener("pointerdown", (event) => { pressed = event.target; }, true);
+addEventListener(
+  "pointerdown",
+  (event) => {
+    pressed = event.target;
+  },
+  true,
+);
 for (const name of ["pointerup", "pointercancel", "blur"]) addEventListener(name, () => setTimeout(release), true);
-addEventListener("pointermove", (event) => { if (pressed && !event.buttons) release(); }, true);
+addEventListener(
+  "pointermove",
+  (event) => {
+    if (pressed && !event.buttons) release();
+  },
+  true,
+);
 
 function release() {
   pressed = null;
@@ -19,7 +31,10 @@ function release() {
 export function replace(element, ...children) {
   const wanted = children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false);
   if (pressed && element.contains(pressed)) held.set(element, wanted);
-  else { held.delete(element); patch(element, wanted); }
+  else {
+    held.delete(element);
+    patch(element, wanted);
+  }
 }
 
 /** Handlers are looked up at each event, so that an element can take over those of its successor. */
@@ -27,13 +42,16 @@ export function handle(element, acts) {
   element.acts = acts;
   for (const type of Object.keys(acts)) element.addEventListener(type, heard);
 }
-function heard(event) { event.currentTarget.acts?.[event.type]?.(event); }
+function heard(event) {
+  event.currentTarget.acts?.[event.type]?.(event);
+}
 
 const keyOf = (node) => (node.nodeType === Node.ELEMENT_NODE ? node.getAttribute("data-key") : null);
 
 function patch(parent, wanted) {
   const nodes = wanted.map((one) => (one instanceof Node ? one : document.createTextNode(String(one))));
-  const kept = successors(parent, nodes), staying = new Set(kept);
+  const kept = successors(parent, nodes);
+  const staying = new Set(kept);
   for (const child of [...parent.childNodes]) if (!staying.has(child)) child.remove();
   let at = parent.firstChild;
   kept.forEach((have, index) => {
@@ -42,7 +60,11 @@ function patch(parent, wanted) {
     if (node === at) at = at.nextSibling;
     else if (have && pinned(have)) {
       // Moving it would lose the focus or the selection, so the others move instead.
-      while (at !== have) { const next = at.nextSibling; parent.append(at); at = next; }
+      while (at !== have) {
+        const next = at.nextSibling;
+        parent.append(at);
+        at = next;
+      }
       at = have.nextSibling;
     } else parent.insertBefore(node, at);
   });
@@ -50,11 +72,14 @@ function patch(parent, wanted) {
 
 /** For each wanted node the existing node to reuse, or null: by `data-key`, else by its kind. */
 function successors(parent, nodes) {
-  const same = new Set(nodes), keyed = new Map(), free = [];
+  const same = new Set(nodes);
+  const keyed = new Map();
+  const free = [];
   for (const child of parent.childNodes) {
     if (same.has(child)) continue;
     const key = keyOf(child);
-    if (key === null) free.push(child); else keyed.set(key, child);
+    if (key === null) free.push(child);
+    else keyed.set(key, child);
   }
   return nodes.map((node) => {
     if (node.parentNode === parent) return node;
@@ -77,13 +102,20 @@ function pinned(node) {
 
 function morph(have, want) {
   if (have === want) return;
-  if (have.nodeType !== Node.ELEMENT_NODE) { if (have.nodeValue !== want.nodeValue) have.nodeValue = want.nodeValue; return; }
+  if (have.nodeType !== Node.ELEMENT_NODE) {
+    if (have.nodeValue !== want.nodeValue) have.nodeValue = want.nodeValue;
+    return;
+  }
   const own = (name) => name === "style" || (name === "open" && have.nodeName === "DETAILS"); // what the reader opened stays open
   for (const { name } of [...have.attributes]) if (!own(name) && !want.hasAttribute(name)) have.removeAttribute(name);
-  for (const { name, value } of want.attributes) if (!own(name) && have.getAttribute(name) !== value) have.setAttribute(name, value);
+  for (const { name, value } of want.attributes)
+    if (!own(name) && have.getAttribute(name) !== value) have.setAttribute(name, value);
   // Not as an attribute: the page's security policy forbids inline styles.
   if (have.style.cssText !== want.style.cssText) have.style.cssText = want.style.cssText;
   handle(have, want.acts ?? {});
-  if (have instanceof HTMLInputElement && have !== document.activeElement) { have.value = want.value; have.checked = want.checked; }
+  if (have instanceof HTMLInputElement && have !== document.activeElement) {
+    have.value = want.value;
+    have.checked = want.checked;
+  }
   patch(have, [...want.childNodes]);
 }

@@ -11,25 +11,78 @@ const seconds = (value) => (value === null || value === undefined ? "–" : span
 const share = (value) => percent(value, 1);
 // Name, value in the answer, format, and which direction is better.
 const FIGURES = [
-  ["Jobs", (one) => one.jobs, whole, 0], ["Failed", (one) => one.failed, whole, -1],
-  ["Wait, mean", (one) => one.wait.mean_s, seconds, -1], ["Wait, median", (one) => one.wait.median_s, seconds, -1], ["Wait, p99", (one) => one.wait.p99_s, seconds, -1],
-  ["Completion, mean", (one) => one.completion.mean_s, seconds, -1], ["Completion, p99", (one) => one.completion.p99_s, seconds, -1], ["Makespan", (one) => one.makespan_s, seconds, -1],
-  ["Utilization", (one) => one.utilization, share, 1], ["Utilization with work", (one) => one.utilization_with_work, share, 1], ["Fragmentation", (one) => one.fragmentation, share, -1], ["Goodput", (one) => one.goodput, share, 1],
-  ["Preemptions", (one) => one.preemptions, whole, 0], ["Fairness (Jain)", (one) => one.fairness, (value) => value.toFixed(3), 1],
+  ["Jobs", (one) => one.jobs, whole, 0],
+  ["Failed", (one) => one.failed, whole, -1],
+  ["Wait, mean", (one) => one.wait.mean_s, seconds, -1],
+  ["Wait, median", (one) => one.wait.median_s, seconds, -1],
+  ["Wait, p99", (one) => one.wait.p99_s, seconds, -1],
+  ["Completion, mean", (one) => one.completion.mean_s, seconds, -1],
+  ["Completion, p99", (one) => one.completion.p99_s, seconds, -1],
+  ["Makespan", (one) => one.makespan_s, seconds, -1],
+  ["Utilization", (one) => one.utilization, share, 1],
+  ["Utilization with work", (one) => one.utilization_with_work, share, 1],
+  ["Fragmentation", (one) => one.fragmentation, share, -1],
+  ["Goodput", (one) => one.goodput, share, 1],
+  ["Preemptions", (one) => one.preemptions, whole, 0],
+  ["Fairness (Jain)", (one) => one.fairness, (value) => value.toFixed(3), 1],
 ];
 
 /** What to show of a replay, whatever its state. */
 export function outcome(view) {
-  if (view.state === "idle") return empty("Choose policies and replay, or run the same in a terminal:", "shoal sim --history --days 7 --policy fifo --policy fair");
-  if (view.state === "running") return h("p", { class: "note", role: "status" }, `replaying for ${span(now() - view.started_ms)}; the limit is 5 minutes`);
+  if (view.state === "idle")
+    return empty(
+      "Choose policies and replay, or run the same in a terminal:",
+      "shoal sim --history --days 7 --policy fifo --policy fair",
+    );
+  if (view.state === "running")
+    return h(
+      "p",
+      { class: "note", role: "status" },
+      `replaying for ${span(now() - view.started_ms)}; the limit is 5 minutes`,
+    );
   if (view.state !== "done") return h("p", { class: view.state === "failed" ? "problem" : "note" }, view.problem);
-  const { policies, nodes, gpus, skipped } = view.result, names = [...new Set(view.asked.policies)];
+  const { policies, nodes, gpus, skipped } = view.result;
+  const names = [...new Set(view.asked.policies)];
   const rows = FIGURES.map(([name, value, write, better]) => {
-    const values = policies.map(value), texts = values.map((one) => (one === null || one === undefined ? "–" : write(one)));
+    const values = policies.map(value);
+    const texts = values.map((one) => (one === null || one === undefined ? "–" : write(one)));
     const best = better ? values.reduce((a, b) => (b * better > a * better ? b : a)) : null;
     const differ = new Set(texts).size > 1;
-    return h("tr", {}, h("th", { scope: "row" }, name), texts.map((text, at) => h("td", { class: `num ${better && differ && values[at] === best ? "best" : ""}` }, text)));
+    return h(
+      "tr",
+      {},
+      h("th", { scope: "row" }, name),
+      texts.map((text, at) => h("td", { class: `num ${better && differ && values[at] === best ? "best" : ""}` }, text)),
+    );
   });
-  return h("section", { class: "card" }, h("p", { class: "dim small" }, `${whole(policies[0]?.jobs ?? 0)} jobs on ${whole(nodes)} nodes with ${whole(gpus)} GPUs, replayed in ${span(view.ended_ms - view.started_ms)}${skipped ? `; ${short(skipped)} that never ran are left out` : ""}. The best value of each row is marked.`),
-    h("div", { class: "scroll" }, h("table", { class: "compare" }, h("thead", {}, h("tr", {}, h("td", {}), names.map((name) => h("th", { scope: "col", class: "num" }, name === "current" ? `current (${view.current})` : name)))), h("tbody", {}, rows))));
+  return h(
+    "section",
+    { class: "card" },
+    h(
+      "p",
+      { class: "dim small" },
+      `${whole(policies[0]?.jobs ?? 0)} jobs on ${whole(nodes)} nodes with ${whole(gpus)} GPUs, replayed in ${span(view.ended_ms - view.started_ms)}${skipped ? `; ${short(skipped)} that never ran are left out` : ""}. The best value of each row is marked.`,
+    ),
+    h(
+      "div",
+      { class: "scroll" },
+      h(
+        "table",
+        { class: "compare" },
+        h(
+          "thead",
+          {},
+          h(
+            "tr",
+            {},
+            h("td", {}),
+            names.map((name) =>
+              h("th", { scope: "col", class: "num" }, name === "current" ? `current (${view.current})` : name),
+            ),
+          ),
+        ),
+        h("tbody", {}, rows),
+      ),
+    ),
+  );
 }

@@ -18,7 +18,9 @@ export function save(name, parts) {
 /** The output of a member so far, from the beginning of an attempt (0: the newest). `instead`: the command for what is too large. */
 export async function outputOf(base, pinned, instead, told) {
   const parts = [];
-  let offset = 0, size = 0, attempt = pinned;
+  let offset = 0;
+  let size = 0;
+  let attempt = pinned;
   for (;;) {
     const piece = await get(`${base}&offset=${offset}&attempt=${attempt}`);
     attempt = piece.attempt;
@@ -33,13 +35,16 @@ export async function outputOf(base, pinned, instead, told) {
 
 /** A file that the job has kept. */
 export async function saveFile(job, file) {
-  if (file.size > SAVED_BYTES_MAX) throw new Error(`${file.path} is too large for the browser; run shoal cp ${job}:${file.path} .`);
+  if (file.size > SAVED_BYTES_MAX)
+    throw new Error(`${file.path} is too large for the browser; run shoal cp ${job}:${file.path} .`);
   const base = `/v1/jobs/${encodeURIComponent(job)}/files/part?path=${encodeURIComponent(file.path)}`;
   const parts = [];
-  let offset = 0, version = null;
+  let offset = 0;
+  let version = null;
   for (;;) {
     const piece = await get(`${base}&offset=${offset}`);
-    if (version !== null && piece.version !== version) throw new Error(`${file.path} changed while it was read; try again`);
+    if (version !== null && piece.version !== version)
+      throw new Error(`${file.path} changed while it was read; try again`);
     version = piece.version;
     const bytes = bytesOf(piece.data);
     parts.push(bytes);

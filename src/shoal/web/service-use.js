@@ -8,14 +8,16 @@ import { h, replace } from "./dom.js";
 const SHOWN_MAX = 200_000; // characters of an answer
 
 // Line by line: the indentation of this file does not travel.
-const python = (url) => [
-  "from openai import OpenAI", "",
-  `client = OpenAI(base_url="${url}v1", api_key="none")`,
-  "model = client.models.list().data[0].id",
-  'said = [{"role": "user", "content": "Hello"}]',
-  "for part in client.chat.completions.create(model=model, messages=said, stream=True):",
-  '    print(part.choices[0].delta.content or "", end="", flush=True)',
-].join("\n");
+const python = (url) =>
+  [
+    "from openai import OpenAI",
+    "",
+    `client = OpenAI(base_url="${url}v1", api_key="none")`,
+    "model = client.models.list().data[0].id",
+    'said = [{"role": "user", "content": "Hello"}]',
+    "for part in client.chat.completions.create(model=model, messages=said, stream=True):",
+    '    print(part.choices[0].delta.content or "", end="", flush=True)',
+  ].join("\n");
 
 export class Use {
   constructor(name) {
@@ -24,8 +26,19 @@ export class Use {
     this.where = h("div", { class: "stack" });
     this.tried = h("div", { class: "stack" });
     this.stops = new Set();
-    this.element = h("div", { class: "stack" }, this.where,
-      mayChange() ? h("details", { ontoggle: (event) => event.target.open && !this.tried.firstChild && this.open() }, h("summary", {}, "Try it"), this.tried) : null);
+    this.element = h(
+      "div",
+      { class: "stack" },
+      this.where,
+      mayChange()
+        ? h(
+            "details",
+            { ontoggle: (event) => event.target.open && !this.tried.firstChild && this.open() },
+            h("summary", {}, "Try it"),
+            this.tried,
+          )
+        : null,
+    );
   }
 
   /** The URL may be another one when the service was changed. */
@@ -35,21 +48,51 @@ export class Use {
     this.shown = now;
     try {
       const { url, browser_url } = await get(this.path);
-      replace(this.where, browser_url ? h("a", { href: browser_url, target: "_blank", rel: "noopener noreferrer" }, "Open it in the browser") : null, copyable(url, `URL of ${this.name}`),
-        h("details", {}, h("summary", {}, "Use it from a program"), h("div", { class: "stack" }, copyable(`curl ${url}v1/models`, `curl for ${this.name}`), copyable(python(url), `OpenAI client for ${this.name}`))));
-    } catch { this.shown = ""; }
+      replace(
+        this.where,
+        browser_url
+          ? h("a", { href: browser_url, target: "_blank", rel: "noopener noreferrer" }, "Open it in the browser")
+          : null,
+        copyable(url, `URL of ${this.name}`),
+        h(
+          "details",
+          {},
+          h("summary", {}, "Use it from a program"),
+          h(
+            "div",
+            { class: "stack" },
+            copyable(`curl ${url}v1/models`, `curl for ${this.name}`),
+            copyable(python(url), `OpenAI client for ${this.name}`),
+          ),
+        ),
+      );
+    } catch {
+      this.shown = "";
+    }
   }
 
   /** One request; `heard` gets the text as it comes. Returns the status, and what went wrong. */
   async send(path, body, signal, heard) {
     const end = { status: 0, type: "", problem: "", text: "" };
     try {
-      await post(`${this.path}/try`, { path, body }, { signal, line: (one) => {
-        if (one.text === undefined) { Object.assign(end, one); return; }
-        end.text += one.text;
-        heard?.(one.text);
-      } });
-    } catch (error) { end.problem = signal.aborted ? "stopped" : error.plain ?? "the controller ended before the answer was complete"; }
+      await post(
+        `${this.path}/try`,
+        { path, body },
+        {
+          signal,
+          line: (one) => {
+            if (one.text === undefined) {
+              Object.assign(end, one);
+              return;
+            }
+            end.text += one.text;
+            heard?.(one.text);
+          },
+        },
+      );
+    } catch (error) {
+      end.problem = signal.aborted ? "stopped" : (error.plain ?? "the controller ended before the answer was complete");
+    }
     return end;
   }
 
@@ -60,7 +103,11 @@ export class Use {
     const { status, text } = await this.send("/v1/models", undefined, leave.signal);
     this.stops.delete(leave);
     let models = [];
-    try { models = status === 200 ? JSON.parse(text).data.map((one) => one.id) : []; } catch { /* it speaks something else */ }
+    try {
+      models = status === 200 ? JSON.parse(text).data.map((one) => one.id) : [];
+    } catch {
+      /* it speaks something else */
+    }
     replace(this.tried, models.length ? this.chat(models[0]) : null, this.request());
   }
 
@@ -70,7 +117,14 @@ export class Use {
     const send = h("button", { class: "primary", type: "submit" }, "Send");
     let leave = null;
     const stop = h("button", { type: "button", hidden: true, onclick: () => leave?.abort() }, "Stop");
-    const form = h("form", { class: "stack", "aria-label": label }, h("h3", {}, label), fields, h("div", { class: "row" }, send, stop, said), below);
+    const form = h(
+      "form",
+      { class: "stack", "aria-label": label },
+      h("h3", {}, label),
+      fields,
+      h("div", { class: "row" }, send, stop, said),
+      below,
+    );
     form.addEventListener("submit", async (event) => {
       event.preventDefault();
       if (leave) return;
@@ -92,40 +146,80 @@ export class Use {
     const path = h("input", { name: "path", value: "/", maxlength: 2048, required: true, pattern: "/.*" });
     const body = h("textarea", { name: "body", rows: 3, spellcheck: "false" });
     const out = h("pre", { class: "code", tabindex: "0", "aria-label": `Answer of ${this.name}`, hidden: true });
-    return this.form(`Request to ${this.name}`, [h("label", { class: "field" }, "Path", path), h("label", { class: "field" }, "JSON to post (empty: GET)", body)], async (signal) => {
-      out.textContent = "";
-      out.hidden = false;
-      const began = performance.now();
-      const { status, problem, location } = await this.send(path.value, body.value.trim() ? body.value : undefined, signal, (text) => { if (out.textContent.length < SHOWN_MAX) out.append(text); });
-      return [status ? `status ${status} in ${Math.round(performance.now() - began)} ms` : "", location ? `to ${location}, not followed` : "", problem].filter(Boolean).join(": ");
-    }, out);
+    return this.form(
+      `Request to ${this.name}`,
+      [h("label", { class: "field" }, "Path", path), h("label", { class: "field" }, "JSON to post (empty: GET)", body)],
+      async (signal) => {
+        out.textContent = "";
+        out.hidden = false;
+        const began = performance.now();
+        const { status, problem, location } = await this.send(
+          path.value,
+          body.value.trim() ? body.value : undefined,
+          signal,
+          (text) => {
+            if (out.textContent.length < SHOWN_MAX) out.append(text);
+          },
+        );
+        return [
+          status ? `status ${status} in ${Math.round(performance.now() - began)} ms` : "",
+          location ? `to ${location}, not followed` : "",
+          problem,
+        ]
+          .filter(Boolean)
+          .join(": ");
+      },
+      out,
+    );
   }
 
   chat(model) {
     const said = [];
     const log = h("div", { class: "stack", role: "log", "aria-label": `Chat with ${this.name}`, tabindex: "0" });
     const input = h("input", { name: "message", required: true, autocomplete: "off", maxlength: 20000 });
-    const line = (role, text) => { const words = h("span", {}, text); log.append(h("p", { class: "why", "data-role": role }, h("b", {}, role === "user" ? "You: " : `${model}: `), words)); return words; };
-    return this.form(`Chat with ${this.name}`, [log, h("label", { class: "field" }, "Message", input)], async (signal) => {
-      said.push({ role: "user", content: input.value });
-      line("user", input.value);
-      input.value = "";
-      const words = line("assistant", "");
-      let wrong = "", rest = "";
-      const end = await this.send("/v1/chat/completions", JSON.stringify({ model, messages: said, stream: true }), signal, (text) => {
-        const lines = (rest + text).split("\n");
-        rest = lines.pop();
-        for (const one of lines) if (one.startsWith("data: {")) try {
-          const { choices, error } = JSON.parse(one.slice(6));
-          words.append(choices?.[0]?.delta?.content ?? "");
-          if (error) wrong = error.message ?? String(error);
-        } catch { wrong = "it sent something that is not JSON"; }
-      });
-      if (words.textContent) said.push({ role: "assistant", content: words.textContent });
-      else said.pop();
-      return wrong || end.problem || (end.status === 200 ? "" : `status ${end.status}: ${end.text.slice(0, 300)}`);
-    });
+    const line = (role, text) => {
+      const words = h("span", {}, text);
+      log.append(
+        h("p", { class: "why", "data-role": role }, h("b", {}, role === "user" ? "You: " : `${model}: `), words),
+      );
+      return words;
+    };
+    return this.form(
+      `Chat with ${this.name}`,
+      [log, h("label", { class: "field" }, "Message", input)],
+      async (signal) => {
+        said.push({ role: "user", content: input.value });
+        line("user", input.value);
+        input.value = "";
+        const words = line("assistant", "");
+        let wrong = "";
+        let rest = "";
+        const end = await this.send(
+          "/v1/chat/completions",
+          JSON.stringify({ model, messages: said, stream: true }),
+          signal,
+          (text) => {
+            const lines = (rest + text).split("\n");
+            rest = lines.pop();
+            for (const one of lines)
+              if (one.startsWith("data: {"))
+                try {
+                  const { choices, error } = JSON.parse(one.slice(6));
+                  words.append(choices?.[0]?.delta?.content ?? "");
+                  if (error) wrong = error.message ?? String(error);
+                } catch {
+                  wrong = "it sent something that is not JSON";
+                }
+          },
+        );
+        if (words.textContent) said.push({ role: "assistant", content: words.textContent });
+        else said.pop();
+        return wrong || end.problem || (end.status === 200 ? "" : `status ${end.status}: ${end.text.slice(0, 300)}`);
+      },
+    );
   }
 
-  stop() { for (const one of this.stops) one.abort(); }
+  stop() {
+    for (const one of this.stops) one.abort();
+  }
 }

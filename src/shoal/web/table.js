@@ -3,6 +3,8 @@
 import { h } from "./dom.js";
 
 export function table(heads, rows) {
-  const head = heads.map((text) => h("th", { scope: "col", class: text.startsWith("num:") ? "num" : "" }, text.replace("num:", "")));
+  const head = heads.map((text) =>
+    h("th", { scope: "col", class: text.startsWith("num:") ? "num" : "" }, text.replace("num:", "")),
+  );
   return h("table", { class: "fold" }, h("thead", {}, h("tr", {}, head)), h("tbody", {}, rows));
 }

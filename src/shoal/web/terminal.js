@@ -3,15 +3,20 @@
 
 import { css } from "./dom.js";
 
-const CONTROL = /\x1b\[([0-9;:]*)m|\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\|$)|[ -/]*[0-Z\\^-~])|\x1b[\x5b-\x7e\x20-\x2f]?[0-?]*$|[\x00-\x08\x0b-\x1f\x7f-\x9f]/g; // eslint-disable-line no-control-regex
+const CONTROL =
+  /\x1b\[([0-9;:]*)m|\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\|$)|[ -/]*[0-Z\\^-~])|\x1b[\x5b-\x7e\x20-\x2f]?[0-?]*$|[\x00-\x08\x0b-\x1f\x7f-\x9f]/g; // eslint-disable-line no-control-regex
 const PLAIN = /^[^\x00-\x08\x0b-\x1f\x7f-\x9f]*$/; // eslint-disable-line no-control-regex
 const NONE = {};
 
 /** The parts of a line, [{ text, style }]; `carry.style` goes on in the next line. */
 export function parts(line, carry = {}) {
   const text = line.replace(/\r+$/, "");
-  let style = carry.style ?? NONE, found = [], at = 0;
-  const add = (until) => { if (until > at) found.push({ text: text.slice(at, until), style }); };
+  let style = carry.style ?? NONE;
+  let found = [];
+  let at = 0;
+  const add = (until) => {
+    if (until > at) found.push({ text: text.slice(at, until), style });
+  };
   if (PLAIN.test(text)) return text ? [{ text, style }] : [];
   for (const match of text.matchAll(CONTROL)) {
     add(match.index);
@@ -30,17 +35,39 @@ function shorten(found) {
   if (last && !(last.text = [...last.text].slice(0, -1).join(""))) found.pop();
 }
 
-const FLAGS = { 1: { bold: true }, 2: { dim: true }, 3: { italic: true }, 4: { under: true }, 7: { swap: true }, 9: { strike: true }, 22: { bold: false, dim: false }, 23: { italic: false }, 24: { under: false }, 27: { swap: false }, 29: { strike: false }, 39: { ink: null }, 49: { paper: null } };
+const FLAGS = {
+  1: { bold: true },
+  2: { dim: true },
+  3: { italic: true },
+  4: { under: true },
+  7: { swap: true },
+  9: { strike: true },
+  22: { bold: false, dim: false },
+  23: { italic: false },
+  24: { under: false },
+  27: { swap: false },
+  29: { strike: false },
+  39: { ink: null },
+  49: { paper: null },
+};
 
 function styled(style, codes) {
-  const list = codes.split(/[;:]/).map(Number), next = { ...style };
+  const list = codes.split(/[;:]/).map(Number);
+  const next = { ...style };
   for (let at = 0; at < list.length; at += 1) {
     const code = list[at];
-    if (!code) { for (const name of Object.keys(next)) delete next[name]; }
-    else if (code === 38 || code === 48) {
+    if (!code) {
+      for (const name of Object.keys(next)) delete next[name];
+    } else if (code === 38 || code === 48) {
       const name = code === 38 ? "ink" : "paper";
-      if (list[at + 1] === 5) { next[name] = cube(list[at + 2] ?? 0); at += 2; }
-      else if (list[at + 1] === 2) { const from = codes.includes(":") && list.length - at > 5 ? 3 : 2; next[name] = [0, 1, 2].map((one) => byte(list[at + from + one])); at += from + 2; }
+      if (list[at + 1] === 5) {
+        next[name] = cube(list[at + 2] ?? 0);
+        at += 2;
+      } else if (list[at + 1] === 2) {
+        const from = codes.includes(":") && list.length - at > 5 ? 3 : 2;
+        next[name] = [0, 1, 2].map((one) => byte(list[at + from + one]));
+        at += from + 2;
+      }
     } else if (FLAGS[code]) Object.assign(next, FLAGS[code]);
     else if (code >= 30 && code <= 37) next.ink = code - 30;
     else if (code >= 40 && code <= 47) next.paper = code - 40;
@@ -51,21 +78,47 @@ function styled(style, codes) {
 }
 
 const byte = (value) => Math.max(0, Math.min(255, value || 0));
-const BASIC = [[0, 0, 0], [205, 49, 49], [13, 140, 80], [160, 120, 0], [36, 114, 200], [188, 63, 188], [17, 140, 170], [190, 190, 190], [110, 110, 110], [241, 76, 76], [35, 209, 139], [230, 200, 60], [59, 142, 234], [214, 112, 214], [41, 184, 219], [245, 245, 245]];
+const BASIC = [
+  [0, 0, 0],
+  [205, 49, 49],
+  [13, 140, 80],
+  [160, 120, 0],
+  [36, 114, 200],
+  [188, 63, 188],
+  [17, 140, 170],
+  [190, 190, 190],
+  [110, 110, 110],
+  [241, 76, 76],
+  [35, 209, 139],
+  [230, 200, 60],
+  [59, 142, 234],
+  [214, 112, 214],
+  [41, 184, 219],
+  [245, 245, 245],
+];
 
 /** One of 256 colours: 16 by name, a cube, and greys. */
 function cube(number) {
   const code = byte(number);
   if (code < 16) return code;
   if (code > 231) return Array(3).fill(8 + (code - 232) * 10);
-  return [36, 6, 1].map((size) => { const step = Math.floor((code - 16) / size) % 6; return step ? 55 + 40 * step : 0; });
+  return [36, 6, 1].map((size) => {
+    const step = Math.floor((code - 16) / size) % 6;
+    return step ? 55 + 40 * step : 0;
+  });
 }
 
 // -- colours that can be read ------------------------------------------------------------------
 
-const linear = (value) => { const part = value / 255; return part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4; };
+const linear = (value) => {
+  const part = value / 255;
+  return part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+};
 const light = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
-const contrast = (a, b) => { const [low, high] = [light(a), light(b)].sort((x, y) => x - y); return (high + 0.05) / (low + 0.05); };
+const contrast = (a, b) => {
+  const [low, high] = [light(a), light(b)].sort((x, y) => x - y);
+  return (high + 0.05) / (low + 0.05);
+};
 const mix = (from, to, share) => from.map((value, at) => Math.round(value + (to[at] - value) * share));
 const ENOUGH = 4.6; // WCAG AA asks for 4.5
 
@@ -79,19 +132,31 @@ export function readable(ink, paper) {
   return goal;
 }
 
-const hex = (name) => { const code = parseInt(css(name).slice(1), 16); return [code >> 16, (code >> 8) & 255, code & 255]; };
-let known = new Map(), ground = null;
-addEventListener("shoal-theme", () => { ground = null; });
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { ground = null; });
+const hex = (name) => {
+  const code = parseInt(css(name).slice(1), 16);
+  return [code >> 16, (code >> 8) & 255, code & 255];
+};
+let known = new Map();
+let ground = null;
+addEventListener("shoal-theme", () => {
+  ground = null;
+});
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+  ground = null;
+});
 
 /** Colours of a style in the current theme: { ink, paper }, either may be missing. */
 export function colours(style) {
-  if (!ground) { ground = { paper: hex("--sunken"), ink: hex("--ink") }; known = new Map(); }
+  if (!ground) {
+    ground = { paper: hex("--sunken"), ink: hex("--ink") };
+    known = new Map();
+  }
   const rgb = (one, usual) => (one === null || one === undefined ? usual : Array.isArray(one) ? one : BASIC[one]);
   const key = `${style.ink}/${style.paper}/${style.swap}/${style.dim}`;
   let found = known.get(key);
   if (!found) {
-    let ink = rgb(style.ink, ground.ink), paper = rgb(style.paper, ground.paper);
+    let ink = rgb(style.ink, ground.ink);
+    let paper = rgb(style.paper, ground.paper);
     if (style.swap) [ink, paper] = [paper, ink];
     if (style.dim) ink = mix(ink, paper, 0.4);
     const bare = !style.swap && (style.paper === null || style.paper === undefined);

@@ -2,4 +2,6 @@
 try {
   const chosen = localStorage.getItem("shoal-theme");
   if (chosen === "light" || chosen === "dark") document.documentElement.dataset.theme = chosen;
-} catch { /* without storage, use the system's setting */ }
+} catch {
+  /* without storage, use the system's setting */
+}

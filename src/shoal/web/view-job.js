@@ -23,7 +23,9 @@ const RUNS_MAX = 20; // of the same name, to be compared with
 
 export function mount(root, id) {
   const star = followButton("job", id);
-  const path = `/v1/jobs/${encodeURIComponent(id)}`, ending = new AbortController(), { signal } = ending;
+  const path = `/v1/jobs/${encodeURIComponent(id)}`;
+  const ending = new AbortController();
+  const { signal } = ending;
   const head = h("div", { class: "stack" });
   const line = h("section", { class: "card", "aria-label": "Timeline" });
   const flow = h("section", { class: "card", "aria-label": "Workflow", hidden: true });
@@ -31,12 +33,38 @@ export function mount(root, id) {
   const gang = h("section", { class: "card", "aria-label": "Members" });
   const events = h("section", { class: "card", "aria-label": "Events" });
   const left = h("div", { class: "stack" }, gang, cost);
-  const curves = new JobCurves(), curve = new JobCurve(id), logs = new LogView(id), elements = new Elements(id), files = new KeptFiles(id);
-  root.append(h("div", { class: "stack" }, head, flow, elements.element, line, curves.element, logs.element, curves.more, files.element, h("div", { class: "grid2" }, left, events)));
-  let job = null, history = null, busy = false, again = false, over = false, runs = null;
+  const curves = new JobCurves();
+  const curve = new JobCurve(id);
+  const logs = new LogView(id);
+  const elements = new Elements(id);
+  const files = new KeptFiles(id);
+  root.append(
+    h(
+      "div",
+      { class: "stack" },
+      head,
+      flow,
+      elements.element,
+      line,
+      curves.element,
+      logs.element,
+      curves.more,
+      files.element,
+      h("div", { class: "grid2" }, left, events),
+    ),
+  );
+  let job = null;
+  let history = null;
+  let busy = false;
+  let again = false;
+  let over = false;
+  let runs = null;
 
   async function ask() {
-    if (busy) { again = true; return; }
+    if (busy) {
+      again = true;
+      return;
+    }
     busy = true;
     try {
       [job, history] = await Promise.all([get(path, { signal }), get(`${path}/why`, { signal })]);
@@ -47,14 +75,31 @@ export function mount(root, id) {
       line.hidden = gang.hidden = Boolean(job.array);
       replace(gang, ...members(job));
       logs.know(job);
-      await Promise.all([drawWorkflow(flow, job), elements.draw(job), files.draw(job), drawCurves(), drawSpent(), others()]);
+      await Promise.all([
+        drawWorkflow(flow, job),
+        elements.draw(job),
+        files.draw(job),
+        drawCurves(),
+        drawSpent(),
+        others(),
+      ]);
       over = Boolean(job.finished_ms);
     } catch (error) {
       if (!signal.aborted && !job) logs.element.hidden = error.status === 404;
-      if (!signal.aborted && !job) replace(head, h("h1", {}, id), error.status === 404 ? empty(`There is no job ${id}.`, "shoal ps -a") : h("p", { class: "problem" }, error.message));
+      if (!signal.aborted && !job)
+        replace(
+          head,
+          h("h1", {}, id),
+          error.status === 404
+            ? empty(`There is no job ${id}.`, "shoal ps -a")
+            : h("p", { class: "problem" }, error.message),
+        );
     } finally {
       busy = false;
-      if (again && !signal.aborted) { again = false; soon(); }
+      if (again && !signal.aborted) {
+        again = false;
+        soon();
+      }
     }
   }
 
@@ -77,34 +122,82 @@ export function mount(root, id) {
   async function others() {
     if (runs || !job.name || job.array || job.spec.service) return;
     runs = [];
-    const found = await maybe(`/v1/jobs?name=${encodeURIComponent(job.name)}&finished=true&limit=${RUNS_MAX}`, { signal });
+    const found = await maybe(`/v1/jobs?name=${encodeURIComponent(job.name)}&finished=true&limit=${RUNS_MAX}`, {
+      signal,
+    });
     runs = (found ?? []).filter((one) => one.id !== id && !one.array).sort((a, b) => b.submitted_ms - a.submitted_ms);
     drawHead();
   }
   const previous = () => runs?.find((one) => one.submitted_ms <= job.submitted_ms) ?? runs?.[0];
   const compare = () => {
     const other = previous();
-    return h("a", { class: "button", "data-key": "compare", href: `#/compare/${other ? `${other.id},` : ""}${id}`, title: other ? `${jobName(other)}, ${other.state}: the run before this one` : "Choose another run" }, other ? `Compare with ${other.id}` : "Compare with …");
+    return h(
+      "a",
+      {
+        class: "button",
+        "data-key": "compare",
+        href: `#/compare/${other ? `${other.id},` : ""}${id}`,
+        title: other ? `${jobName(other)}, ${other.state}: the run before this one` : "Choose another run",
+      },
+      other ? `Compare with ${other.id}` : "Compare with …",
+    );
   };
 
   function drawHead() {
-    const wait = history.state === "waiting" && history.early_ms !== null ? `Predicted to start in ${span(history.early_ms - now())} to ${span(history.late_ms - now())}.` : "";
+    const wait =
+      history.state === "waiting" && history.early_ms !== null
+        ? `Predicted to start in ${span(history.early_ms - now())} to ${span(history.late_ms - now())}.`
+        : "";
     const own = job.array || job.spec.service ? null : compare();
-    replace(head,
+    replace(
+      head,
       h("p", { class: "small" }, h("a", { href: "#/jobs", "data-key": "back" }, "← all jobs")),
-      h("div", { class: "row" }, h("i", { class: "dot", style: { background: jobColour(id) } }), h("h1", {}, jobName(job)), chip(job.state), star, h("span", { class: "push row" }, own, jobActions(jobForActions()))),
+      h(
+        "div",
+        { class: "row" },
+        h("i", { class: "dot", style: { background: jobColour(id) } }),
+        h("h1", {}, jobName(job)),
+        chip(job.state),
+        star,
+        h("span", { class: "push row" }, own, jobActions(jobForActions())),
+      ),
       h("p", { class: "why" }, history.why || job.why || "", wait ? h("span", { class: "dim" }, ` ${wait}`) : null),
       remedyButtons({ ...job, service: job.spec.service, remedies: history.remedies }),
       h("div", {}, progress(jobOf(id) ?? {})),
-      h("dl", { class: "facts" },
-        fact("Requests", shape(job)), fact("Tenant", h("a", { href: `#/tenant/${encodeURIComponent(job.tenant)}` }, job.tenant)), job.spec.user ? fact("User", h("a", { href: `#/user/${encodeURIComponent(job.spec.user)}` }, job.spec.user)) : null, job.array ? null : fact("Attempt", String(job.attempt)),
-        fact("Submitted", then(job.submitted_ms, moment(job.submitted_ms, now()))), fact(job.finished_ms ? "Ran for" : "Running for", job.running_ms ? span((job.finished_ms ?? job.nap?.since_ms ?? now()) - job.running_ms) : "–"),
+      h(
+        "dl",
+        { class: "facts" },
+        fact("Requests", shape(job)),
+        fact("Tenant", h("a", { href: `#/tenant/${encodeURIComponent(job.tenant)}` }, job.tenant)),
+        job.spec.user
+          ? fact("User", h("a", { href: `#/user/${encodeURIComponent(job.spec.user)}` }, job.spec.user))
+          : null,
+        job.array ? null : fact("Attempt", String(job.attempt)),
+        fact("Submitted", then(job.submitted_ms, moment(job.submitted_ms, now()))),
+        fact(
+          job.finished_ms ? "Ran for" : "Running for",
+          job.running_ms ? span((job.finished_ms ?? job.nap?.since_ms ?? now()) - job.running_ms) : "–",
+        ),
         job.finished_ms ? fact("Ended", then(job.finished_ms, moment(job.finished_ms, now()))) : null,
         napFact(job),
-        job.losses || job.failures || job.hangs ? fact("Setbacks", [job.losses && plural(job.losses, "lost node"), job.failures && plural(job.failures, "failure"), job.hangs && plural(job.hangs, "hang")].filter(Boolean).join(", ")) : null,
+        job.losses || job.failures || job.hangs
+          ? fact(
+              "Setbacks",
+              [
+                job.losses && plural(job.losses, "lost node"),
+                job.failures && plural(job.failures, "failure"),
+                job.hangs && plural(job.hangs, "hang"),
+              ]
+                .filter(Boolean)
+                .join(", "),
+            )
+          : null,
         about(job),
         job.progress?.saved_step ? fact("Saved up to", `step ${whole(job.progress.saved_step)}`) : null,
-        h("div", { class: "wide" }, h("dt", {}, "Command"), h("dd", { class: "mono" }, commandOf(job)))), notes(job));
+        h("div", { class: "wide" }, h("dt", {}, "Command"), h("dd", { class: "mono" }, commandOf(job))),
+      ),
+      notes(job),
+    );
   }
   const jobForActions = () => ({ ...job, service: job.spec?.service ?? "", finished_ms: job.finished_ms ?? 0 });
 
@@ -114,13 +207,41 @@ export function mount(root, id) {
     over = false;
     soon();
   });
-  const unoffer = offer(() => (!job || job.array ? [] : [
-    { title: `Compare ${id} with another run`, hint: "job", run: () => { location.hash = compare().getAttribute("href"); } },
-    { title: `Run ${id} again with changes`, hint: "job", run: () => { location.hash = `#/new?like=${id}`; } },
-  ]));
+  const unoffer = offer(() =>
+    !job || job.array
+      ? []
+      : [
+          {
+            title: `Compare ${id} with another run`,
+            hint: "job",
+            run: () => {
+              location.hash = compare().getAttribute("href");
+            },
+          },
+          {
+            title: `Run ${id} again with changes`,
+            hint: "job",
+            run: () => {
+              location.hash = `#/new?like=${id}`;
+            },
+          },
+        ],
+  );
   // Predicting the start of a waiting job is costly in a large cluster, so it is fetched less often.
   let turn = 0;
-  const timer = setInterval(() => { turn += 1; if (!over && !document.hidden && (job?.state !== "waiting" || turn % 4 === 0)) ask(); }, ASK_MS);
+  const timer = setInterval(() => {
+    turn += 1;
+    if (!over && !document.hidden && (job?.state !== "waiting" || turn % 4 === 0)) ask();
+  }, ASK_MS);
   ask();
-  return () => { ending.abort(); stop(); unoffer(); soon.stop(); clearInterval(timer); logs.stop(); curves.stop(); star.stop(); };
+  return () => {
+    ending.abort();
+    stop();
+    unoffer();
+    soon.stop();
+    clearInterval(timer);
+    logs.stop();
+    curves.stop();
+    star.stop();
+  };
 }

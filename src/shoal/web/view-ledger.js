@@ -1,7 +1,7 @@
 // Where every GPU-second and its cost went.
 
-import { maybe } from "./api.js";
 import { choose, chosen } from "./address.js";
+import { maybe } from "./api.js";
 import { stackedBars } from "./charts.js";
 import { accountColour, accountRank } from "./colours.js";
 import { empty, h, replace, short, span } from "./dom.js";
@@ -9,40 +9,132 @@ import { choice, csvLink, DAY_MS, division, figures, ledgerTable, query, SPANS }
 import { now } from "./live.js";
 
 const ASK_MS = 10_000;
-const BYS = [["tenant", "Tenant"], ["user", "User"], ["job", "Job"], ["node", "Node"], ["account", "Account"]];
+const BYS = [
+  ["tenant", "Tenant"],
+  ["user", "User"],
+  ["job", "Job"],
+  ["node", "Node"],
+  ["account", "Account"],
+];
 const LINKS = { tenant: "tenant", user: "user", job: "job", node: "node" };
 
 export function mount(root) {
   const among = (all, value, usual) => (all.some(([one]) => one === value) ? value : usual);
-  let days = among(SPANS, chosen("days"), "1"), by = among(BYS, chosen("by"), "tenant"), unit = "time", to = 0, alive = true, over = null, under = null, problem = "";
+  let days = among(SPANS, chosen("days"), "1");
+  let by = among(BYS, chosen("by"), "tenant");
+  let unit = "time";
+  let to = 0;
+  let alive = true;
+  let over = null;
+  let under = null;
+  let problem = "";
   const chart = stackedBars({ title: "" });
   const top = h("div", { class: "stack" });
   const below = h("section", { class: "card", "aria-label": "Table" });
   const card = h("section", { class: "card", "aria-label": "Over time" }, chart.element);
   const notice = h("div", {});
-  const units = choice("unit", [["time", "GPU-hours"], ["cost", "Money"], ["energy", "Energy"]], unit, (value) => { unit = value; draw(); });
-  root.append(h("div", { class: "stack" }, h("div", { class: "row" }, h("h1", {}, "Ledger"), choice("span", SPANS, days, (value) => { days = value; choose("days", value === "1" ? "" : value); ask(); }), units), notice, top, card, h("div", { class: "row" }, h("span", { class: "dim small" }, "By"), choice("by", BYS, by, (value) => { by = value; choose("by", value === "tenant" ? "" : value); ask(); })), below));
+  const units = choice(
+    "unit",
+    [
+      ["time", "GPU-hours"],
+      ["cost", "Money"],
+      ["energy", "Energy"],
+    ],
+    unit,
+    (value) => {
+      unit = value;
+      draw();
+    },
+  );
+  root.append(
+    h(
+      "div",
+      { class: "stack" },
+      h(
+        "div",
+        { class: "row" },
+        h("h1", {}, "Ledger"),
+        choice("span", SPANS, days, (value) => {
+          days = value;
+          choose("days", value === "1" ? "" : value);
+          ask();
+        }),
+        units,
+      ),
+      notice,
+      top,
+      card,
+      h(
+        "div",
+        { class: "row" },
+        h("span", { class: "dim small" }, "By"),
+        choice("by", BYS, by, (value) => {
+          by = value;
+          choose("by", value === "tenant" ? "" : value);
+          ask();
+        }),
+      ),
+      below,
+    ),
+  );
 
   async function ask() {
     to = Math.ceil(now());
     const path = (key) => `/v1/ledger?${query(key, days, to)}`;
-    try { [over, under] = await Promise.all([maybe(path(days === "1" ? "hour" : "day")), maybe(path(by))]); problem = ""; } catch (error) { problem = error.message; }
+    try {
+      [over, under] = await Promise.all([maybe(path(days === "1" ? "hour" : "day")), maybe(path(by))]);
+      problem = "";
+    } catch (error) {
+      problem = error.message;
+    }
     if (alive) draw();
   }
 
-  const amount = (row) => (unit === "time" ? row.gpu_ms / 3_600_000 : unit === "cost" ? row.cost ?? 0 : (row.energy_wh ?? 0) / 1000);
-  const words = (value, brief) => (unit === "time" ? `${short(value)}${brief ? "" : " GPU-h"}` : unit === "cost" ? `${short(value)}${brief ? "" : ` ${over?.currency ?? ""}`}` : `${short(value)}${brief ? "" : " kWh"}`);
+  const amount = (row) =>
+    unit === "time" ? row.gpu_ms / 3_600_000 : unit === "cost" ? (row.cost ?? 0) : (row.energy_wh ?? 0) / 1000;
+  const words = (value, brief) =>
+    unit === "time"
+      ? `${short(value)}${brief ? "" : " GPU-h"}`
+      : unit === "cost"
+        ? `${short(value)}${brief ? "" : ` ${over?.currency ?? ""}`}`
+        : `${short(value)}${brief ? "" : " kWh"}`;
 
-  const lent = () => (over.slept_ms ? [`Not part of the sum: jobs slept ${span(over.slept_ms)} in all, and lent out ${short(over.lent_gpu_us / 3.6e9)} GPU-hours by that.`] : []);
+  const lent = () =>
+    over.slept_ms
+      ? [
+          `Not part of the sum: jobs slept ${span(over.slept_ms)} in all, and lent out ${short(over.lent_gpu_us / 3.6e9)} GPU-hours by that.`,
+        ]
+      : [];
   const notes = () => [...lent(), ...(over.notes ?? [])];
 
   function draw() {
-    if (problem) { replace(notice, h("p", { class: "problem" }, problem)); return; }
+    if (problem) {
+      replace(notice, h("p", { class: "problem" }, problem));
+      return;
+    }
     const bare = !over || !over.rows.length;
     card.hidden = below.hidden = bare;
-    replace(notice, over === null ? empty("This controller has no ledger.", "shoal report") : bare ? empty("No GPU time was recorded in this period. To start a job:", "shoal run -g 1 -- python train.py") : notes().length ? h("ul", { class: "notes" }, notes().map((note) => h("li", {}, note))) : null);
-    if (bare) { replace(top); return; }
-    const accounts = [...over.accounts].filter((one) => one.gpu_us > 0).sort((a, b) => accountRank(a.account) - accountRank(b.account));
+    replace(
+      notice,
+      over === null
+        ? empty("This controller has no ledger.", "shoal report")
+        : bare
+          ? empty("No GPU time was recorded in this period. To start a job:", "shoal run -g 1 -- python train.py")
+          : notes().length
+            ? h(
+                "ul",
+                { class: "notes" },
+                notes().map((note) => h("li", {}, note)),
+              )
+            : null,
+    );
+    if (bare) {
+      replace(top);
+      return;
+    }
+    const accounts = [...over.accounts]
+      .filter((one) => one.gpu_us > 0)
+      .sort((a, b) => accountRank(a.account) - accountRank(b.account));
     replace(top, figures(over, "Capacity"), division(over));
     bars(accounts);
     rows();
@@ -52,25 +144,53 @@ export function mount(root) {
     const slots = new Map();
     for (const row of over.rows) (slots.get(row.key) ?? slots.set(row.key, []).get(row.key)).push(row);
     // Empty hours get a place too, so that the distance between bars is right.
-    const step = days === "1" ? 3_600_000 : DAY_MS, newest = Math.max(...[...slots.keys()].map(Number));
-    for (let at = newest; at > newest - (days === "1" ? 24 : Number(days)) * step; at -= step) if (!slots.has(String(at))) slots.set(String(at), []);
+    const step = days === "1" ? 3_600_000 : DAY_MS;
+    const newest = Math.max(...[...slots.keys()].map(Number));
+    for (let at = newest; at > newest - (days === "1" ? 24 : Number(days)) * step; at -= step)
+      if (!slots.has(String(at))) slots.set(String(at), []);
     const ordered = [...slots].sort((a, b) => Number(a[0]) - Number(b[0]));
-    const label = (key) => { const at = new Date(Number(key)); return days === "1" ? at.toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" }) : at.toLocaleDateString("en-GB", { day: "numeric", month: "short" }); };
+    const label = (key) => {
+      const at = new Date(Number(key));
+      return days === "1"
+        ? at.toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" })
+        : at.toLocaleDateString("en-GB", { day: "numeric", month: "short" });
+    };
     const title = new Map(accounts.map((one) => [one.account, one.title]));
     const colour = new Map(accounts.map((one) => [one.title, accountColour(one.account)]));
-    const list = ordered.map(([key, inside]) => ({ label: label(key), parts: [...inside].sort((a, b) => accountRank(a.account) - accountRank(b.account)).map((row) => ({ name: title.get(row.account) ?? row.account, value: amount(row) })) }));
-    chart.element.querySelector("h3").textContent = { time: "GPU-hours", cost: `Money${over.currency ? `, ${over.currency}` : ""}`, energy: "Energy, kWh" }[unit] + (days === "1" ? " per hour" : " per day");
+    const list = ordered.map(([key, inside]) => ({
+      label: label(key),
+      parts: [...inside]
+        .sort((a, b) => accountRank(a.account) - accountRank(b.account))
+        .map((row) => ({ name: title.get(row.account) ?? row.account, value: amount(row) })),
+    }));
+    chart.element.querySelector("h3").textContent =
+      { time: "GPU-hours", cost: `Money${over.currency ? `, ${over.currency}` : ""}`, energy: "Energy, kWh" }[unit] +
+      (days === "1" ? " per hour" : " per day");
     chart.set(list, (name) => colour.get(name) ?? accountColour(name), words);
   }
 
   function rows() {
     if (!under || under.by !== by) return;
-    const link = (key) => (key && LINKS[by] && !(by === "job" && key === "older") ? `#/${LINKS[by]}/${encodeURIComponent(key)}${by === "tenant" || by === "user" ? `?days=${days}` : ""}` : null);
-    replace(below, h("div", { class: "row" }, h("h2", {}, `By ${by}`), h("span", { class: "push" }, csvLink(query(by, days, to)))), ledgerTable(under, link));
+    const link = (key) =>
+      key && LINKS[by] && !(by === "job" && key === "older")
+        ? `#/${LINKS[by]}/${encodeURIComponent(key)}${by === "tenant" || by === "user" ? `?days=${days}` : ""}`
+        : null;
+    replace(
+      below,
+      h("div", { class: "row" }, h("h2", {}, `By ${by}`), h("span", { class: "push" }, csvLink(query(by, days, to)))),
+      ledgerTable(under, link),
+    );
   }
 
-  const timer = setInterval(() => { if (!document.hidden) ask(); }, ASK_MS);
+  const timer = setInterval(() => {
+    if (!document.hidden) ask();
+  }, ASK_MS);
   window.addEventListener("shoal-theme", draw);
   ask();
-  return () => { alive = false; clearInterval(timer); chart.stop(); window.removeEventListener("shoal-theme", draw); };
+  return () => {
+    alive = false;
+    clearInterval(timer);
+    chart.stop();
+    window.removeEventListener("shoal-theme", draw);
+  };
 }

@@ -1,7 +1,7 @@
 // A new job, or one that is run again with changes. Its fields are those of `shoal run`, and the server reads them.
 
-import { call, get, me, newKey, post, Refused } from "./api.js";
 import { chosen } from "./address.js";
+import { call, get, me, newKey, post, Refused } from "./api.js";
 import { copyable } from "./copy.js";
 import { toast } from "./dialog.js";
 import { h, replace, throttled } from "./dom.js";
@@ -9,17 +9,28 @@ import { h, replace, throttled } from "./dom.js";
 const CHECK_MS = 300;
 
 export function mount(root) {
-  const like = chosen("like"), box = h("div", { class: "stack new-job" });
+  const like = chosen("like");
+  const box = h("div", { class: "stack new-job" });
   root.append(box);
-  let form = null, alive = true;
+  let form = null;
+  let alive = true;
   (async () => {
-    const [table, filled] = await Promise.all([get("/v1/fields"), like ? get(`/v1/form?like=${encodeURIComponent(like)}&instead=${Boolean(chosen("instead"))}`) : null]);
+    const [table, filled] = await Promise.all([
+      get("/v1/fields"),
+      like ? get(`/v1/form?like=${encodeURIComponent(like)}&instead=${Boolean(chosen("instead"))}`) : null,
+    ]);
     if (alive) form = new Form(box, table, filled);
-  })().catch((error) => { if (alive) replace(box, title(like), h("p", { class: "problem", role: "alert" }, error.message)); });
-  return () => { alive = false; form?.stop(); };
+  })().catch((error) => {
+    if (alive) replace(box, title(like), h("p", { class: "problem", role: "alert" }, error.message));
+  });
+  return () => {
+    alive = false;
+    form?.stop();
+  };
 }
 
-const title = (like) => h("h1", {}, !like ? "New job" : chosen("instead") ? `Change ${like}` : `Run ${like} again with changes`);
+const title = (like) =>
+  h("h1", {}, !like ? "New job" : chosen("instead") ? `Change ${like}` : `Run ${like} again with changes`);
 
 class Form {
   constructor(box, table, filled) {
@@ -32,28 +43,74 @@ class Form {
     this.check = throttled(CHECK_MS, () => this.look());
     this.problem = h("p", { class: "problem", role: "alert", hidden: true });
     this.line = h("section", { class: "card stack", "aria-label": "Command line" });
-    this.text = h("textarea", { class: "mono", rows: "16", spellcheck: "false", "aria-label": "Job file", oninput: this.check });
+    this.text = h("textarea", {
+      class: "mono",
+      rows: "16",
+      spellcheck: "false",
+      "aria-label": "Job file",
+      oninput: this.check,
+    });
     this.go = h("button", { class: "primary", type: "submit" }, "Submit");
     this.instead = h("input", { type: "checkbox", name: "instead", checked: Boolean(chosen("instead")) });
     this.body = h("div", { class: "stack" });
     const swap = (as) => () => this.turn(as);
-    const form = h("form", { class: "stack", novalidate: true, onsubmit: (event) => { event.preventDefault(); this.submit(); } },
-      h("div", { class: "row" }, title(this.like), h("span", { class: "push row" }, h("button", { type: "button", "data-as": "form", onclick: swap("form") }, "Form"), h("button", { type: "button", "data-as": "file", onclick: swap("file") }, "Job file"))),
-      filled?.package ? h("p", { class: "note" }, `It runs with the code of ${this.like} (package ${filled.package.slice(0, 12)}).`) : null,
+    const form = h(
+      "form",
+      {
+        class: "stack",
+        novalidate: true,
+        onsubmit: (event) => {
+          event.preventDefault();
+          this.submit();
+        },
+      },
+      h(
+        "div",
+        { class: "row" },
+        title(this.like),
+        h(
+          "span",
+          { class: "push row" },
+          h("button", { type: "button", "data-as": "form", onclick: swap("form") }, "Form"),
+          h("button", { type: "button", "data-as": "file", onclick: swap("file") }, "Job file"),
+        ),
+      ),
+      filled?.package
+        ? h("p", { class: "note" }, `It runs with the code of ${this.like} (package ${filled.package.slice(0, 12)}).`)
+        : null,
       this.body,
-      filled?.waits ? h("label", { class: "row" }, this.instead, h("span", {}, `In the place of ${this.like}, which is cancelled. If it has started by then, nothing is submitted.`)) : null,
-      this.problem, h("div", { class: "row" }, this.go));
+      filled?.waits
+        ? h(
+            "label",
+            { class: "row" },
+            this.instead,
+            h(
+              "span",
+              {},
+              `In the place of ${this.like}, which is cancelled. If it has started by then, nothing is submitted.`,
+            ),
+          )
+        : null,
+      this.problem,
+      h("div", { class: "row" }, this.go),
+    );
     this.form = form;
     box.append(form, this.line);
     this.values = this.changed({ ...filled?.fields });
     this.text.value = filled?.file ?? "command: python train.py\n";
     this.draw();
     const command = this.inputs.get("command");
-    if (this.as === "form") { command.focus(); command.setSelectionRange(0, 0); } // a long one is seen from its beginning
+    if (this.as === "form") {
+      command.focus();
+      command.setSelectionRange(0, 0);
+    } // a long one is seen from its beginning
     this.look();
   }
 
-  stop() { this.check.stop(); this.looking?.abort(); }
+  stop() {
+    this.check.stop();
+    this.looking?.abort();
+  }
 
   /** With what the address changes. */
   changed(values) {
@@ -67,26 +124,98 @@ class Form {
   }
 
   draw() {
-    for (const button of this.form.querySelectorAll("[data-as]")) button.setAttribute("aria-pressed", String(button.dataset.as === this.as));
+    for (const button of this.form.querySelectorAll("[data-as]"))
+      button.setAttribute("aria-pressed", String(button.dataset.as === this.as));
     this.inputs.clear();
-    if (this.as === "file") { this.body.replaceChildren(h("p", { class: "dim small" }, "The fields of a job file, as YAML or JSON. Requirements are the list itself."), this.text); return; }
+    if (this.as === "file") {
+      this.body.replaceChildren(
+        h("p", { class: "dim small" }, "The fields of a job file, as YAML or JSON. Requirements are the list itself."),
+        this.text,
+      );
+      return;
+    }
     const groups = new Map();
-    for (const one of this.fields.filter((field) => !field.common)) groups.set(one.group, [...(groups.get(one.group) ?? []), one]);
+    for (const one of this.fields.filter((field) => !field.common))
+      groups.set(one.group, [...(groups.get(one.group) ?? []), one]);
     const common = this.fields.filter((field) => field.common);
-    this.body.replaceChildren(h("div", { class: "card fields" }, common.map((one) => this.field(one))),
-      h("div", { class: "card folds" }, [...groups].map(([group, all]) => h("details", { open: all.some((one) => filledIn(this.values[one.name])) }, h("summary", {}, group), h("div", { class: "fields" }, all.map((one) => this.field(one)))))));
+    this.body.replaceChildren(
+      h(
+        "div",
+        { class: "card fields" },
+        common.map((one) => this.field(one)),
+      ),
+      h(
+        "div",
+        { class: "card folds" },
+        [...groups].map(([group, all]) =>
+          h(
+            "details",
+            { open: all.some((one) => filledIn(this.values[one.name])) },
+            h("summary", {}, group),
+            h(
+              "div",
+              { class: "fields" },
+              all.map((one) => this.field(one)),
+            ),
+          ),
+        ),
+      ),
+    );
   }
 
   field(one) {
-    const value = this.values[one.name], id = `field-${one.name}`, hint = one.default && `default: ${one.default}`;
+    const value = this.values[one.name];
+    const id = `field-${one.name}`;
+    const hint = one.default && `default: ${one.default}`;
     const shared = { id, name: one.name, oninput: this.check, "aria-describedby": `${id}-help ${id}-problem` };
     const placeholder = hint || one.metavar;
-    const input = one.kind === "switch" ? h("input", { ...shared, type: "checkbox", checked: Boolean(value) })
-      : one.kind === "choice" ? h("select", shared, h("option", { value: "" }, hint), one.choices.map((word) => h("option", { value: word, selected: word === value }, word)))
-      : one.kind === "lines" || one.kind === "long" ? h("textarea", { ...shared, class: "mono", rows: String(Math.min(8, Math.max(one.name === "command" ? 2 : 1, Math.ceil(text(value).length / 100), lines(text(value)).length + (one.kind === "lines" ? 1 : 0)))), spellcheck: "false", placeholder: one.kind === "lines" ? `${one.metavar}, one on each line` : placeholder, value: text(value) })
-      : h("input", { ...shared, type: one.kind === "number" ? "number" : "text", min: one.least, max: one.most, autocomplete: "off", spellcheck: "false", placeholder, value: text(value) });
+    const input =
+      one.kind === "switch"
+        ? h("input", { ...shared, type: "checkbox", checked: Boolean(value) })
+        : one.kind === "choice"
+          ? h(
+              "select",
+              shared,
+              h("option", { value: "" }, hint),
+              one.choices.map((word) => h("option", { value: word, selected: word === value }, word)),
+            )
+          : one.kind === "lines" || one.kind === "long"
+            ? h("textarea", {
+                ...shared,
+                class: "mono",
+                rows: String(
+                  Math.min(
+                    8,
+                    Math.max(
+                      one.name === "command" ? 2 : 1,
+                      Math.ceil(text(value).length / 100),
+                      lines(text(value)).length + (one.kind === "lines" ? 1 : 0),
+                    ),
+                  ),
+                ),
+                spellcheck: "false",
+                placeholder: one.kind === "lines" ? `${one.metavar}, one on each line` : placeholder,
+                value: text(value),
+              })
+            : h("input", {
+                ...shared,
+                type: one.kind === "number" ? "number" : "text",
+                min: one.least,
+                max: one.most,
+                autocomplete: "off",
+                spellcheck: "false",
+                placeholder,
+                value: text(value),
+              });
     this.inputs.set(one.name, input);
-    return h("div", { class: `field ${one.kind}`, "data-field": one.name }, h("label", { for: id }, one.name.replaceAll("_", " ")), input, h("small", { id: `${id}-help`, class: "dim" }, one.help), h("p", { id: `${id}-problem`, class: "problem small", hidden: true }));
+    return h(
+      "div",
+      { class: `field ${one.kind}`, "data-field": one.name },
+      h("label", { for: id }, one.name.replaceAll("_", " ")),
+      input,
+      h("small", { id: `${id}-help`, class: "dim" }, one.help),
+      h("p", { id: `${id}-problem`, class: "problem small", hidden: true }),
+    );
   }
 
   /** What is filled in, as the server takes it. */
@@ -95,9 +224,19 @@ class Form {
     const fields = { ...this.values };
     for (const one of this.fields) {
       const input = this.inputs.get(one.name);
-      fields[one.name] = one.kind === "switch" ? input.checked : one.kind === "lines" ? lines(input.value) : input.validity?.badInput ? "?" : input.value.trim() && input.value;
+      fields[one.name] =
+        one.kind === "switch"
+          ? input.checked
+          : one.kind === "lines"
+            ? lines(input.value)
+            : input.validity?.badInput
+              ? "?"
+              : input.value.trim() && input.value;
     }
-    return { fields: Object.fromEntries(Object.entries(fields).filter(([, value]) => filledIn(value))), like: this.like };
+    return {
+      fields: Object.fromEntries(Object.entries(fields).filter(([, value]) => filledIn(value))),
+      like: this.like,
+    };
   }
 
   wrong(error, submitted) {
@@ -105,8 +244,13 @@ class Form {
     for (const input of this.inputs.values()) input.removeAttribute("aria-invalid");
     this.problem.hidden = true;
     if (!error) return;
-    const input = this.inputs.get(error.field), place = input && this.form.querySelector(`#field-${error.field}-problem`);
-    if (!input) { this.problem.hidden = false; this.problem.textContent = error.message; return; }
+    const input = this.inputs.get(error.field);
+    const place = input && this.form.querySelector(`#field-${error.field}-problem`);
+    if (!input) {
+      this.problem.hidden = false;
+      this.problem.textContent = error.message;
+      return;
+    }
     place.textContent = error.plain;
     place.hidden = false;
     input.setAttribute("aria-invalid", "true");
@@ -125,8 +269,13 @@ class Form {
 
   /** The server reads what is filled in so far. */
   async look() {
-    const body = this.filled(), mine = ++this.asked;
-    if (this.as === "form" && !body.fields.command) { this.wrong(null); this.show(null); return; }
+    const body = this.filled();
+    const mine = ++this.asked;
+    if (this.as === "form" && !body.fields.command) {
+      this.wrong(null);
+      this.show(null);
+      return;
+    }
     try {
       const view = await this.ask(body);
       if (mine !== this.asked) return;
@@ -140,31 +289,44 @@ class Form {
   }
 
   show(view) {
-    replace(this.line, h("h2", {}, "The same on the command line"),
-      view?.command_line ? copyable(view.command_line, "command line") : h("p", { class: "dim" }, view ? "" : "It appears here when the form says what to run."),
-      (view?.notes ?? []).map((note) => h("p", { class: "dim small" }, note)));
+    replace(
+      this.line,
+      h("h2", {}, "The same on the command line"),
+      view?.command_line
+        ? copyable(view.command_line, "command line")
+        : h("p", { class: "dim" }, view ? "" : "It appears here when the form says what to run."),
+      (view?.notes ?? []).map((note) => h("p", { class: "dim small" }, note)),
+    );
   }
 
   /** The form as a file, or the file as a form. */
   async turn(as) {
     if (as === this.as) return;
     const body = this.filled();
-    if (as === "file" && !body.fields.command) { this.as = as; this.draw(); return; }
+    if (as === "file" && !body.fields.command) {
+      this.as = as;
+      this.draw();
+      return;
+    }
     try {
       const view = await this.ask(body);
-      if (as === "form" && !view.fields) throw new Error("A value of this file has several lines, so only the file can hold it.");
+      if (as === "form" && !view.fields)
+        throw new Error("A value of this file has several lines, so only the file can hold it.");
       this.text.value = view.file;
       this.values = view.fields ?? this.values;
       this.as = as;
       this.draw();
       this.wrong(null);
-    } catch (error) { if (error.name !== "AbortError") this.wrong(error); }
+    } catch (error) {
+      if (error.name !== "AbortError") this.wrong(error);
+    }
   }
 
   /** The same request keeps its key until it is changed: an answer that is lost, or a second click, makes no second job. */
   async submit() {
     if (this.go.disabled) return;
-    const body = { ...this.filled(), instead: Boolean(this.like) && this.instead.isConnected && this.instead.checked }, content = JSON.stringify(body);
+    const body = { ...this.filled(), instead: Boolean(this.like) && this.instead.isConnected && this.instead.checked };
+    const content = JSON.stringify(body);
     if (this.sent[0] !== content) this.sent = [content, newKey()];
     this.go.disabled = true;
     this.check.stop();
@@ -181,6 +343,12 @@ class Form {
   }
 }
 
-const lines = (text) => String(text ?? "").split("\n").map((line) => line.trim()).filter(Boolean);
-const text = (value) => (Array.isArray(value) ? value.join("\n") : value === undefined || value === null ? "" : String(value));
-const filledIn = (value) => (Array.isArray(value) ? value.length > 0 : value !== "" && value !== false && value !== undefined && value !== null);
+const lines = (text) =>
+  String(text ?? "")
+    .split("\n")
+    .map((line) => line.trim())
+    .filter(Boolean);
+const text = (value) =>
+  Array.isArray(value) ? value.join("\n") : value === undefined || value === null ? "" : String(value);
+const filledIn = (value) =>
+  Array.isArray(value) ? value.length > 0 : value !== "" && value !== false && value !== undefined && value !== null;

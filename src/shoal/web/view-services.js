@@ -21,24 +21,55 @@ export function mount(root) {
   let alive = true;
 
   const update = throttled(250, () => {
-    replace(nothing, cluster.services.size ? null : empty("There are no services. To serve a command behind one URL:", "shoal serve chat --replicas 1..8 -g 1 -- python server.py"));
+    replace(
+      nothing,
+      cluster.services.size
+        ? null
+        : empty(
+            "There are no services. To serve a command behind one URL:",
+            "shoal serve chat --replicas 1..8 -g 1 -- python server.py",
+          ),
+    );
     for (const service of cluster.services.values()) {
-      if (!cards.has(service.name)) { const card = new Card(service.name); cards.set(service.name, card); list.append(card.element); card.ask(); }
+      if (!cards.has(service.name)) {
+        const card = new Card(service.name);
+        cards.set(service.name, card);
+        list.append(card.element);
+        card.ask();
+      }
       cards.get(service.name).show(service);
     }
-    for (const [name, card] of cards) if (!cluster.services.has(name)) { card.stop(); card.element.remove(); cards.delete(name); }
+    for (const [name, card] of cards)
+      if (!cluster.services.has(name)) {
+        card.stop();
+        card.element.remove();
+        cards.delete(name);
+      }
   });
   const stop = listen(update);
-  const timer = setInterval(() => { if (!document.hidden && alive) for (const card of cards.values()) card.ask(); }, ASK_MS);
+  const timer = setInterval(() => {
+    if (!document.hidden && alive) for (const card of cards.values()) card.ask();
+  }, ASK_MS);
   update();
-  return () => { alive = false; stop(); update.stop(); clearInterval(timer); for (const card of cards.values()) card.stop(); };
+  return () => {
+    alive = false;
+    stop();
+    update.stop();
+    clearInterval(timer);
+    for (const card of cards.values()) card.stop();
+  };
 }
 
 // A gang's members by rank; the first one answers.
 function nodesOf(one) {
   if (!one.nodes?.length) return one.node ?? "–";
   const members = one.nodes.map((node, rank) => `member ${rank} on ${node}${rank ? "" : ", answers requests"}`);
-  return h("span", { title: members.join("\n") }, one.nodes.join(", "), h("span", { class: "dim small" }, ` (${plural(one.nodes.length, "member")})`));
+  return h(
+    "span",
+    { title: members.join("\n") },
+    one.nodes.join(", "),
+    h("span", { class: "dim small" }, ` (${plural(one.nodes.length, "member")})`),
+  );
 }
 
 class Card {
@@ -51,7 +82,14 @@ class Card {
     this.top = h("div", { class: "stack" });
     this.below = h("div", {});
     this.use = new Use(name);
-    this.element = h("section", { class: "card stack service", "data-service": name, "aria-label": `Service ${name}` }, this.top, h("div", { class: "grid2" }, this.rps.element, this.latency.element, this.work.element, this.size.element), this.below, this.use.element);
+    this.element = h(
+      "section",
+      { class: "card stack service", "data-service": name, "aria-label": `Service ${name}` },
+      this.top,
+      h("div", { class: "grid2" }, this.rps.element, this.latency.element, this.work.element, this.size.element),
+      this.below,
+      this.use.element,
+    );
     this.star = followButton("service", name);
     this.heard = [];
     this.kept = false;
@@ -59,16 +97,65 @@ class Card {
 
   show(service) {
     const last = this.heard.at(-1);
-    if (!last || now() - last.at > 900) this.heard.push({ at: now(), rps: service.rps ?? 0, ms: service.response_ms ?? 0, flight: service.in_flight ?? 0, queued: service.queued ?? 0, ready: service.ready ?? 0, wanted: service.wanted ?? 0 });
+    if (!last || now() - last.at > 900)
+      this.heard.push({
+        at: now(),
+        rps: service.rps ?? 0,
+        ms: service.response_ms ?? 0,
+        flight: service.in_flight ?? 0,
+        queued: service.queued ?? 0,
+        ready: service.ready ?? 0,
+        wanted: service.wanted ?? 0,
+      });
     if (this.heard.length > HEARD_MAX) this.heard.shift();
     const fact = (name, value) => h("div", {}, h("dt", {}, name), h("dd", {}, value));
-    replace(this.top,
-      h("div", { class: "row" }, h("h2", {}, this.name), chip(service.state), h("span", { class: "dim small" }, `version ${service.version ?? 1}`), this.star, h("span", { class: "push row" }, serviceActions(service))),
+    replace(
+      this.top,
+      h(
+        "div",
+        { class: "row" },
+        h("h2", {}, this.name),
+        chip(service.state),
+        h("span", { class: "dim small" }, `version ${service.version ?? 1}`),
+        this.star,
+        h("span", { class: "push row" }, serviceActions(service)),
+      ),
       service.why ? h("p", { class: "why dim" }, service.why) : null,
-      h("dl", { class: "facts" }, fact("Requests", `${short(Number((service.rps ?? 0).toFixed(1)))} /s`), fact("Failed", `${short(Number((service.failed_per_s ?? 0).toFixed(1)))} /s`), fact("Latency", `${short(service.response_ms ?? 0)} ms`), fact("In flight", short(service.in_flight ?? 0)), fact("Queued", short(service.queued ?? 0)),
-        fact("Replicas", `${service.ready ?? 0} of ${service.wanted ?? 0}`), fact("Between", `${service.least ?? 0} and ${service.most ?? 0}`)));
-    const rows = (service.replicas ?? []).map((one) => h("tr", { "data-key": one.job }, h("td", {}, h("a", { href: `#/job/${one.job}`, "data-key": one.job }, jobName(jobOf(one.job) ?? { id: one.job }))), h("td", {}, chip(one.state)), h("td", { "data-name": "node" }, nodesOf(one)), h("td", { class: "num", "data-name": "version" }, String(one.version ?? 1)), h("td", { class: "num", "data-name": "in flight" }, String(one.in_flight ?? 0)), h("td", { class: "num", "data-name": "per second" }, short(Number((one.rps ?? 0).toFixed(1)))), h("td", { class: "num", "data-name": "answers in" }, `${one.response_ms ?? 0} ms`)));
-    replace(this.below, rows.length ? table(["Replica", "", "Node", "num:Version", "num:In flight", "num:Per second", "num:Latency"], rows) : h("p", { class: "dim" }, `${plural(0, "replica")}: the first request starts one`));
+      h(
+        "dl",
+        { class: "facts" },
+        fact("Requests", `${short(Number((service.rps ?? 0).toFixed(1)))} /s`),
+        fact("Failed", `${short(Number((service.failed_per_s ?? 0).toFixed(1)))} /s`),
+        fact("Latency", `${short(service.response_ms ?? 0)} ms`),
+        fact("In flight", short(service.in_flight ?? 0)),
+        fact("Queued", short(service.queued ?? 0)),
+        fact("Replicas", `${service.ready ?? 0} of ${service.wanted ?? 0}`),
+        fact("Between", `${service.least ?? 0} and ${service.most ?? 0}`),
+      ),
+    );
+    const rows = (service.replicas ?? []).map((one) =>
+      h(
+        "tr",
+        { "data-key": one.job },
+        h(
+          "td",
+          {},
+          h("a", { href: `#/job/${one.job}`, "data-key": one.job }, jobName(jobOf(one.job) ?? { id: one.job })),
+        ),
+        h("td", {}, chip(one.state)),
+        h("td", { "data-name": "node" }, nodesOf(one)),
+        h("td", { class: "num", "data-name": "version" }, String(one.version ?? 1)),
+        h("td", { class: "num", "data-name": "in flight" }, String(one.in_flight ?? 0)),
+        h("td", { class: "num", "data-name": "per second" }, short(Number((one.rps ?? 0).toFixed(1)))),
+        h("td", { class: "num", "data-name": "answers in" }, `${one.response_ms ?? 0} ms`),
+      ),
+    );
+    replace(
+      this.below,
+      rows.length
+        ? table(["Replica", "", "Node", "num:Version", "num:In flight", "num:Per second", "num:Latency"], rows)
+        : h("p", { class: "dim" }, `${plural(0, "replica")}: the first request starts one`),
+    );
     if (!this.kept) this.draw(null);
     this.use.show(service);
   }
@@ -79,20 +166,46 @@ class Card {
       const series = await maybe(`/v1/services/${encodeURIComponent(this.name)}/series`);
       this.kept = Boolean(series?.at_ms?.length);
       if (this.kept) this.draw(series);
-    } catch { /* the stream's figures are drawn meanwhile */ }
+    } catch {
+      /* the stream's figures are drawn meanwhile */
+    }
   }
 
   draw(series) {
-    const accent = css("--accent"), second = hue(4), third = hue(9);
-    const kept = (name) => (series?.[name] ?? []).map((value, at) => [series.at_ms[at], value]).filter(([, value]) => value !== null);
+    const accent = css("--accent");
+    const second = hue(4);
+    const third = hue(9);
+    const kept = (name) =>
+      (series?.[name] ?? []).map((value, at) => [series.at_ms[at], value]).filter(([, value]) => value !== null);
     const own = (name) => this.heard.map((one) => [one.at, one[name]]);
     const of = (name, other) => (series ? kept(name) : own(other));
-    this.rps.set([{ name: series ? "answered" : "", colour: accent, points: of("requests_per_s", "rps") }, ...(series ? [{ name: "failed", colour: css("--bad"), points: kept("failed_per_s") }] : [])]);
+    this.rps.set([
+      { name: series ? "answered" : "", colour: accent, points: of("requests_per_s", "rps") },
+      ...(series ? [{ name: "failed", colour: css("--bad"), points: kept("failed_per_s") }] : []),
+    ]);
     const spread = series && kept("p50_ms").length;
-    this.latency.set(spread ? [{ name: "p50", colour: accent, points: kept("p50_ms") }, { name: "p95", colour: second, points: kept("p95_ms"), dash: "5 2" }, { name: "p99", colour: third, points: kept("p99_ms"), dash: "2 2" }] : [{ name: "mean", colour: accent, points: of("response_ms", "ms") }]);
-    this.work.set([{ name: "in flight", colour: accent, points: of("in_flight", "flight") }, { name: "queued", colour: third, points: of("queued", "queued"), dash: "2 2" }]);
-    this.size.set([{ name: "ready", colour: accent, points: of("ready", "ready") }, { name: "wanted", colour: css("--ink-3"), points: of("wanted", "wanted"), dash: "2 2" }]);
+    this.latency.set(
+      spread
+        ? [
+            { name: "p50", colour: accent, points: kept("p50_ms") },
+            { name: "p95", colour: second, points: kept("p95_ms"), dash: "5 2" },
+            { name: "p99", colour: third, points: kept("p99_ms"), dash: "2 2" },
+          ]
+        : [{ name: "mean", colour: accent, points: of("response_ms", "ms") }],
+    );
+    this.work.set([
+      { name: "in flight", colour: accent, points: of("in_flight", "flight") },
+      { name: "queued", colour: third, points: of("queued", "queued"), dash: "2 2" },
+    ]);
+    this.size.set([
+      { name: "ready", colour: accent, points: of("ready", "ready") },
+      { name: "wanted", colour: css("--ink-3"), points: of("wanted", "wanted"), dash: "2 2" },
+    ]);
   }
 
-  stop() { this.star.stop(); this.use.stop(); for (const chart of [this.rps, this.latency, this.work, this.size]) chart.stop(); }
+  stop() {
+    this.star.stop();
+    this.use.stop();
+    for (const chart of [this.rps, this.latency, this.work, this.size]) chart.stop();
+  }
 }

@@ -24,7 +24,10 @@ export const VIEWS = {
 };
 
 /** Addresses that people have kept, and where these views are now. */
-export const MOVED = { queue: () => "#/jobs", find: (words) => (words ? `#/jobs?q=${encodeURIComponent(words)}` : "#/jobs") };
+export const MOVED = {
+  queue: () => "#/jobs",
+  find: (words) => (words ? `#/jobs?q=${encodeURIComponent(words)}` : "#/jobs"),
+};
 
 export const FIRST = "cluster";
 export const allowed = (name) => Boolean(VIEWS[name]) && (VIEWS[name].allowed?.() ?? true);

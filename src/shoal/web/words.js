@@ -2,14 +2,29 @@
 
 import { plural, span } from "./dom.js";
 
-const nodes = (slices) => [...new Set((slices ?? []).map((slice) => (Array.isArray(slice) ? slice[0] : slice.node)))].join(", ");
-export const CAUSES = { succeeded: "succeeded", lost: "lost", asleep: "fell asleep", cancel: "cancelled", "time-limit": "out of time", failure: "failed", "node-loss": "lost a node", drain: "its node is drained", preempt: "makes room for another job", resize: "changes its size", move: "moves elsewhere", hang: "hangs" };
+const nodes = (slices) =>
+  [...new Set((slices ?? []).map((slice) => (Array.isArray(slice) ? slice[0] : slice.node)))].join(", ");
+export const CAUSES = {
+  succeeded: "succeeded",
+  lost: "lost",
+  asleep: "fell asleep",
+  cancel: "cancelled",
+  "time-limit": "out of time",
+  failure: "failed",
+  "node-loss": "lost a node",
+  drain: "its node is drained",
+  preempt: "makes room for another job",
+  resize: "changes its size",
+  move: "moves elsewhere",
+  hang: "hangs",
+};
 
 const WORDS = {
   JobSubmitted: () => "submitted",
   JobReleased: (e) => `no longer waits for ${e.by}`,
   JobPlaced: (e) => `attempt ${e.attempt} placed on ${nodes(e.slices)}`,
-  JobReserved: (e) => (e.start_ms ? `reserved room on ${e.nodes.join(", ")} in ${span(e.start_ms - e.at_ms)}` : "room reserved for it"),
+  JobReserved: (e) =>
+    e.start_ms ? `reserved room on ${e.nodes.join(", ")} in ${span(e.start_ms - e.at_ms)}` : "room reserved for it",
   JobClaimed: (e) => `making room on ${nodes(e.slices)}`,
   JobUnclaimed: () => "no longer needs the room made for it",
   JobPromoted: () => "moved to the front of the queue",
@@ -28,7 +43,8 @@ const WORDS = {
   JobWaited: (e) => `has waited for ${span(e.waited_ms)}`,
   ArraySubmitted: () => "submitted as an array",
   ArrayCancelled: () => "no further element begins",
-  ArrayRetried: (e) => (e.index === null || e.index === undefined ? "elements without success run again" : `element ${e.index} runs again`),
+  ArrayRetried: (e) =>
+    e.index === null || e.index === undefined ? "elements without success run again" : `element ${e.index} runs again`,
   ArrayFinished: (e) => `${e.outcome}, all elements have ended`,
   JobDozing: () => "falls asleep",
   MembersAsleep: (e) => `${plural(e.members?.length ?? 0, "member")} asleep`,
@@ -48,7 +64,7 @@ const OTHERS = {
   NodeSilent: (e) => `${e.node} is silent`,
   NodeLost: (e) => `${e.node} is lost`,
   NodeIntended: (e) => `${e.node} is ${e.intent}`,
-  NodeEnding: (e) => e.end ? `${e.node} ${e.why}` : `${e.node} no longer ends`,
+  NodeEnding: (e) => (e.end ? `${e.node} ${e.why}` : `${e.node} no longer ends`),
   NodeLabelled: (e) => `${e.node} was ${e.why || "labelled"}`,
   NodeChecked: (e) => `${e.node} was checked: ${e.passed ? "passed" : "failed"}`,
   NodeJudged: (e) => `${e.node} is ${e.record?.standing}`,
