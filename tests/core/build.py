@@ -156,6 +156,10 @@ class Cluster:
         self.last = tick.run(self.now_ms).step
         return self.last
 
+    def draw(self, seed: int) -> None:
+        """The random bits of every later step."""
+        self._tick.draw = lambda: seed
+
     def take_over(self) -> None:
         """Another controller begins, and knows what was stored."""
         self._tick.load()

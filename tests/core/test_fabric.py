@@ -48,8 +48,30 @@ def test_all_nodes_of_a_tour_are_told_at_once_and_get_the_same_list() -> None:
     assert [one.node for one in told] == ["a", "b", "c"]
     assert {one.id for one in told} == {answer.id}
     assert [one.tour.own for one in told if one.tour] == [0, 1, 2]
-    assert len({one.tour.hosts for one in told if one.tour}) == 1
+    assert len({(one.tour.hosts, one.tour.key) for one in told if one.tour}) == 1
     assert len({host.port for host in told[0].tour.hosts}) == 3  # type: ignore[union-attr]
+
+
+def test_hosts_of_one_tour_share_a_key_that_follows_from_nothing_that_is_stored() -> None:
+    keys: list[str] = []
+    made = cluster("a", "b", "c")
+    for seed in (7, 7, 8):  # the second tour differs by its name only
+        made.draw(seed)
+        made.wait(1)
+        answer = made.ask(CheckNetwork())
+        assert isinstance(answer, Accepted)
+        made.draw(99)
+        made.wait(20_000)
+        made.hear("a")  # it has not answered, and is asked again
+        again = [one.tour.key for one in made.last.commands if isinstance(one, Check) and one.tour]
+        asked = {made.state.heard.tours[answer.id].key, *again}
+        assert len(again) == 1
+        assert len(asked) == 1
+        assert len(again[0]) == 64
+        keys += asked
+        measured(made, answer.id)
+        assert made.state.heard.tours[answer.id].key == "", "it is over"
+    assert len(set(keys)) == 3
 
 
 def test_when_all_have_answered_the_state_knows_who_is_near_whom() -> None:

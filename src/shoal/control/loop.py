@@ -21,7 +21,6 @@ from shoal.control.logs import LogStore
 from shoal.control.packages import PackageStore, may_fetch
 from shoal.control.placements import Placements
 from shoal.control.secretstore import SecretStore
-from shoal.control.tour_keys import TourKeys
 from shoal.core.state.invariants import verify
 from shoal.core.state.state import State
 from shoal.database.base import Deposed
@@ -92,7 +91,7 @@ class ControlLoop:
         self.engine_kind = engine_kind
         self.store = store
         self.placements = Placements(lambda job, most: self.store.history(job, most))
-        self.tick = Tick(store, policy, TourKeys(self._send).send, fences=engine.fences)
+        self.tick = Tick(store, policy, self._send, fences=engine.fences)
         self.tick.draw = partial(secrets.randbits, PORT_SEED_BITS)
         self._load()
         self.policy = self.tick.policy  # in force and stored

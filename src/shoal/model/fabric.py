@@ -26,7 +26,7 @@ class Tour(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     hosts: Annotated[tuple[Host, ...], msgspec.Meta(max_length=TOUR_NODES_MAX)]
     own: int  # the place of this node in `hosts`
-    key: str = ""  # hosts prove to each other that they know it; added on the way to the nodes
+    key: str = ""  # hosts prove to each other that they know it
     pair_ms: int = 250  # how long a pair measures in each direction
     start_ms: int = 30_000  # for so long a host that has not started is waited for
     limit_ms: int = 60_000  # the whole tour; what is not measured by then stays unknown

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import msgspec
 
 from shoal.core.fabric.conclusion import conclude
@@ -83,6 +85,9 @@ def start_tour(
 def _begin(round_: Round, tour: Touring) -> None:
     limit_ms = START_MS + len(tour.hosts) * ROUND_MS + COLLECTIVES_MS * tour.collectives
     tour.begun_ms, tour.until_ms = round_.now_ms, round_.now_ms + limit_ms + ANSWER_MS
+    # One of 128 random bits that nobody else knows: it does not follow from the facts.
+    seed = round_.port_seed.to_bytes(16, "little")
+    tour.key = hashlib.sha256(seed + tour.id.encode()).hexdigest()
     tour.incarnations = {
         host.node: round_.state.nodes[host.node].incarnation for host in tour.hosts
     }
@@ -128,6 +133,7 @@ def tours_wanted(round_: Round, inventories: list[NodeReport]) -> list[Check]:
         asked = Tour(
             hosts=tour.hosts,
             own=own,
+            key=tour.key,
             pair_ms=PAIR_MS,
             start_ms=START_MS,
             limit_ms=tour.until_ms - ANSWER_MS - tour.begun_ms,
@@ -163,7 +169,7 @@ def _take_results(round_: Round, inventories: list[NodeReport]) -> None:
     ]
     if missing and round_.now_ms < tour.until_ms:
         return
-    tour.ended_ms = round_.now_ms
+    tour.key, tour.ended_ms = "", round_.now_ms
     _conclude(round_, tour)
     if (waiting := running_tour(round_)) is not None:
         _begin(round_, waiting)

@@ -39,6 +39,7 @@ class Touring(msgspec.Struct, kw_only=True):
     hosts: tuple[Host, ...]
     begun_ms: int
     until_ms: int
+    key: str = ""  # while it lasts; hosts prove to each other that they know it
     collectives: bool = False
     results: dict[str, CheckResult] = {}  # by node, as they come in
     ended_ms: int | None = None
