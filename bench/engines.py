@@ -25,6 +25,7 @@ from harness.engines import ENGINES, GPUS, NODES, Missing, On, cluster_on
 from harness.kubernetes.kube import Kube
 from harness.ray import RealRay
 from harness.slurm import Slurm
+from harness.waiting import until
 
 from bench.figures import machine, percentile, ratio, table
 from shoal.client import Client
@@ -245,14 +246,6 @@ def show(figures: dict[str, dict[str, Any]]) -> None:
         part = ratio(linked, ray)
         print(f"a linked node needs {linked} MB, Ray's processes on one {ray} MB: {part}", end=" ")
         print(f"(the goal is {MEMORY_GOAL}: {'reached' if part <= MEMORY_GOAL else 'missed'})")
-
-
-def until(fact: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not fact():
-        if time.monotonic() > deadline:
-            raise TimeoutError
-        time.sleep(0.005)
 
 
 if __name__ == "__main__":

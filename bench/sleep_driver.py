@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from harness.waiting import until
 
 from bench.figures import machine
 from shoal.agent.sleeping import cuda_work
@@ -166,13 +167,6 @@ def rss_mb(pid: int) -> int:
 
 def count(marks: Path) -> int:
     return len(marks.read_text().splitlines()) if marks.exists() else 0
-
-
-def until(found: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not found():
-        assert time.monotonic() < deadline, "nothing for 60 s"
-        time.sleep(0.02)
 
 
 if __name__ == "__main__":

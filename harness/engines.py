@@ -18,12 +18,12 @@ from harness.kubernetes.kube import Kube
 from harness.kubernetes.kubelet import Kubelet
 from harness.ray import real_ray
 from harness.slurm import available, slurm
+from harness.waiting import WAIT_S, until
 from shoal.client import Client
 from shoal.kernel import kill_marked
 
 ENGINES = ("local", "linked", "slurm", "kubernetes", "ray")
 NODES, GPUS, CPUS, MEMORY = 2, 2, 4, "3G"
-WAIT_S = 180.0
 FLAGS = ("--gpus", str(GPUS), "--cpus", str(CPUS), "--memory", MEMORY)
 SLURM_CONF = (
     "SchedulerParameters=batch_sched_delay=0,sched_min_interval=10000,sched_interval=2,bf_interval=2",
@@ -78,10 +78,7 @@ class On:
         self.shoal("policy", "set", str(path))
 
     def until(self, fact: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + WAIT_S
-        while not fact():
-            assert time.monotonic() < deadline, f"{what}: {self.shoal('supply')}"
-            time.sleep(0.1)
+        until(fact, what, lambda: self.shoal("supply"), look_s=0.1)
 
     def until_ready(self) -> None:
         with self.client() as client:

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -23,11 +23,10 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from harness.postgres import Postgres, postgres
+from harness.waiting import WAIT_S, until
 from shoal.client import Client
 from shoal.control.home import Home
 from shoal.control.lifecycle import take_down
-
-WAIT_S = 60.0
 
 
 def off_by(seconds: int, folder: Path) -> dict[str, str]:
@@ -121,11 +120,11 @@ class Pair:
             found[:] = [head for head in self.heads if roles.get(head.name) == "leads"]
             return bool(found)
 
-        wait("a head that leads", known)
+        until(known, "a head that leads")
         return found[0]
 
     def wait_for_leader(self, head: Head) -> None:
-        wait(f"{head.name} to lead", lambda: self.roles().get(head.name) == "leads")
+        until(lambda: self.roles().get(head.name) == "leads", f"{head.name} to lead")
 
     def term(self) -> int:
         return int(self.server.sql("SELECT term FROM shoal.lease", "shoal"))
@@ -152,14 +151,6 @@ def pair(env: dict[str, str] | None = None, nodes: int = 1) -> Iterator[Pair]:
             with contextlib.suppress(Exception):
                 take_down(Home(root / name), lambda _: None)
         shutil.rmtree(root, ignore_errors=True)
-
-
-def wait(what: str, true: Callable[[], bool], timeout_s: float = WAIT_S) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not true():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"waited {timeout_s:g} s for {what} in vain")
-        time.sleep(0.05)
 
 
 class Wire:

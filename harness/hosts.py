@@ -16,8 +16,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+from harness.waiting import WAIT_S
 
 TOOLS = {
     "ip": "iproute2",
@@ -28,7 +30,6 @@ TOOLS = {
     "setpriv": "util-linux",
 }
 CLONE_NEWNET = 0x40000000
-WAIT_S = 60.0
 
 _counter = itertools.count(1)
 
@@ -50,13 +51,6 @@ for name in $(ip netns list | cut -d' ' -f1 | grep "^$1"); do
     ip netns delete "$name"
 done
 """
-
-
-def until(fact: Callable[[], bool], complaint: str = "") -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not fact():
-        assert time.monotonic() < deadline, complaint
-        time.sleep(0.05)
 
 
 def missing() -> str:

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import psutil
 
+from harness.waiting import WAIT_S
 from shoal.kernel import kill_marked, variable
 
-WAIT_S = 180.0
 TRIES = 3
 READY = b"started. Raylet consists of"
 DIED = b"Check failed"

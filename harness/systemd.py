@@ -12,10 +12,10 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+
+from harness.waiting import until
 
 SYSTEMD = Path("/lib/systemd/systemd")
 HOST_UNITS = Path("/lib/systemd/system")
@@ -24,7 +24,6 @@ TARGETS = (
     *("sysinit", "basic", "shutdown", "umount", "final", "halt", "multi-user"),
     *("network", "network-online", "local-fs", "sockets", "timers", "paths", "slices"),
 )
-WAIT_S = 60.0
 BOOT = f"""
 set -e
 mount --make-rprivate /
@@ -169,13 +168,6 @@ class Machine:
 
     def _said(self) -> str:
         return self.log.read_text(errors="replace")[-3000:] if self.log.exists() else ""
-
-
-def until(fact: Callable[[], bool], what: str, more: Callable[[], str] = str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not fact():
-        assert time.monotonic() < deadline, f"waited {WAIT_S:.0f} s for {what}\n{more()}"
-        time.sleep(0.05)
 
 
 def _cgroup2() -> Path | None:

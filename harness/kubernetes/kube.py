@@ -9,7 +9,6 @@ import ipaddress
 import os
 import ssl
 import threading
-import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -23,12 +22,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from harness.kubernetes.apiserver import ApiServer, Rule
+from harness.waiting import WAIT_S, until
 from shoal.engines.kubernetes.access import find, tls
 from shoal.engines.kubernetes.options import Place
 
 DEPLOY = Path(__file__).parents[2] / "deploy" / "kubernetes"
 REAL = os.environ.get("KUBECONFIG", "")
-WAIT_S = 60.0
 ADMIN, SHOAL = "admin-token", "shoal-token"
 Object = dict[str, Any]
 T = TypeVar("T")
@@ -237,11 +236,3 @@ def server_tls(path: Path) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(path)
     return context
-
-
-def until(fact: Callable[[], T], what: str = "not so") -> T:
-    deadline = time.monotonic() + WAIT_S
-    while not (found := fact()):
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
-    return found

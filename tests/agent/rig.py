@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from harness.waiting import WAIT_S
 
 from shoal.model.commands import Command, Envelope, Launch, Stop
 from shoal.model.job import MemberRef
@@ -42,7 +43,6 @@ from shoal.wire import (
 )
 
 LENGTH = struct.Struct("!I")
-WAIT_S = 60.0
 
 
 class Rig:

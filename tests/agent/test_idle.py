@@ -7,13 +7,13 @@ import sys
 from typing import Any, cast
 
 import pytest
+from harness.waiting import until
 
 from shoal.agent import idle
 from shoal.agent.idle import IdleWatch, session_cpu_s
 from shoal.model.commands import Launch
 from shoal.model.job import MemberRef
 from shoal.model.samples import GpuSample, NodeSample
-from tests.live.cluster import eventually
 
 REF = MemberRef("j1", 1, 0)
 BUSY = "while True: pass"
@@ -65,21 +65,20 @@ def test_processor_time_tells_where_no_driver_does(
         if script == BUSY:
             begun = session_cpu_s().get(process.pid, 0.0)
             told = []
-            assert eventually(
+            until(
                 lambda: (
                     told.append(made.idle(None))  # type: ignore[func-returns-value]
                     or session_cpu_s()[process.pid] > begun + 1
-                ),
-                60,
+                )
             )
             assert not any(told)
             return
-        assert eventually(lambda: bool(made.idle(None)), 60)
+        until(lambda: bool(made.idle(None)))
         assert made.idle(None)[0].ref == REF
         beats.steps = 7  # its beats say that it works
-        assert eventually(lambda: not made.idle(None), 60)
+        until(lambda: not made.idle(None))
         members.found = None  # it is over
-        assert eventually(lambda: made.idle(None) == () and not made._gpus, 60)
+        until(lambda: made.idle(None) == () and not made._gpus)
     finally:
         process.kill()
         process.wait()

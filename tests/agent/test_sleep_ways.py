@@ -11,13 +11,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from harness.waiting import until
 
 from shoal.agent.member import Member, State
 from shoal.agent.ownership import read_process
@@ -59,13 +59,6 @@ def hashes() -> bytes:
 def state(pid: int) -> str:
     seen = read_process(pid)
     return seen.state if seen is not None else ""
-
-
-def until(fact: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not fact():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.fixture

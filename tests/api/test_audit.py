@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
 
 import pytest
+from harness.waiting import until
 
 from shoal.api.audit import REFUSED_MAX
 from shoal.client import Client, ShoalError
@@ -16,7 +17,7 @@ from shoal.control.audit import verify
 from shoal.model.audit import AuditEntry
 from shoal.model.identity import Role
 from shoal.model.people import NewToken
-from tests.live.cluster import Live, eventually, live_cluster
+from tests.live.cluster import Live, live_cluster
 
 
 @pytest.fixture(scope="module")
@@ -145,14 +146,14 @@ def test_while_the_log_cannot_be_written_only_the_operator_changes_something(
     path.rename(aside)
     path.mkdir()
     pid = live.kill_controller()
-    assert eventually(lambda: live.controller_pid() != pid, 60)
+    until(lambda: live.controller_pid() != pid)
     live.client.set_user("bob", {"art": Role.MEMBER})
     assert any("audit.log cannot be written" in text for text in live.client.status().alarms)
     assert refused(lambda: ann.submit(live.spec("true"))) == 507
     assert ann.me().user == "ann"  # to look is allowed
     path.rmdir()
     aside.rename(path)
-    assert eventually(lambda: not any("cannot" in t for t in live.client.status().alarms), 60)
+    until(lambda: not any("cannot" in t for t in live.client.status().alarms))
     assert ann.submit(live.spec("true")).id
     told = [entry.verb for entry in newest(live, 3)]
     assert told == ["jobs.submit", "jobs.submit", "users.change"]  # the refused one, too

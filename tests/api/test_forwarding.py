@@ -9,13 +9,13 @@ import http.client
 import json
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 import pytest
+from harness.waiting import until
 from litestar import Litestar
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
@@ -194,9 +194,9 @@ def test_a_waiting_call_ends_at_the_leader_when_the_caller_leaves(
     connection = other.connect()
     path = f"/v1/events?after={seq}&wait_s=30"
     connection.request("GET", path, headers={"Authorization": f"Bearer {OPERATORS}"})
-    wait_until(lambda: leader.run(lambda: len(leader.loop._watchers)) > 0)
+    until(lambda: leader.run(lambda: len(leader.loop._watchers)) > 0)
     connection.close()
-    wait_until(lambda: other.run(lambda: other.forwarding._under_way) == 0)
+    until(lambda: other.run(lambda: other.forwarding._under_way) == 0)
 
 
 def test_the_page_itself_comes_from_the_standby(tmp_path: Path) -> None:
@@ -398,10 +398,3 @@ def test_a_link_is_refused_with_the_leaders_address(tmp_path: Path) -> None:
         with pytest.raises(InvalidStatus) as refused:
             connect(f"ws://127.0.0.1:{other.port}/v1/link", proxy=None)
         assert refused.value.response.headers["Shoal-Leader"] == "http://127.0.0.1:7"
-
-
-def wait_until(true: Callable[[], bool], most_s: float = 30) -> None:
-    deadline = time.monotonic() + most_s
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)

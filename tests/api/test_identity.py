@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import pytest
+from harness.waiting import until
 
 from shoal.client import Client, ShoalError
 from shoal.model.identity import Role
 from shoal.model.people import NewToken, SecretTokenView
-from tests.live.cluster import Live, eventually, live_cluster
+from tests.live.cluster import Live, live_cluster
 
 HOUR_MS = 3_600_000
 HASH = re.compile(r"\b[0-9a-f]{64}\b")
@@ -169,7 +170,7 @@ def test_a_token_ends_with_its_time_its_role_or_its_user(
     def void_now() -> bool:
         return {view.id: view.void for view in live.client.tokens()}[short] == "expired"
 
-    assert eventually(void_now)
+    until(void_now)
     other = sign("tim", "art")
     live.client.remove_user("tim")
     assert refused(other.client.me)[0] == 401
@@ -221,6 +222,6 @@ def test_reasons_name_the_user_who_acted(live: Live, sign: Callable[..., Signed]
     ann = sign("ann", "lab").client
     job = ann.submit(live.spec("sleep", "600")).id
     ann.cancel(job)
-    assert eventually(lambda: ann.job(job).state == "cancelled")
+    until(lambda: ann.job(job).state == "cancelled")
     assert "by ann" in ann.job(job).why
     assert any("by ann" in str(record.event) for record in ann.events(job=job).events)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.waiting import WAIT_S
 
 from shoal.api.access import new_token
 from shoal.channel import Dialled, Refused, dial
@@ -22,7 +23,6 @@ from shoal.wire import Heard, Kept, Link, LinkFile, Log, ToAgent
 from tests.api.server import OPERATORS, Server, serving
 
 pytestmark = pytest.mark.filterwarnings("ignore::litestar.exceptions.LitestarDeprecationWarning")
-WAIT_S = 30.0
 
 
 @pytest.fixture

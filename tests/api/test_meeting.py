@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from harness.waiting import WAIT_S, until
 
 from shoal.meeting import Guest, Host, Invitation, NotAdmitted
 from shoal.model.identity import Role, User
@@ -18,9 +19,6 @@ from shoal.model.report import RemoveToken, SetUser
 from shoal.tick import Tick
 from shoal.transport import at
 from tests.api.server import OPERATORS, Server, serving
-from tests.live.cluster import eventually
-
-WAIT_S = 60
 
 
 class People:
@@ -102,7 +100,7 @@ def test_a_meeting_has_so_many_guests_and_who_leaves_makes_room(
     people.refused(lambda: people.enter(second))  # the bound on all of them
     for end in ends:
         end.close()
-    assert eventually(lambda: people.may_enter(first), WAIT_S)
+    until(lambda: people.may_enter(first))
 
 
 def test_a_viewer_opens_no_meeting(people: People) -> None:
@@ -168,4 +166,4 @@ def test_a_host_whose_token_was_revoked_loses_its_meeting_and_its_guests(
         people.server.ask(SetUser(User(name="ann", roles={"red": Role.VIEWER})))
     assert (ours.recv(1), theirs.recv(1)) == (b"", b""), "both ends are closed"
     people.refused(lambda: people.open(ann))
-    assert eventually(lambda: not people.may_enter(invitation), WAIT_S)
+    until(lambda: not people.may_enter(invitation))

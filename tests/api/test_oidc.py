@@ -11,12 +11,13 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from harness.waiting import until
 
 from shoal.client import Client, ShoalError
 from shoal.model.identity import Role
 from shoal.model.oidc import GroupRule, OidcConfig
 from tests.api.openid import SECRET, FakeProvider, fake_provider, rsa_key
-from tests.live.cluster import Live, eventually, live_cluster
+from tests.live.cluster import Live, live_cluster
 
 GROUPS = {
     "team": GroupRule(tenant="lab"),
@@ -293,7 +294,7 @@ def test_settings_are_checked_with_the_provider_and_never_show_the_secret(
     assert live.client.oidc().issuer == provider.issuer  # as it was, in the next controller
     (live.home.path / "oidc.json").write_bytes(b"{")
     live.kill_controller()
-    assert eventually(lambda: any("oidc.json" in t for t in live.client.status().alarms), 60)
+    until(lambda: any("oidc.json" in t for t in live.client.status().alarms))
     live.client.set_oidc(config(provider))
     assert live.client.status().alarms == ()
     live.client.remove_oidc()

@@ -11,11 +11,12 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from harness.waiting import until
 
 from shoal.client import Client, ShoalError
 from shoal.control.packages import PackageError, PackageStore
 from shoal.model.job import PACKAGE_BYTES_MAX
-from tests.live.cluster import Live, eventually, live_cluster
+from tests.live.cluster import Live, live_cluster
 
 DATA = b"a package " * 100_000
 NAME = hashlib.sha256(DATA).hexdigest()
@@ -76,7 +77,7 @@ def test_what_is_not_what_it_is_called_is_not_kept(live: Live) -> None:
     assert put(live, other, DATA[:1000], length=2000) in (0, 400)
     assert put(live, other, b"short", token="guess") == 401
     assert not live.client.has_package(other)
-    assert eventually(lambda: kept(live) == before, 20), "what was begun is cleared away"
+    until(lambda: kept(live) == before, "what was begun is cleared away")
 
 
 def test_a_job_of_a_package_that_is_not_there_is_refused(live: Live) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from harness.waiting import until
 
 from shoal.api import quotas as books
 from shoal.api.limits import SILENT_S, Gate, Guard
@@ -22,7 +23,6 @@ from shoal.model.identity import Role
 from shoal.model.policy import Policy, Tenant
 from tests.api.server import OPERATORS, Server, exchange, serving
 from tests.core.build import job_spec
-from tests.live.cluster import eventually
 
 PLAIN = Ask()
 JOB = {"spec": {"command": ["true"], "gpus": 4}}
@@ -207,7 +207,7 @@ def test_slots_are_free_again_when_clients_vanish(
         link.close()
         return taken
 
-    assert eventually(free, 30)
+    until(free)
 
 
 def _stream(server: Server, token: str, *, expect: bool = True) -> socket.socket:
@@ -237,7 +237,7 @@ def test_one_token_is_hammered_and_another_tenant_works(
     threads = [threading.Thread(target=hammer) for _ in range(50)]
     for thread in threads:
         thread.start()
-    assert eventually(lambda: statuses.count(429) > 100, 60)
+    until(lambda: statuses.count(429) > 100)
     for _ in range(5):
         assert server.call(calm, "GET", "/v1/jobs").status == 200
     assert server.call(OPERATORS, "GET", "/v1/status").status == 200
@@ -245,7 +245,7 @@ def test_one_token_is_hammered_and_another_tenant_works(
     for thread in threads:
         thread.join(60)
     assert set(statuses) <= {200, 403, 429}
-    assert eventually(lambda: server.call(loud, "GET", "/v1/jobs").status != 429), "by itself"
+    until(lambda: server.call(loud, "GET", "/v1/jobs").status != 429, "by itself")
 
 
 def test_the_client_waits_as_long_as_it_is_told_and_says_so(
@@ -282,7 +282,7 @@ def test_a_tenant_may_hold_only_a_part_of_the_connections(tmp_path: Path) -> Non
         assert server.call(calm, "GET", "/v1/status").status == 200
         for link in links:
             link.close()
-        assert eventually(lambda: server.call(loud, "GET", "/v1/jobs").status == 200)
+        until(lambda: server.call(loud, "GET", "/v1/jobs").status == 200)
 
 
 def test_wrong_tokens_are_counted_for_their_address(
@@ -337,13 +337,13 @@ def test_slow_senders_take_only_their_own_slots(
         reply = server.call(slow, "GET", "/v1/jobs")
         return reply.status == 429 and "has 3 requests under way" in reply.message
 
-    assert eventually(refused)
+    until(refused)
     for link in links:
         link.sendall(b" ")
     assert server.call(calm, "GET", "/v1/jobs").status == 200
     for link in links:
         link.close()
-    assert eventually(lambda: server.call(slow, "GET", "/v1/jobs").status == 200), "by itself"
+    until(lambda: server.call(slow, "GET", "/v1/jobs").status == 200, "by itself")
 
 
 def test_a_slow_reader_holds_one_slot_and_little_memory(
@@ -360,7 +360,7 @@ def test_a_slow_reader_holds_one_slot_and_little_memory(
     for _ in range(64):  # more than the kernel buffers
         link.sendall(f"{head}\r\n\r\n".encode())
     assert server.call(token, "GET", "/v1/status").status == 200
-    assert eventually(lambda: len(server.gate.guests) == 0, 60), "it never reads: given up"
+    until(lambda: len(server.gate.guests) == 0, "it never reads: given up")
     link.close()
 
 

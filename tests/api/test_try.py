@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 import pytest
+from harness.waiting import until
 
 from shoal.api import try_service
 from shoal.api.problems import Refusal
@@ -19,7 +20,7 @@ from shoal.model.identity import Role
 from shoal.model.people import NewToken
 from shoal.model.service import GatewayEntry, Scale
 from shoal.transport import ShoalError
-from tests.live.cluster import Live, eventually
+from tests.live.cluster import Live
 from tests.live.serving import Serving, serving_cluster
 
 
@@ -105,7 +106,7 @@ def test_a_request_reaches_the_service_alone_and_the_version_before_comes_back(l
     assert more.status == 429 and "stop one" in str(more.lines())
     for one in held:
         one.leave()
-    assert eventually(lambda: Asked(live, mine, "/").status == 200)
+    until(lambda: Asked(live, mine, "/").status == 200)
 
     # Neither a viewer nor another tenant gets anything, and neither goes back.
     live.client.add_tenant("red")
@@ -127,12 +128,12 @@ def test_a_request_reaches_the_service_alone_and_the_version_before_comes_back(l
         live.client.roll_back_service("talk", version=7)
     live.client.roll_back_service("talk", version=1)
     serving.settles(version=3)
-    assert eventually(lambda: "one" in Asked(live, mine, "/v1/models").text())
+    until(lambda: "one" in Asked(live, mine, "/v1/models").text())
     view = serving.view()
     assert view.spec.scale.most == 3 and view.before == 2
 
     live.client.stop_service("talk")
-    assert eventually(serving.gone)
+    until(serving.gone)
     assert Asked(live, mine, "/").status == 404
 
 

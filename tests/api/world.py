@@ -6,11 +6,11 @@ import asyncio
 import base64
 import hashlib
 import re
-import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
+from harness.waiting import until
 
 from shoal.api.access import new_token
 from shoal.model.identity import EVERY_TENANT, Role, Token, User
@@ -128,13 +128,12 @@ class World:
 
     def until(self, job: str, phase: Phase | None) -> None:
         """The job has this phase; None: it has finished."""
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:
+
+        def reached() -> bool:
             known = self.server.loop.tick.state.jobs.get(job)
-            if (known.phase if known else None) is phase:
-                return
-            time.sleep(0.01)
-        raise AssertionError(f"{job} is not {phase}")
+            return (known.phase if known else None) is phase
+
+        until(reached, f"{job} is not {phase}")
 
     def leaks(self, data: bytes, asked: str = "") -> bool:
         """Whether something of theirs is in it, apart from what was asked for by name: a word of

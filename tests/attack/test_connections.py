@@ -14,10 +14,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from harness.waiting import until
 
 from shoal.api import limits as door
 from shoal.control.home import ClusterConfig
-from tests.live.cluster import Live, eventually, live_cluster, virtual_nodes
+from tests.live.cluster import Live, live_cluster, virtual_nodes
 
 FILES = 320  # so few that a hundred connections would be felt
 MIB = 1024 * 1024
@@ -35,7 +36,7 @@ def live() -> Iterator[Live]:
         supervisor = int(cluster.home.supervisor_lock.read_text())
         resource.prlimit(supervisor, resource.RLIMIT_NOFILE, (FILES, FILES))
         last = cluster.kill_controller()
-        assert eventually(lambda: cluster.controller_pid() != last, 60)
+        until(lambda: cluster.controller_pid() != last)
         assert cluster.client.status().nodes
         yield cluster
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == before

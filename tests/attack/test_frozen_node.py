@@ -9,8 +9,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from harness.waiting import until
 
-from tests.live.cluster import Live, eventually, live_cluster
+from tests.live.cluster import Live, live_cluster
 
 # The member and a child that went into a session of its own both keep a diary.
 DIARY = """
@@ -50,10 +51,10 @@ def test_the_next_attempt_begins_when_nothing_of_the_last_is_left(
         diary = tmp_path / "diary"
         job = live.client.submit(live.spec("sh", "-c", DIARY, str(diary), gpus=1)).id
         assert live.wait(job, "running") == "running"
-        assert eventually(lambda: len(attempts(diary).get(1, ())) > 10)
+        until(lambda: len(attempts(diary).get(1, ())) > 10)
         [node] = live.client.job(job).nodes
         freeze(live, node, *whom)
-        assert eventually(lambda: len(attempts(diary).get(2, ())) > 10, 120)
+        until(lambda: len(attempts(diary).get(2, ())) > 10)
         written = attempts(diary)
         assert max(written[1]) < min(written[2]), "both attempts ran at the same time"
         assert live.client.job(job).failures == 0

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from harness.waiting import until
 
 from shoal.control import audit
 from shoal.control.logs import LogStore
@@ -23,7 +24,6 @@ from shoal.model.report import Accepted, Cancel, LogChunk, Nothing, SetIntent, S
 from shoal.ports import StoreError, StoreFull
 from tests.api.server import OPERATORS, Server, serving
 from tests.control.test_loop import BookEngine, HandClock, Rig
-from tests.live.cluster import eventually
 
 SPEC = JobSpec(command=("true",), env={"FILL": "x" * 5000})
 
@@ -135,10 +135,10 @@ def test_at_the_api_a_full_disk_is_507_loses_nothing_and_ends_by_itself(
         assert kept == 0, "its node keeps it"
         assert server.call(ann, "GET", "/v1/jobs").status == 200, "whoever reads is answered"
         junk.unlink()
-        assert eventually(lambda: bool(_submit(server, ann, 5_000)), 60), "by itself"
+        until(lambda: bool(_submit(server, ann, 5_000)), "by itself")
         assert server.call(OPERATORS, "PUT", package, data).status == 200
         assert server.run(lambda: server.loop.log(chunk)) == 100_000
-        assert eventually(lambda: server.loop.alarms.texts == (), 60)
+        until(lambda: server.loop.alarms.texts == ())
         if made.status == 201:
             token = msgspec.json.decode(made.body)["secret"]
             assert server.call(token, "GET", "/v1/jobs").status == 200, "a token that was shown"

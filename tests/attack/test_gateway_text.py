@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import msgspec
 import pytest
+from harness.waiting import until
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -28,7 +29,7 @@ from shoal.model.service import (
     Wanted,
     problem_with_service,
 )
-from tests.gateway.world import World, until
+from tests.gateway.world import World
 
 SECRET = "SHOAL_TEST_PASSWORD"
 TEXTS = ("host", "path", "sticky_header", "sticky_cookie", "rate_header", "certificate")

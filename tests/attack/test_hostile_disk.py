@@ -17,9 +17,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from harness.waiting import until
 
 from shoal.client import ShoalError
-from tests.live.cluster import Live, eventually, live_cluster
+from tests.live.cluster import Live, live_cluster
 from tests.needs import need_cgroups, need_root
 
 DISK_MB = 320  # the check of a node wants 256 MB free
@@ -106,20 +107,20 @@ def test_a_job_that_fills_the_disk_fails_alone_and_all_that_was_accepted_runs(li
     assert (view.code, view.attempt) == (errno.ENOSPC, 1), view.why
     assert "it filled this node's disk" in view.why
     assert standing(live) == "ok", "its files are gone, so the node is in order"
-    assert eventually(lambda: free_bytes(live) > HALF), "they are removed when it ends"
+    until(lambda: free_bytes(live) > HALF, "they are removed when it ends")
 
     # It takes each byte that becomes free, the head's spare room included. It can be cancelled.
     accepted: list[str] = []
-    assert eventually(lambda: taken(live, accepted))
+    until(lambda: taken(live, accepted))
     job = fills(live, "cancelled", "scratch", "tmp")
-    assert eventually(lambda: free_bytes(live) < 4096)
+    until(lambda: free_bytes(live) < 4096)
     while accepted[-1]:
         accepted.append(submit(live, env={"FILL": "x" * 5000}))
         assert len(accepted) < 2_000, "nothing was refused"
-    assert eventually(lambda: free_bytes(live) < 4096)
+    until(lambda: free_bytes(live) < 4096)
     live.client.cancel(job)
     assert live.wait(job) == "cancelled"
-    assert eventually(lambda: taken(live, accepted)), "by itself"
+    until(lambda: taken(live, accepted), "by itself")
     for good in filter(None, accepted):
         assert live.wait(good) == "succeeded", live.client.job(good).why
         assert live.output(good) == "fine\n"
@@ -127,12 +128,12 @@ def test_a_job_that_fills_the_disk_fails_alone_and_all_that_was_accepted_runs(li
 
     # Its home and its checkpoints stay: no other job is started there until there is room.
     job = fills(live, "full", "home", "checkpoints")
-    assert eventually(lambda: standing(live) == "quarantined")
+    until(lambda: standing(live) == "quarantined")
     live.client.cancel(job)
     assert live.client.status().alarms, "the operator sees it"
     for filler in live.home.path.glob("**/filler"):
         assert filler.stat().st_uid == EVIL, "its owner names the tenant"
         filler.unlink()
-    assert eventually(lambda: taken(live, accepted)), "by itself"
+    until(lambda: taken(live, accepted), "by itself")
     assert live.wait(accepted[-1]) == "succeeded"
     assert standing(live) == "ok"

@@ -22,10 +22,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from harness.waiting import until
 
 from shoal.client import ShoalError
 from shoal.model.job import JobSpec, MemberRef
-from tests.live.cluster import Live, eventually, live_cluster
+from tests.live.cluster import Live, live_cluster
 from tests.needs import need_cgroups, need_root
 
 PROCESSES_MAX = 60
@@ -83,7 +84,7 @@ class Scene:
         self.live = live
         self.victim = self.run("good", VICTIM, secrets=("key",))
         assert live.wait(self.victim, "running") == "running"
-        assert eventually(lambda: "its-word" in live.output(self.victim)), self.view(self.victim)
+        until(lambda: "its-word" in live.output(self.victim), more=lambda: self.view(self.victim))
         self.member = live.home.node("n1") / "members" / f"{self.victim}.1.0"
         self.pid = next(pid for pid in owned(GOOD) if b"its-" in cmdline(pid))
 
@@ -268,12 +269,12 @@ def test_processes_of_others_cannot_be_killed(scene: Scene) -> None:
 def test_a_fork_bomb_ends_at_the_limit_and_leaves_nothing(scene: Scene) -> None:
     """Stopped by: the cgroup's limit on processes, and its end with all that is in it."""
     job = scene.run("evil", "import os\nwhile True: os.fork()")
-    assert eventually(lambda: scene.live.client.job(job).state != "waiting", 60)
+    until(lambda: scene.live.client.job(job).state != "waiting")
     other = scene.run("good", "print('well')")
     assert scene.live.wait(other) == "succeeded", "beside the bomb"
     assert scene.live.wait(job) == "failed"
     assert "more than its 60 processes and threads (processes)" in scene.view(job)
-    assert eventually(lambda: not owned(EVIL))
+    until(lambda: not owned(EVIL))
 
 
 def test_memory_beyond_the_limit_ends_the_job_and_nobody_else(scene: Scene) -> None:
@@ -299,7 +300,7 @@ def test_what_a_job_writes_goes_with_it(scene: Scene) -> None:
     )
     assert scene.live.wait(job) == "succeeded", scene.live.output(job)
     member = scene.live.home.node("n1") / "members" / f"{job}.1.0"
-    assert eventually(lambda: not member.exists())
+    until(lambda: not member.exists())
 
 
 @pytest.mark.parametrize("tenant", ["evil", ""])
@@ -335,10 +336,10 @@ def test_a_job_that_ignores_the_request_to_end_is_killed(scene: Scene) -> None:
     """Stopped by: SIGKILL to its cgroup when the grace time is over."""
     ignore = "import signal, time\nfor n in (1, 2, 3, 15): signal.signal(n, signal.SIG_IGN)\n"
     job = scene.run("evil", f"{ignore}print('deaf', flush=True); time.sleep(1000)", stop_grace_ms=0)
-    assert eventually(lambda: "deaf" in scene.live.output(job))
+    until(lambda: "deaf" in scene.live.output(job))
     scene.live.client.cancel(job)
     assert scene.live.wait(job) == "cancelled"
-    assert eventually(lambda: not owned(EVIL))
+    until(lambda: not owned(EVIL))
 
 
 def test_nothing_outlives_its_job(scene: Scene) -> None:
@@ -346,7 +347,7 @@ def test_nothing_outlives_its_job(scene: Scene) -> None:
     job = scene.run("evil", LEAVES)
     assert scene.live.wait(job) == "succeeded", scene.live.output(job)
     assert scene.live.output(job) == "gone\n"
-    assert eventually(lambda: not owned(EVIL)), [cmdline(pid) for pid in owned(EVIL)]
+    until(lambda: not owned(EVIL), more=lambda: [cmdline(pid) for pid in owned(EVIL)])
 
 
 def test_no_program_gives_a_job_more_rights(scene: Scene) -> None:
@@ -441,7 +442,7 @@ def test_a_link_in_shared_memory_does_not_lead_the_launcher_away(
         f"import os, time\nos.symlink({str(victim)!r}, '/dev/shm/{name}')\n"
         "print('linked', flush=True); time.sleep(1000)",
     )
-    assert eventually(lambda: "linked" in scene.live.output(stays))
+    until(lambda: "linked" in scene.live.output(stays))
     job = scene.run("evil", "print(1)", secrets=("mine",))
     assert scene.live.wait(job) == "failed"
     assert "Not a directory" in scene.view(job)
@@ -472,6 +473,6 @@ def test_the_node_is_well_and_the_victim_lives(scene: Scene) -> None:
     """Last: after all this, nothing is left of the attacker, and the victim never noticed."""
     assert os.path.exists(f"/proc/{scene.pid}")
     assert scene.live.client.job(scene.victim).state == "running"
-    assert eventually(lambda: not owned(EVIL))
+    until(lambda: not owned(EVIL))
     assert [node.state for node in scene.live.client.nodes()] == ["ready"]
     os.kill(scene.pid, signal.SIGKILL)

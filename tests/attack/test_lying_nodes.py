@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from harness.waiting import until_async
 
 from shoal.channel import Dialled, dial
 from shoal.control import certificates
@@ -26,7 +27,7 @@ from shoal.model.report import Accepted, LogChunk, MemberExit, NodeReport, Refus
 from shoal.wire import Commands, Heard, LinkFile, Log, Need, Piece
 from tests.control.test_loop import HandClock
 from tests.engines.linked_rig import NAME, Head, Keys
-from tests.engines.test_link_attacks import Peer, until
+from tests.engines.test_link_attacks import Peer
 
 pytestmark = pytest.mark.filterwarnings("ignore::litestar.exceptions.LitestarDeprecationWarning")
 
@@ -77,7 +78,7 @@ class Scene:
         peer.line = await dial(url, file, peer.make)
         self._lines.append(peer.line)
         peer.send(Heard(peer.report()))
-        await until(lambda: self._ready(node))
+        await until_async(lambda: self._ready(node))
         return peer
 
     def _ready(self, node: str) -> bool:
@@ -93,13 +94,13 @@ class Scene:
             peer.send(Heard(peer.report()))
             return self.loop.tick.state.jobs[answer.id].phase is Phase.RUNNING
 
-        await until(runs)
+        await until_async(runs)
         return answer.id
 
     async def heard(self, peer: Victim, report: NodeReport) -> None:
         said = self.loop.tick.state.heard.said
         peer.send(Heard(report))
-        await until(lambda: said.get(peer.node, (0, 0))[1] >= report.sequence)
+        await until_async(lambda: said.get(peer.node, (0, 0))[1] >= report.sequence)
 
 
 def play(scratch: Path, act: Callable[[Scene], Awaitable[None]]) -> None:
@@ -158,7 +159,7 @@ def test_output_of_members_that_are_not_there_is_not_written(tmp_path: Path) -> 
             found = scene.loop.tick.state.jobs[job]
             return found.attempt == 2 and found.phase is Phase.RUNNING
 
-        await until(again)
+        await until_async(again)
         for ref in (
             MemberRef(job, 2, 0),
             MemberRef(job, 2, 1),
@@ -168,7 +169,7 @@ def test_output_of_members_that_are_not_there_is_not_written(tmp_path: Path) -> 
         ):
             liar.send(Log(LogChunk(ref, 0, b"forged")))
         honest.send(Log(LogChunk(MemberRef(job, 1, 0), 0, b"what was left")))
-        await until(lambda: scene.logs.kept(MemberRef(job, 1, 0)) == len(b"what was left"))
+        await until_async(lambda: scene.logs.kept(MemberRef(job, 1, 0)) == len(b"what was left"))
         assert scene.logs.read(MemberRef(job, 1, 0), 0).data == b"what was left"
 
     play(tmp_path, act)
@@ -194,7 +195,7 @@ def test_a_package_is_given_to_the_nodes_of_its_jobs_alone(tmp_path: Path) -> No
         def answer(peer: Victim) -> list[Piece]:
             return [one for one in peer.received if isinstance(one, Piece)]
 
-        await until(lambda: bool(answer(honest)) and bool(answer(liar)))
+        await until_async(lambda: bool(answer(honest)) and bool(answer(liar)))
         assert answer(honest)[0].piece.data == data
         assert not answer(liar)[0].piece.data
         assert answer(liar)[0].piece.problem == "no job on this node has this package"

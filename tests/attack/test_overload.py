@@ -12,11 +12,12 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from harness.waiting import until
 
 from shoal.client import Client
 from shoal.model.identity import Role
 from shoal.model.people import NewToken
-from tests.live.cluster import Live, eventually, live_cluster
+from tests.live.cluster import Live, live_cluster
 
 STREAMS = 300
 MIB_PER_STREAM = 0.5  # of the controller's memory, generously
@@ -110,4 +111,4 @@ def test_streams_of_a_killed_client_are_free_again(live: Live) -> None:
         with ask(live, token, "/v1/stream") as link:
             return link.recv(16).startswith(b"HTTP/1.1 200")
 
-    assert eventually(free, 60)
+    until(free)

@@ -17,6 +17,7 @@ from typing import TextIO
 
 import msgspec
 import pytest
+from harness.waiting import until
 
 from shoal.control.lifecycle import take_down
 from shoal.gateway.presence import Presence
@@ -24,13 +25,12 @@ from shoal.listening import holder_text, listeners
 from shoal.model.events import JobRequeued, MemberLost
 from shoal.model.job import Fault
 from tests.gateway.world import get
-from tests.live.cluster import Live, eventually, live_cluster
+from tests.live.cluster import Live, live_cluster
 from tests.live.serving import Serving, need_gateway
 from tests.needs import need_root
 
 GOOD, EVIL = 61_921, 61_922  # Unix users of two tenants
 COUNT = 40
-WAIT_S = 60
 
 # Loads its model for a while, and only then binds its port.
 SLOW = """
@@ -143,7 +143,7 @@ def test_a_thief_of_a_loading_replicas_port_gets_no_request(live: Live, tmp_path
     first = service.view().replicas[0].job
     assert live.wait(first, "running") == "running"
     with hog(ports, heard) as thief:
-        assert eventually(lambda: len(lost(live)) >= 2, WAIT_S), service.view().why
+        until(lambda: len(lost(live)) >= 2, more=lambda: service.view().why)
         loaded.touch()
         for _ in range(3):
             with contextlib.suppress(OSError):  # the gateway starts, or waits for a replica
@@ -167,7 +167,7 @@ def test_a_gang_whose_port_is_taken_runs_again_at_no_cost(live: Live, tmp_path: 
     ports = range(policy.port_first, policy.port_first + policy.port_count)
     with hog(ports, tmp_path / "heard") as thief:
         job = live.client.submit(live.spec(sys.executable, "-c", MEETS, members=2)).id
-        assert eventually(lambda: any(one.job == job for one in lost(live)), WAIT_S)
+        until(lambda: any(one.job == job for one in lost(live)))
     assert live.wait(job) == "succeeded", live.output(job)
     first = next(one for one in lost(live) if one.job == job)
     assert first.fault is Fault.PORT
@@ -212,7 +212,7 @@ def test_nobody_takes_the_gateways_port_while_the_proxy_is_down(live: Live, tmp_
             assert before is not None
             os.kill(before, signal.SIGKILL)
             live.kill_controller()
-            assert eventually(lambda: _answers(service), WAIT_S), holder_text(port)
+            until(lambda: _answers(service), more=lambda: holder_text(port))
             assert proxy.pid() != before
     assert heard.read_text() == ""
 
@@ -232,13 +232,14 @@ def test_a_port_that_was_taken_while_the_cluster_was_down_is_an_alarm_that_names
     port = service.port
     take_down(live.home, lambda _: None)
     with hog(range(port, port + 1), tmp_path / "heard") as thief:
-        assert eventually(lambda: f"process {thief}" in holder_text(port))
+        until(lambda: f"process {thief}" in holder_text(port))
         live.restart()
-        found = eventually(lambda: bool(alarm(live, f"process {thief}")), WAIT_S)
-        assert found, live.client.status().alarms
+        until(
+            lambda: alarm(live, f"process {thief}"), "no alarm", lambda: live.client.status().alarms
+        )
         assert f"gateway: cannot listen on 127.0.0.1 port {port}" in alarm(live, str(thief))
-    assert eventually(lambda: _answers(service), WAIT_S), "when it ends, services go on"
-    assert eventually(lambda: not alarm(live, "cannot listen"))
+    until(lambda: _answers(service), "when it ends, services go on")
+    until(lambda: not alarm(live, "cannot listen"))
 
 
 def alarm(live: Live, words: str) -> str:

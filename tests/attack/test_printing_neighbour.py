@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.live.cluster import Live, eventually, live_cluster
+from harness.waiting import until
+
+from tests.live.cluster import Live, live_cluster
 
 MIB = 1024 * 1024
 PRINTED = 512 * MIB
@@ -24,26 +26,26 @@ def test_a_job_that_prints_without_end_harms_nobody(tmp_path: Path) -> None:
         loud = live.run(LOUD.format(go=go), gpus=1)
         try:
             output = live.home.node("n1") / "members" / f"{loud}.1.0" / "output"
-            assert eventually(lambda: output.exists() and output.stat().st_size > PRINTED // 4, 120)
+            until(lambda: output.exists() and output.stat().st_size > PRINTED // 4)
             quiet = live.run("echo done", gpus=1)
             assert live.wait(quiet, timeout_s=60) == "succeeded", "beside the other's flood"
             assert live.output(quiet) == "done\n"
-            assert eventually(lambda: output.stat().st_size > PRINTED, 120)
-            assert eventually(lambda: disk(output) < PRINTED // 2, 60), "its disk use is bounded"
+            until(lambda: output.stat().st_size > PRINTED)
+            until(lambda: disk(output) < PRINTED // 2, "its disk use is bounded")
         finally:
             go.touch()
         assert live.wait(loud, timeout_s=120) == "succeeded", "it is not killed for printing"
         assert live.output(loud).startswith("it begins\n")
-        assert eventually(lambda: tail(live, loud).endswith("it ends\n"), 120)
+        until(lambda: tail(live, loud).endswith("it ends\n"))
         kept = live.home.logs / loud / "1.0.log"
         assert disk(kept) < 300 * MIB
-        assert eventually(lambda: not output.exists(), 60), "nothing stays on the node"
+        until(lambda: not output.exists(), "nothing stays on the node")
         gang = live.run("true", members=2)
         broken = live.client.submit(live.spec("/no/such/program")).id
         saver = live.run("echo 1 > $SHOAL_CHECKPOINT_DIR/step")
         for job in (gang, broken, saver):
             live.wait(job, timeout_s=60)
-        assert eventually(lambda: folders(live) == [saver]), "who saved nothing leaves no folder"
+        until(lambda: folders(live) == [saver], "who saved nothing leaves no folder")
 
 
 def folders(live: Live) -> list[str]:

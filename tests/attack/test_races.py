@@ -13,13 +13,14 @@ from typing import Any, TypeVar
 
 import msgspec
 import pytest
+from harness.waiting import until
 
 from shoal.client import Client, ShoalError
 from shoal.model.events import JobFinished, JobSubmitted, PolicyChanged
 from shoal.model.job import JobSpec
 from shoal.model.node import NodeIntent
 from shoal.model.prices import Price, PriceList
-from tests.live.cluster import Live, eventually, live_cluster
+from tests.live.cluster import Live, live_cluster
 
 CLIENTS = 12
 Result = TypeVar("Result")
@@ -194,4 +195,4 @@ def test_a_restart_after_all_of_this_loads_what_was_stored(live: Live) -> None:
     after = {row.id: row.state for row in live.client.jobs(finished=True, limit=500)}
     assert after == before
     still_stores(live)
-    assert eventually(lambda: not live.member_processes())
+    until(lambda: not live.member_processes())

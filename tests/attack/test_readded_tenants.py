@@ -9,12 +9,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from harness.waiting import until
 
 from shoal.model.job import MemberRef
 from shoal.model.policy import Policy, Tenant
 from shoal.model.report import LogChunk, RemoveTenant, RemoveUser
 from tests.api.server import OPERATORS, Reply, Server, serving
-from tests.live.cluster import eventually
 
 SECRET = "the earlier tenant's own"
 PACKAGE = b"what the earlier tenant packed"
@@ -53,7 +53,7 @@ class Twice:
         assert secret.status < 300, secret.body
         for job in (self.ended, self.array):
             assert server.call(self.old, "POST", f"/v1/jobs/{job}/cancel").status == 200
-        assert eventually(lambda: not server.run(lambda: dict(server.loop.state.jobs)))
+        until(lambda: not server.run(lambda: dict(server.loop.state.jobs)))
         assert self.sees(self.old, f"/v1/jobs/{self.ended}"), "the earlier tenant sees it"
         server.loop.clock.ms += 60_000  # type: ignore[attr-defined]
         server.ask(RemoveTenant("lab"))

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from harness.waiting import until
 
 from shoal.api.jobs import Jobs
 from shoal.api.principal import THE_OPERATOR
@@ -24,7 +25,7 @@ from shoal.model.report import Nothing, Submit
 from shoal.model.views import JobRow
 from tests.control.test_loop import SPEC, Rig
 from tests.control.test_sqlite_store import history
-from tests.live.cluster import all_pids, eventually
+from tests.live.cluster import all_pids
 
 CLIENTS = 16
 
@@ -81,7 +82,7 @@ def test_a_replay_dies_with_its_controller(tmp_path: Path) -> None:
         (replay,) = (int(word) for word in said if word != "bound")
         assert replay in all_pids()
         controller.kill()
-        assert eventually(lambda: replay not in all_pids(), 60)
+        until(lambda: replay not in all_pids())
 
 
 def test_what_a_replay_left_is_swept_at_the_next_start(tmp_path: Path) -> None:

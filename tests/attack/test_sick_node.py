@@ -13,10 +13,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from harness.waiting import until
 
 from shoal.control.home import ClusterConfig, Home
 from shoal.control.lifecycle import bring_up, take_down
-from tests.live.cluster import Live, eventually, virtual_nodes
+from tests.live.cluster import Live, virtual_nodes
 
 SICK, WELL = "n1", "n2"
 # Enough for the check of a node to find it in order: it wants 256 MB free.
@@ -77,7 +78,7 @@ def jobs_go_elsewhere(live: Live, script: str = "echo fine") -> None:
 
 
 def is_well_again(live: Live) -> None:
-    assert eventually(lambda: standing(live) == "ok", PATIENCE_S)
+    until(lambda: standing(live) == "ok")
 
 
 def test_jobs_pass_a_node_by_whose_disk_takes_nothing_and_it_returns_when_mended() -> None:
@@ -110,7 +111,7 @@ def test_jobs_pass_a_node_by_whose_disk_takes_nothing_and_it_returns_when_mended
         with pytest.raises(OSError, match="Read-only"):
             (disk / "anything").touch()
         jobs_go_elsewhere(live)
-        assert eventually(lambda: not live.member_processes())
+        until(lambda: not live.member_processes())
         subprocess.run(["umount", str(disk)], check=True)
         is_well_again(live)
         last = [live.run("sleep 2; echo fine", gpus=2) for _ in range(2)]

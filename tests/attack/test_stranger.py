@@ -15,12 +15,13 @@ from urllib.parse import urlsplit
 
 import msgspec
 import pytest
+from harness.waiting import until
 
 from shoal import transport
 from shoal.caller import Caller
 from shoal.client import Client, ShoalError, Unreachable
 from shoal.model.views import StatusView
-from tests.live.cluster import Live, eventually, live_cluster
+from tests.live.cluster import Live, live_cluster
 
 STRANGER = 65_534
 KILLS = 3
@@ -113,7 +114,7 @@ def test_a_stranger_cannot_take_the_port_while_controllers_die(victim: Live) -> 
             last = victim.kill_controller()
             with Client.at_home(victim.home.path, patience_s=60) as client:
                 assert client.status().nodes
-            assert eventually(lambda last=last: victim.controller_pid() != last, 60)  # type: ignore[misc]
+            until(lambda last=last: victim.controller_pid() != last)  # type: ignore[misc]
     finally:
         os.kill(child, signal.SIGTERM)
         os.waitpid(child, 0)

@@ -11,11 +11,12 @@ import subprocess
 from collections.abc import Iterator
 
 import pytest
+from harness.waiting import until
 
 from shoal import transport
 from shoal.client import Client
 from shoal.control.home import ClusterConfig
-from tests.live.cluster import Live, eventually, live_cluster, virtual_nodes
+from tests.live.cluster import Live, live_cluster, virtual_nodes
 
 FILES = 320  # so few that a hundred connections would be felt
 HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"  # a TLS handshake begins, and stops
@@ -30,7 +31,7 @@ def live() -> Iterator[Live]:
         supervisor = int(cluster.home.supervisor_lock.read_text())
         resource.prlimit(supervisor, resource.RLIMIT_NOFILE, (FILES, FILES))
         last = cluster.kill_controller()
-        assert eventually(lambda: cluster.controller_pid() != last, 60)
+        until(lambda: cluster.controller_pid() != last)
         assert cluster.client.status().nodes
         yield cluster
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from harness.waiting import until
 
-from tests.live.cluster import Live, eventually, live_cluster
+from tests.live.cluster import Live, live_cluster
 
 # A grandchild in a session of its own, which outlives its parent: it writes on its own.
 WRITES = """
@@ -42,12 +43,12 @@ def test_descendants_are_gone_before_the_death_of_their_node_is_known(
     record = tmp_path / "record"
     job = live.run(WRITES, gpus=1, env={"RECORD": str(record)})
     assert live.wait(job, "running") == "running"
-    assert eventually(lambda: 1 in attempts(record))
+    until(lambda: 1 in attempts(record))
     keeper, agent = pids(live, live.client.job(job).nodes[0])
     os.kill(keeper, signal.SIGKILL)
     if victims != "the keeper":
         os.kill(agent, signal.SIGKILL)
-    assert eventually(lambda: attempts(record).count(2) > 50)
+    until(lambda: attempts(record).count(2) > 50)
     written = attempts(record)
     first = written.index(2)
     beside = written[first:].count(1)

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from harness.waiting import WAIT_S, until
 from litestar import Litestar
 from litestar.response import File, Stream
 from litestar.routes import HTTPRoute, WebSocketRoute
@@ -45,9 +46,7 @@ from shoal.model.service import ServiceSpec
 from shoal.model.storage import StorageView
 from tests.api.server import OPERATORS, Server, serving
 from tests.api.test_forwarding import standby
-from tests.live.cluster import eventually
 
-WAIT_S = 60
 JOB = JobSpec(command=("true",), gpus=4, tenant="red")
 _numbers, _open = count(1), ExitStack()
 
@@ -244,10 +243,10 @@ def test_a_stream_ends_with_its_user(server: Server, waiting: str, method: str, 
     if "checks/{check" in path and "/nodes/" in path:
         asking = polled(f"/v1/nodes/n1/checks/{waiting}?wait_s=30")
     ended = asking(server, token)
-    assert eventually(lambda: name in open_streams(server))
+    until(lambda: name in open_streams(server))
     other, others_token = newcomer(server)
     stays = polled("/v1/jobs/j1?wait_for=finished&wait_s=30")(server, others_token)
-    assert eventually(lambda: other in open_streams(server))
+    until(lambda: other in open_streams(server))
     server.ask(RemoveUser(name))
     ended()
     assert other in open_streams(server), "nobody else's was ended"
@@ -261,10 +260,10 @@ def test_a_nodes_link_ends_with_its_key(server: Server) -> None:
     link = socket_of(server, "/v1/link", text)
     linked = server.linked
     assert linked is not None
-    assert eventually(lambda: "far" in linked)
+    until(lambda: "far" in linked)
     server.ask(RemoveKey(key_id))
     closed(link)
-    assert eventually(lambda: "far" not in linked)
+    until(lambda: "far" not in linked)
 
 
 def test_a_stream_ends_when_its_token_expires(server: Server, monkeypatch: Any) -> None:
@@ -273,7 +272,7 @@ def test_a_stream_ends_when_its_token_expires(server: Server, monkeypatch: Any) 
     clock = server.loop.clock
     token = server.token("brief", "red", until_ms=clock.now_ms() + 60_000)
     ended = polled("/v1/stream")(server, token)
-    assert eventually(lambda: "brief" in open_streams(server))
+    until(lambda: "brief" in open_streams(server))
     clock.ms += 60_000  # type: ignore[attr-defined]
     ended()
 
@@ -290,7 +289,7 @@ def test_a_body_that_is_still_on_its_way_submits_nothing(server: Server) -> None
     with socket.create_connection(("127.0.0.1", server.port), WAIT_S) as line:
         line.sendall(head.encode() + body[:-1])
         watcher = server.app.state[ACCESS].watcher
-        assert eventually(
+        until(
             lambda: name in {one.proof.who.user for one in server.run(lambda: [*watcher.entries])}
         )
         server.ask(RemoveUser(name))
@@ -339,12 +338,12 @@ def test_a_sign_out_holds_after_a_restart_and_ends_the_page(tmp_path: Path) -> N
         page = first.connect()
         page.request("GET", "/v1/stream", headers={"cookie": out.cookie})
         assert page.getresponse().status == 200
-        assert eventually(lambda: "ann" in open_streams(first))
+        until(lambda: "ann" in open_streams(first))
         assert (out.call("POST", "/v1/session/end"), boss.call("POST", "/v1/session/end")) == (
             200,
             200,
         )
-        assert eventually(lambda: "ann" not in open_streams(first)), "its page is over"
+        until(lambda: "ann" not in open_streams(first), "its page is over")
         page.close()
         assert (out.call("GET", "/v1/me"), boss.call("GET", "/v1/me")) == (401, 401)
         assert stays.call("GET", "/v1/me") == 200
@@ -372,7 +371,7 @@ def test_what_passes_through_a_standby_ends_with_its_user(server: Server, tmp_pa
             entries = server.run(lambda: [*watcher.entries])
             return sum(one.stream and one.proof.who.user == name for one in entries)
 
-        assert eventually(lambda: streams() == 4), "the page, the call, and the host's two sockets"
+        until(lambda: streams() == 4, "the page, the call, and the host's two sockets")
         assert out.call("POST", "/v1/session/end") == 200
         assert (out.call("GET", "/v1/me"), out.call("GET", "/v1/me", server)) == (401, 401)
         server.ask(RemoveUser(name))

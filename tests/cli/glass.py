@@ -16,9 +16,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from harness.waiting import WAIT_S
+
 SOURCE = Path(__file__).parents[2] / "src"
 SHOAL = ("-m", "shoal.main")
-WAIT_S = 60.0
 _PIECE = re.compile(r"\x1b\[([0-?]*)([ -/]*[@-~])|\x1b[ -/]*[0-~]|[\x00-\x1f]|[^\x00-\x1f\x1b]+")
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from harness.waiting import until
 from rich.console import Console
 
 import shoal.cli.verbs.demo as demo_verb
@@ -41,7 +42,6 @@ from shoal.model.events import (
 from shoal.model.job import JobSpec, Outcome, StopCause
 from shoal.model.node import NodeSpec
 from shoal.model.resources import Slice
-from tests.live.cluster import eventually
 
 SPEC = JobSpec(command=("x",), name="train", gpus=2)
 
@@ -255,17 +255,17 @@ def test_the_whole_demo_is_as_promised_and_who_watches_may_kill_a_node(place: Pa
 
     try:
         with demo(place, "--json", "--keep", stdin=its) as process:
-            assert eventually(lambda: bool(homes()), 60)
+            until(lambda: bool(homes()))
             with Client.at_home(*homes(), patience_s=60) as client:
                 jobs = len(demo_plan.jobs({}, ""))
-                assert eventually(lambda: (client.status().submitted or 0) >= jobs, 60)
+                until(lambda: (client.status().submitted or 0) >= jobs)
 
                 def killed() -> bool:
                     os.write(ours, b"2")
                     told = client.events(after=0, limit=5000).events
                     return any(isinstance(r.event, NodeLost) and r.event.node == "n2" for r in told)
 
-                assert eventually(killed, 60)
+                until(killed)
             out, err = process.communicate(timeout=200)
         result = json.loads(out)
         assert [promise for promise in result["promises"] if not promise["kept"]] == []

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from harness.waiting import until
 
 from shoal.api.principal import THE_OPERATOR
 from shoal.api.reach import Reach
@@ -21,7 +22,7 @@ from shoal.model.node import NodeIntent
 from shoal.model.views import ProgressView
 from tests.cli.conftest import Shoal
 from tests.core.training import Training, policy
-from tests.live.cluster import Live, eventually
+from tests.live.cluster import Live
 
 # Tells of a step each tenth of a second, until it is stopped.
 BEATS = """
@@ -50,7 +51,7 @@ def test_how_far_a_real_job_is_stands_in_ps_and_why(live_shoal: Shoal, cluster: 
     spec = cluster.spec(sys.executable, "-c", BEATS, env={"PYTHONPATH": source})
     job_id = cluster.client.submit(spec).id
     try:
-        assert eventually(lambda: _left_is_known(cluster, job_id)), "it was never heard"
+        until(lambda: _left_is_known(cluster, job_id), "it was never heard")
         told = live_shoal("why", job_id).out
         assert "/100000, loss 1.88, " in told
         assert " left" in told

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from harness.waiting import WAIT_S, until
 
 from shoal.control.home import ClusterConfig, Home
 from shoal.control.lifecycle import take_down
@@ -22,11 +23,10 @@ from shoal.model.joining import KeyView
 from shoal.model.views import NodeView
 from shoal.wire import LinkFile
 from tests.cli.conftest import Result, Shoal, assert_one_clear_line
-from tests.live.cluster import Live, eventually, live_cluster, virtual_nodes
+from tests.live.cluster import Live, live_cluster, virtual_nodes
 from tests.needs import need_root
 
 SHOAL = (sys.executable, "-m", "shoal.main")
-BOUND_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -98,14 +98,14 @@ def test_a_machine_joins_runs_jobs_and_leaves(
     assert (head.wait(job), head.output(job)) == ("succeeded", "on gpu7\n")
     lock = home / "nodes" / "gpu7" / "starter.lock"
     os.kill(int(lock.read_text()), signal.SIGKILL)
-    assert eventually(lambda: not held(lock), BOUND_S)
+    until(lambda: not held(lock))
     again = json.loads(machine("join", url(head), "--json").out)
-    assert eventually(lambda: held(lock), BOUND_S), "a starter that was killed is started again"
+    until(lambda: held(lock), "a starter that was killed is started again")
     assert (again["already"], again["node"]["labels"]) == (True, {"pool": "a100"})
     (key,) = [key for key in keys(head) if key.node == "gpu7"]
     left = machine("leave")
     assert (left.code, left.out) == (0, f"gpu7 left the cluster at {url(head)}\n")
-    assert eventually(lambda: key.id not in {one.id for one in keys(head)}, BOUND_S)
+    until(lambda: key.id not in {one.id for one in keys(head)})
     assert not (home / "nodes" / "gpu7" / LINK_FILE).exists()
     assert "not in a cluster" in machine("leave").out
 
@@ -124,10 +124,10 @@ def test_a_machine_comes_back_with_its_own_key_and_another_cannot_take_its_name(
     assert_one_clear_line(other)
     assert "name: m1 is taken by the machine at 127.0.0.1; choose another with --name" in other.err
     assert machine("down").code == 0  # as a machine that is switched off, and reports it
-    assert eventually(lambda: state(head, "m1") == "lost", BOUND_S)
+    until(lambda: state(head, "m1") == "lost")
     back = machine("join", url(head), "--name", "m1", shown="")
     assert back.code == 0, back.err
-    assert eventually(lambda: state(head, "m1") == "ready", BOUND_S)
+    until(lambda: state(head, "m1") == "ready")
     assert machine("leave", "--now").code == 0
 
 
@@ -138,16 +138,16 @@ def test_a_node_whose_key_was_removed_is_silent_until_it_joins_again(
     (key,) = [key for key in keys(head) if key.node == "m2"]
     removed = shoal("token", "remove", key.id, home=head.home.path)
     assert removed.out == f"removed the key {key.id}; it lets nobody in any more\n"
-    assert eventually(lambda: state(head, "m2") == "silent", BOUND_S)
+    until(lambda: state(head, "m2") == "silent")
     problem = home / "nodes" / "m2" / "link.problem"
-    assert eventually(lambda: problem.exists() and "join again" in problem.read_text(), BOUND_S)
+    until(lambda: problem.exists() and "join again" in problem.read_text())
     gone = machine("down")
     assert gone.code == 0, gone.err
     refused = machine("join", url(head), shown="")
     assert "the head does not accept this node's key" in refused.err.splitlines()[-1]
     again = machine("join", url(head))
     assert again.code == 0, again.err
-    assert eventually(lambda: state(head, "m2") == "ready", BOUND_S)
+    until(lambda: state(head, "m2") == "ready")
     assert machine("leave", "--now").code == 0
 
 
@@ -159,14 +159,14 @@ def test_in_the_foreground_a_machine_stays_until_it_is_ended_and_reports_its_end
     # Without an order: the head sends a node away at once that is of an order it never placed.
     more = ("--origin", "spot", "--taint", "spot", "--ends-in", "3600")
     process = subprocess.Popen([*SHOAL, *words, *more], env=env, stderr=subprocess.DEVNULL)
-    assert eventually(lambda: health(head, "lot1") == "ready", BOUND_S)
+    until(lambda: health(head, "lot1") == "ready")
     folder = home / "nodes" / "lot1"
     spec = json.loads((folder / "spec.json").read_text())
     assert (spec["origin"], spec["taints"]) == ("spot", ["spot"])
     assert json.loads((folder / "ends.json").read_text())["why"] == "its time limit"
     process.send_signal(signal.SIGTERM)
-    assert process.wait(BOUND_S) == 0
-    assert eventually(lambda: health(head, "lot1") == "lost", BOUND_S)
+    assert process.wait(WAIT_S) == 0
+    until(lambda: health(head, "lot1") == "lost")
     marks = [os.fsencode(f"SHOAL_AGENT_DIR={folder}"), os.fsencode(f"SHOAL_NODE_DIR={folder}")]
     assert not [pid for pid in pids() if any(mark in environment(pid) for mark in marks)]
 

@@ -11,11 +11,12 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from harness.waiting import until
 
 from tests.api.openid import SECRET, FakeProvider, fake_provider
 from tests.cli.conftest import Shoal, assert_one_clear_line
 from tests.cli.test_login import _own_folder, far, laptop, line_of, log_in
-from tests.live.cluster import Live, eventually
+from tests.live.cluster import Live
 
 __all__ = ["_own_folder", "far", "laptop"]  # fixtures
 
@@ -64,7 +65,7 @@ def test_whoever_signs_in_by_a_code_is_who_they_are_at_the_provider(
     browser.close()
 
     def agree() -> None:
-        assert eventually(lambda: bool(provider.asked)), "the head asks the provider"
+        until(lambda: bool(provider.asked), "the head asks the provider")
         provider.agreed = True
 
     agreeing = threading.Thread(target=agree)

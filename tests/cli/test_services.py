@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from harness.waiting import until
 
 from shoal.cli.request import assemble
 from shoal.cli.verbs.serve import _unexpanded
@@ -21,8 +22,8 @@ from shoal.model.service import Routing
 from shoal.model.views import ServiceView
 from tests.cli.conftest import Result, Shoal, assert_one_clear_line
 from tests.gateway.world import ROOT, get
-from tests.live.cluster import Live, eventually
-from tests.live.serving import WAIT_S, Serving, serving_cluster
+from tests.live.cluster import Live
+from tests.live.serving import Serving, serving_cluster
 
 REPLICA = f"exec {sys.executable} -m tests.gateway.replica $PORT"
 NO_BROWSER = "a page with absolute links needs --path /chat, --port or --host"
@@ -46,7 +47,7 @@ def serve(shoal: Shoal, name: str, script: str, *flags: str) -> Result:
 
 def stop(live: Live, name: str) -> None:
     live.client.stop_service(name)
-    assert eventually(Serving(live, name).gone, WAIT_S)
+    until(Serving(live, name).gone)
 
 
 def last_line(result: Result) -> str:
@@ -84,7 +85,7 @@ def test_a_service_from_its_start_to_its_end(at_home: Shoal, serving_home: Live)
     assert at_home("why", "chat").out.startswith("chat is ready\n")
 
     assert at_home("service", "chat", "--stop") == (0, "chat is being stopped\n", "")
-    assert eventually(Serving(serving_home, "chat").gone, WAIT_S)
+    until(Serving(serving_home, "chat").gone)
     assert "there is no job or service named chat" in at_home("logs", "chat").err
     for args in (["service", "chat"], ["service", "chat", "--stop"]):
         result = at_home(*args)

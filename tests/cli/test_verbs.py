@@ -10,9 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from harness.waiting import until
 
 from tests.cli.conftest import Shoal, assert_one_clear_line
-from tests.live.cluster import Live, eventually
+from tests.live.cluster import Live
 
 
 def test_run_prints_the_id_alone_into_a_pipe(live_shoal: Shoal, cluster: Live) -> None:
@@ -33,13 +34,13 @@ def test_run_and_wait_shows_the_output_and_ends_with_the_code(live_shoal: Shoal)
 def test_verbs_find_a_job_by_its_name(live_shoal: Shoal, cluster: Live) -> None:
     script = "echo made > $SHOAL_OUTPUT/result; echo hello; sleep 600"
     job = live_shoal("run", "--name", "prep-1.a", "--", "sh", "-c", script).out.strip()
-    assert eventually(lambda: live_shoal("logs", "prep-1.a").out == "hello\n")
+    until(lambda: live_shoal("logs", "prep-1.a").out == "hello\n")
     assert live_shoal("logs", "prep-1.a.0").out == "hello\n"
     for verb in ("why", "explain"):
         assert live_shoal(verb, "prep-1.a").out.startswith(job)
     assert job in live_shoal("events", "--job", "prep-1.a").out
     assert live_shoal("note", "prep-1.a", "mine").code == 0
-    assert eventually(lambda: "result" in live_shoal("ls", "prep-1.a").out)
+    until(lambda: "result" in live_shoal("ls", "prep-1.a").out)
     assert live_shoal("exec", "prep-1.a", "--", "true").code == 0
     assert live_shoal("cancel", "prep-1.a").code == 0
     assert cluster.wait(job) == "cancelled"
@@ -201,7 +202,7 @@ def test_an_elastic_gang_is_shown_and_heard_whole(live_shoal: Shoal, cluster: Li
     assert lines["ID"][2] == "TENANT"
     assert lines[job][2:4] == ["crew", "running"]
     assert "3/2..3x8" in lines[job]
-    assert eventually(
+    until(
         lambda: (
             sorted(live_shoal("logs", job).out.splitlines())
             == [f"[{rank}] rank {rank} of 3" for rank in range(3)]
@@ -281,10 +282,10 @@ def test_a_drain_can_be_planned_shown_and_taken_back(live_shoal: Shoal, cluster:
         assert "(ends in 1h 59m: drain planned by " in line("n2")
         assert live_shoal("drain", "n3", "--at", "2d").code == 2
         assert live_shoal("ends", "--node", "n3", "--in", "3h", "--why", "rented").code == 0
-        assert eventually(lambda: "(ends in 2h 59m: rented)" in line("n3"))
+        until(lambda: "(ends in 2h 59m: rented)" in line("n3"))
         assert live_shoal("ends", "--node", "nn", "--never").code == 1
         assert live_shoal("ends", "--never").code == 0
-        assert eventually(lambda: "ends" not in line("n3"))
+        until(lambda: "ends" not in line("n3"))
     finally:
         assert live_shoal("uncordon", "n2").code == 0
     assert "ends" not in line("n2")
@@ -357,7 +358,7 @@ def test_one_interrupt_leaves_the_job_running_and_two_cancel_it(cluster: Live) -
         process.stderr.readline()
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 130
-    assert eventually(lambda: cluster.client.job(job).state == "cancelled")
+    until(lambda: cluster.client.job(job).state == "cancelled")
 
 
 def test_events_are_followed_as_they_happen(cluster: Live) -> None:
@@ -388,7 +389,7 @@ def test_a_job_is_requeued_and_one_that_ended_is_submitted_again(
     job = cluster.run("sleep 600", name="again")
     cluster.wait(job, "running")
     assert live_shoal("requeue", job).out == f"{job} will run again\n"
-    assert eventually(lambda: cluster.client.job(job).attempt == 2, 40)
+    until(lambda: cluster.client.job(job).attempt == 2)
     cluster.client.cancel(job)
     cluster.wait(job)
     (anew,) = json.loads(live_shoal("requeue", job, "--json").out)

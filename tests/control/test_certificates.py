@@ -8,7 +8,6 @@ import http.client
 import socket
 import ssl
 import threading
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from harness.waiting import until_async
 
 from shoal.control import certificates, reach
 from shoal.control.alarms import Alarms
@@ -284,18 +284,13 @@ def test_a_controller_keeps_its_certificate_valid_and_says_if_it_cannot(
     alarms, changes = Alarms(), asyncio.Event()
     monkeypatch.setattr("shoal.control.encryption.LOOK_S", 0.01)
 
-    async def until(fact: Callable[[], bool]) -> None:
-        async with asyncio.timeout(60):
-            while not fact():  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-
     async def watch() -> None:
         running = asyncio.create_task(encryption.run(alarms, changes.set))
-        await until(lambda: any("replace the file" in text for text in alarms.texts))
+        await until_async(lambda: any("replace the file" in text for text in alarms.texts))
         chain.write_text("nonsense")
-        await until(lambda: any("cannot be renewed" in text for text in alarms.texts))
+        await until_async(lambda: any("cannot be renewed" in text for text in alarms.texts))
         write_certificate(tmp_path, ends=100 * DAY)
-        await until(lambda: changes.is_set() and not alarms.texts)
+        await until_async(lambda: changes.is_set() and not alarms.texts)
         running.cancel()
 
     asyncio.run(watch())

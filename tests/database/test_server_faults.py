@@ -13,8 +13,8 @@ from typing import Any
 
 import psycopg
 import pytest
-from harness.heads import wait
 from harness.postgres import Postgres, folder, postgres
+from harness.waiting import until
 
 from shoal.control.store.events import EventStore
 from shoal.control.store.marks import JOBS_AHEAD
@@ -233,7 +233,7 @@ def test_a_server_that_hangs_holds_up_an_event_loop_once_and_not_again_before_it
                 return asyncio.run(on_loop()) == [1]
             return False
 
-        wait("the server", back)
+        until(back, "the server")
 
 
 def test_errors_are_one_line_without_a_password(

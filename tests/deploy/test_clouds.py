@@ -21,11 +21,11 @@ from typing import Any
 
 import pytest
 import yaml
+from harness.waiting import WAIT_S
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 CLOUD_INIT = DEPLOY / "cloud-init"
 TOKEN = "shoal_ab12cd34_secret.abcdef"
-WAIT_S = 60
 
 
 def render(*args: str, token: str = TOKEN, folder: Path) -> subprocess.CompletedProcess[str]:

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from harness.waiting import WAIT_S
 from storm.node import Fate
 
 from shoal.control.logs import LogStore
@@ -24,7 +25,6 @@ from shoal.model.secret import SealedSecrets, SecretsOf, SecretsWanted
 from shoal.ports import Engine, Files
 from shoal.sealing import seal
 
-WAIT_S = 90.0
 # Commands may be lost: what is not seen to be done is said again.
 SAY_AGAIN_S = 1.0
 GRACE_MS = 10_000

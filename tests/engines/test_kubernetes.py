@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness.kubernetes.kube import REAL, Kube, until
+from harness.kubernetes.kube import REAL, Kube
 from harness.kubernetes.kubelet import Kubelet
+from harness.waiting import until
 from litestar import post
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler

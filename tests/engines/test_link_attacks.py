@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from harness.waiting import WAIT_S, until_async
 
 from shoal.agent import dialling
 from shoal.channel import Dialled, Refused, dial
@@ -38,7 +39,7 @@ from shoal.wire import (
     Turned,
     encode,
 )
-from tests.engines.hand import WAIT_S, Ears
+from tests.engines.hand import Ears
 from tests.engines.linked_rig import NAME, Head, Keys
 
 pytestmark = pytest.mark.filterwarnings("ignore::litestar.exceptions.LitestarDeprecationWarning")
@@ -116,12 +117,6 @@ def play(scratch: Path, act: Callable[[Scene], Awaitable[None]]) -> None:
     asyncio.run(run())
 
 
-async def until(fact: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not fact():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-
-
 def report(node: str = "n1", incarnation: int = 7, **more: Any) -> NodeReport:
     spec = NodeSpec(id=node, cpu_milli=1_000, memory_mb=100, origin=JOINED, **more)
     return NodeBook(spec, incarnation).report()
@@ -136,7 +131,7 @@ def test_a_node_speaks_for_itself_alone(tmp_path: Path) -> None:
         ):
             peer = await scene.dial("n1")
             peer.send(message)
-            await until(lambda: peer.lost)  # noqa: B023
+            await until_async(lambda: peer.lost)  # noqa: B023
         assert not scene.ears.newest and not scene.ears.deaths
 
     play(tmp_path, act)
@@ -146,7 +141,7 @@ def test_an_origin_that_only_the_heads_own_nodes_have_is_not_believed(tmp_path: 
     async def act(scene: Scene) -> None:
         peer = await scene.dial("n1")
         peer.send(Heard(NodeBook(NodeSpec(id="n1", cpu_milli=1, memory_mb=1), 7).report()))
-        await until(lambda: "n1" in scene.ears.newest)
+        await until_async(lambda: "n1" in scene.ears.newest)
         assert scene.ears.newest["n1"].spec.origin == JOINED
 
     play(tmp_path, act)
@@ -160,14 +155,14 @@ def test_of_two_links_of_one_node_the_newer_counts(
     async def act(scene: Scene) -> None:
         first = await scene.dial("n1")
         first.send(Heard(report(incarnation=7)))
-        await until(lambda: "n1" in scene.ears.newest)
+        await until_async(lambda: "n1" in scene.ears.newest)
         second = await scene.dial("n1")
         second.send(Heard(report(incarnation=8)))
-        await until(lambda: scene.ears.newest["n1"].incarnation == 8)
-        await until(lambda: first.lost)
+        await until_async(lambda: scene.ears.newest["n1"].incarnation == 8)
+        await until_async(lambda: first.lost)
         again = await scene.dial("n1")  # the same life, after its link broke
         again.send(Heard(report(incarnation=8)))
-        await until(lambda: second.lost)
+        await until_async(lambda: second.lost)
         assert len(scene.head) == 1
 
     play(tmp_path, act)
@@ -177,18 +172,18 @@ def test_a_copy_of_a_nodes_folder_does_not_cut_off_the_node(tmp_path: Path) -> N
     async def act(scene: Scene) -> None:
         node = await scene.dial("n1")
         node.send(Heard(report(incarnation=8)))
-        await until(lambda: "n1" in scene.ears.newest)
+        await until_async(lambda: "n1" in scene.ears.newest)
         for life in (7, 9, 7):  # a copy that was started later does not win either
             node.send(Heard(report(incarnation=8)))
             waiting, copy = await scene.dial("n1"), await scene.dial("n1")
-            await until(lambda: waiting.lost)  # noqa: B023
+            await until_async(lambda: waiting.lost)  # noqa: B023
             copy.send(Heard(report(incarnation=life)))
-            await until(lambda: copy.lost)  # noqa: B023
+            await until_async(lambda: copy.lost)  # noqa: B023
             assert [type(word) for word in copy.received] == [Turned]  # the copy knows why
         node.send(Heard(report(incarnation=8)))
         ends = await scene.dial("n1")  # nor does the end of the copy end the node
         ends.send(Died(NodeGone("n1", 9, "its agent has ended")))
-        await until(lambda: ends.lost)
+        await until_async(lambda: ends.lost)
         assert not scene.ears.deaths
         assert not node.lost and scene.ears.newest["n1"].incarnation == 8
         assert len(scene.head._all()) == 1
@@ -205,7 +200,7 @@ def test_a_key_that_is_taken_away_opens_no_link(tmp_path: Path) -> None:
         with pytest.raises(Refused):
             await scene.dial("n1")
         other.send(Heard(report("n2")))
-        await until(lambda: "n2" in scene.ears.newest)
+        await until_async(lambda: "n2" in scene.ears.newest)
 
     play(tmp_path, act)
 
@@ -237,7 +232,7 @@ def test_an_agent_notices_a_head_that_no_longer_answers(
         assert peer.line is not None
         heard_at = peer.line.heard_at
         holding = asyncio.create_task(dialling.Dialling(tmp_path, peer.make)._hold(peer.line))
-        await until(lambda: peer.line is not None and peer.line.heard_at > heard_at + 0.5)
+        await until_async(lambda: peer.line is not None and peer.line.heard_at > heard_at + 0.5)
         assert not holding.done()  # the head answers pings
         peer.line._transport.pause_reading()
         await asyncio.wait_for(holding, WAIT_S)
@@ -287,10 +282,10 @@ def test_garbage_bombs_and_floods_end_their_link_and_nothing_else(tmp_path: Path
                 before_kb = _resident_kb()
                 for start in range(0, len(data), 50_000):
                     peer.raw(data[start : start + 50_000])
-                await until(lambda: peer.lost or not ends)  # noqa: B023
+                await until_async(lambda: peer.lost or not ends)  # noqa: B023
                 scene.ears.newest.pop("n2", None)
                 other.send(Heard(report("n2")))
-                await until(lambda: "n2" in scene.ears.newest)
+                await until_async(lambda: "n2" in scene.ears.newest)
                 assert _resident_kb() - before_kb < 64_000
                 assert peer.line is not None
                 peer.line.abort()
@@ -308,7 +303,7 @@ def test_what_a_node_that_does_not_read_makes_the_head_hold_is_bounded(tmp_path:
     async def act(scene: Scene) -> None:
         peer = await scene.dial("n1")
         peer.send(Heard(report()))
-        await until(lambda: "n1" in scene.ears.newest)
+        await until_async(lambda: "n1" in scene.ears.newest)
         assert peer.line is not None
         peer.line._transport.pause_reading()
         rng, most = random.Random(1), 0

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from harness.waiting import WAIT_S, until
 from storm.node import Fate
 
 from shoal.control import certificates
@@ -20,8 +21,8 @@ from shoal.model.job import MemberRef
 from shoal.model.report import PackagePiece
 from shoal.packing import pack
 from tests.engines.contract import ProcessContract, play, play_two
-from tests.engines.hand import SLEEPS, WAIT_S, Hand, Program, clean
-from tests.engines.linked_rig import LinkedRig, until
+from tests.engines.hand import SLEEPS, Hand, Program, clean
+from tests.engines.linked_rig import LinkedRig
 from tests.engines.sleep_contract import SleepContract
 
 pytestmark = pytest.mark.filterwarnings("ignore::litestar.exceptions.LitestarDeprecationWarning")

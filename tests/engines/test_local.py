@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
+from harness.waiting import WAIT_S, until
 
 from shoal.engines.local.engine import LocalEngine
 from shoal.files import held
 from shoal.model.node import NodeSpec
 from tests.engines.contract import ProcessContract
-from tests.engines.hand import WAIT_S, Rig, clean
+from tests.engines.hand import Rig, clean
 from tests.engines.sleep_contract import SleepContract
 
 NODES = ("n1", "n2")
@@ -61,10 +61,7 @@ class LocalRig(Rig):
 
 
 def _until_free(lock: Path) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while held(lock):
-        assert time.monotonic() < deadline, f"{lock} is still held"
-        time.sleep(0.01)
+    until(lambda: not held(lock), f"{lock} is still held")
 
 
 @pytest.fixture(scope="module")

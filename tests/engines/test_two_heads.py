@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from harness.waiting import until
 
 from shoal.agent import dialling
 from shoal.agent.dialling import Dialling, may_dial, read_link_file
@@ -18,7 +19,6 @@ from shoal.channel import Refused
 from shoal.files import write_private
 from shoal.folder import LINK_FILE
 from shoal.wire import Ask, Commands, Link, LinkFile, ToAgent
-from tests.engines.linked_rig import until
 
 SWITCHING = (
     "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import socket
 
+from harness.waiting import until
+
 from shoal.gateway.balancer import HaproxyBalancer
 from shoal.model.service import GatewayEntry, Route, Served, Wanted
-from tests.gateway.world import World, get, until
+from tests.gateway.world import World, get
 
 
 def test_what_cannot_be_served_is_told_and_all_else_is(world: World) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 
 import pytest
+from harness.waiting import until
 
 from shoal.model.service import Route
-from tests.gateway.world import Answer, World, raw, until
+from tests.gateway.world import Answer, World, raw
 
 
 def test_requests_wait_for_the_first_replica_and_the_last_takes_leave(world: World) -> None:

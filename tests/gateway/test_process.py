@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from harness.waiting import until
 
 from shoal.files import held
 from shoal.gateway import process
@@ -18,7 +19,7 @@ from shoal.gateway.binary import CHOICE, GatewayError, find_binary
 from shoal.gateway.gateway import Gateway
 from shoal.gateway.presence import holders
 from shoal.model.service import GatewayEntry, Route, Served, Wanted
-from tests.gateway.world import ROOT, Clients, World, free_port, raw, until
+from tests.gateway.world import ROOT, Clients, World, free_port, raw
 
 CHAT = Route(service="chat", concurrency=8)
 

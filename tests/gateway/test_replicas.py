@@ -9,9 +9,10 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
+from harness.waiting import until
 
 from shoal.model.service import ReplicaState, Route, Served
-from tests.gateway.world import Answer, Clients, World, raw, read_until, until
+from tests.gateway.world import Answer, Clients, World, raw, read_until
 
 CHAT = Route(service="chat", concurrency=8)
 

@@ -10,18 +10,17 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from harness.waiting import WAIT_S, until
 
 from shoal.files import held
 from shoal.gateway.gateway import Gateway
 from shoal.model.service import GatewayEntry, Replica, ReplicaState, Route, Served, Wanted
 
-WAIT_S = 20.0
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -181,13 +180,6 @@ class Clients:
                         self.answers[text] = self.answers.get(text, 0) + 1
                     else:
                         self.failures.append(f"{status} {text}")
-
-
-def until(fact: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not fact():
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.01)
 
 
 def free_port() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from harness.waiting import until
 
 from shoal.client import Client
 from shoal.model.events import BudgetHeld, Event
@@ -11,7 +12,7 @@ from shoal.model.ledger import By, LedgerView
 from shoal.model.policy import Tenant
 from shoal.model.prices import Price, PriceList
 from tests.ledger.worlds import capacity
-from tests.live.cluster import eventually, live_cluster
+from tests.live.cluster import live_cluster
 
 
 def all_events(client: Client) -> list[Event]:
@@ -36,8 +37,8 @@ def assert_adds_up(client: Client, view: LedgerView) -> None:
 def test_nodes_and_controllers_die_and_the_report_adds_up_to_the_millisecond() -> None:
     with live_cluster(3, gpus=4) as live:
         client = live.client
-        until = live.home.path / "go"
-        wait = f"while [ ! -e {until} ]; do sleep 0.1; done"
+        release = live.home.path / "go"
+        wait = f"while [ ! -e {release} ]; do sleep 0.1; done"
         first = live.run(wait, gpus=4, name="first", user="ann", tenant="red")
         second = live.run(wait, members=2, gpus=2, user="bob")
         for job in (first, second):
@@ -46,11 +47,11 @@ def test_nodes_and_controllers_die_and_the_report_adds_up_to_the_millisecond() -
 
         node = client.job(first).gang[0].node
         live.kill_agent(node)
-        assert eventually(lambda: client.job(first).attempt == 2, 60)
+        until(lambda: client.job(first).attempt == 2)
         live.wait(first, "running")
         live.kill_controller()
-        assert eventually(lambda: client.status().epoch == 2, 60)
-        until.touch()
+        until(lambda: client.status().epoch == 2)
+        release.touch()
         assert live.wait(first) == "succeeded"
         assert live.wait(second) == "succeeded"
 
@@ -72,7 +73,7 @@ def test_nodes_and_controllers_die_and_the_report_adds_up_to_the_millisecond() -
         assert priced.cost is not None
         assert abs(priced.cost - cost.gpu_us / 1e8) < 1e-9
         live.kill_controller()
-        assert eventually(lambda: client.status().epoch == 3, 60)
+        until(lambda: client.status().epoch == 3)
         assert client.prices().currency == "EUR"
         assert_adds_up(client, client.ledger())
 
@@ -89,7 +90,7 @@ def test_a_tenant_that_has_spent_its_budget_waits_until_there_is_more() -> None:
         def held() -> bool:
             return any(isinstance(event, BudgetHeld) for event in all_events(client))
 
-        assert eventually(held, 60)
+        until(held)
         notes = client.ledger(by=By.TENANT).notes
         assert any("red has spent " in note and " of 1 this month" in note for note in notes)
         waits = live.run("true", gpus=1, tenant="red")
@@ -97,7 +98,7 @@ def test_a_tenant_that_has_spent_its_budget_waits_until_there_is_more() -> None:
         assert live.wait(live.run("true", gpus=1, tenant="blue")) == "succeeded"
         assert client.job(running).state == "running"  # nothing that runs is killed
         live.kill_controller()
-        assert eventually(lambda: client.status().epoch == 2, 60)
+        until(lambda: client.status().epoch == 2)
         assert "budget" in client.why(waits).why
         rich = Tenant(name="red", budget_money=1_000_000_000_000)
         client.set_policy(msgspec.structs.replace(client.policy(), tenants=(rich,)))

@@ -8,11 +8,12 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
+from harness.waiting import WAIT_S, until
 
 from shoal.client import Address, Client
 from shoal.control.home import ClusterConfig, Home
@@ -52,7 +53,7 @@ class Live:
         """Submit a shell script; returns the job's id."""
         return self.client.submit(self.spec("sh", "-c", script, **fields)).id  # type: ignore[arg-type]
 
-    def wait(self, job_id: str, goal: str = "finished", timeout_s: float = 60) -> str:
+    def wait(self, job_id: str, goal: str = "finished", timeout_s: float = WAIT_S) -> str:
         """The job's state once it is there."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
@@ -109,7 +110,11 @@ def live_cluster(
         finally:
             live.client.close()
         take_down(home, lambda _: None)
-        assert eventually(lambda: not live.processes()), "processes were left behind"
+        until(
+            lambda: not live.processes(),
+            "processes were left behind",
+            lambda: _commands(live.processes()),
+        )
         said = home.controller_log.read_text(errors="replace")
         assert "Traceback" not in said, said[said.index("Traceback") - 500 :][:5000]
     finally:
@@ -117,20 +122,14 @@ def live_cluster(
         shutil.rmtree(path, ignore_errors=True)
 
 
-def eventually(condition: Callable[[], bool], timeout_s: float = 20) -> bool:
-    """Real processes take their time: wait for a fact, not for a duration."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
-
-
 def all_pids() -> list[int]:
     return [
         int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()
     ]
+
+
+def _commands(pids: list[int]) -> list[list[bytes]]:
+    return [_cmdline(pid).split(b"\0") for pid in pids]
 
 
 def _cmdline(pid: int) -> bytes:

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 import pytest
+from harness.waiting import until
 
 from shoal.gateway.binary import GatewayError, find_binary
 from shoal.model.events import ServiceScaled
@@ -18,9 +19,8 @@ from shoal.model.job import JobSpec
 from shoal.model.service import Probe, Route, Scale, ServiceSpec
 from shoal.model.views import ServiceView
 from tests.gateway.world import ROOT, Answer, Clients, get
-from tests.live.cluster import Live, all_pids, eventually, live_cluster
+from tests.live.cluster import Live, all_pids, live_cluster
 
-WAIT_S = 40
 # Clusters listen on 10,000 to 20,000, their gangs meet on 20,000 to 32,000, and what lies above
 # belongs to outgoing connections: a replica must find its port free, so each worker of the test
 # run has some of its own.
@@ -91,7 +91,7 @@ class Serving:
             view = self.view()
             return view.state == state and version in (0, view.version)
 
-        assert eventually(settled, WAIT_S), f"{view.state}, version {view.version}: {view.why}"
+        until(settled, more=lambda: f"{view.state}, version {view.version}: {view.why}")
         return view
 
     def serve(self, name: str, scale: Scale | None = None) -> ServiceView:

@@ -7,11 +7,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from harness.waiting import until
 
 from shoal.model.array import ArrayCounts
 from shoal.model.finding import JobFilter
 from shoal.model.views import JobView
-from tests.live.cluster import Live, eventually, live_cluster
+from tests.live.cluster import Live, live_cluster
 
 BAD = 40  # one of so many elements fails the first time
 AT_MOST = 24
@@ -36,7 +37,7 @@ def test_each_element_runs_once_through_kills_of_the_controller(
         array = live.run(script, sweep=sweep, cpu_milli=100, restart="never")
         for kill in range(kills):
             done = elements * kill // kills
-            assert eventually(partial(reached, live, array, done), 120), "it goes on"
+            until(partial(reached, live, array, done), "it goes on")
             assert live.kill_controller()
         assert live.wait(array, timeout_s=300) == "failed"
         bad = [index for index in range(elements) if index % BAD == 7]
@@ -49,7 +50,7 @@ def test_each_element_runs_once_through_kills_of_the_controller(
         assert sorted(row.id for row in failed) == sorted(f"{array}.{index}" for index in bad)
 
         assert live.client.retry(array).note == f"{len(bad)} elements will run again"
-        assert eventually(lambda: live.kill_controller() > 0)
+        until(lambda: live.kill_controller() > 0)
         assert live.wait(array, timeout_s=120) == "succeeded"
         again = Counter(f"{index} 2" for index in bad)
         first = Counter(f"{index} 1" for index in range(elements))

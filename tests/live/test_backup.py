@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from harness.waiting import until
 
 from shoal.client import ShoalError
 from shoal.control.backup.manifest import verify
@@ -15,7 +16,7 @@ from shoal.control.backup.restoring import restore
 from shoal.control.backup.saving import save
 from shoal.control.lifecycle import is_up
 from shoal.model.events import ClusterRestored
-from tests.live.cluster import eventually, live_cluster
+from tests.live.cluster import live_cluster
 
 
 @pytest.mark.outside("real controllers and agents are killed")
@@ -36,7 +37,7 @@ def test_a_head_that_lost_its_disk_comes_back_and_what_started_later_is_stopped(
         supervisor = int(live.home.supervisor_lock.read_text())
         os.kill(supervisor, signal.SIGKILL)
         live.kill_controller()
-        assert eventually(lambda: not is_up(live.home))
+        until(lambda: not is_up(live.home))
         for path in live.home.path.iterdir():  # all but what the agents and their jobs have
             if path != live.home.nodes:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -49,7 +50,7 @@ def test_a_head_that_lost_its_disk_comes_back_and_what_started_later_is_stopped(
         assert live.client.job(old).attempt == 1
         with pytest.raises(ShoalError, match=later):
             live.client.job(later)
-        assert eventually(lambda: len(live.member_processes()) < len(before), 60)
+        until(lambda: len(live.member_processes()) < len(before))
         assert set(live.member_processes()) < set(before), "the older job was left alone"
         new = live.run("echo two")
         assert new == f"j{restored.first_job}"

@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from harness.systemd import Machine, missing, until
+from harness.systemd import Machine, missing
+from harness.waiting import until
 
 from shoal.client import Client, ShoalError
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from harness.waiting import until
+
 from shoal.packing import pack
-from tests.live.cluster import Live, eventually, live_cluster
+from tests.live.cluster import Live, live_cluster
 
 LARGE = 64 << 20
 
@@ -52,7 +54,7 @@ def test_a_controller_killed_while_it_sends_costs_nothing_but_time(tmp_path: Pat
         live.kill_controller()
         had = part.stat().st_size
         assert had < LARGE, "it was killed too late for this test to tell anything"
-        assert eventually(lambda: live.client.job(job).state in ("starting", "succeeded"))
+        until(lambda: live.client.job(job).state in ("starting", "succeeded"))
         assert live.wait(job, timeout_s=120) == "succeeded", live.client.job(job).why
         assert live.output(job) == f"{LARGE}\n"
         view = live.client.job(job)

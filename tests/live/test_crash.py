@@ -11,12 +11,13 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from harness.waiting import until
 
 from shoal.api.timeline import TimelineView
 from shoal.control.past.bars import Bar, Book
 from shoal.exits import read_exits
 from shoal.model.events import JobFinished
-from tests.live.cluster import Live, eventually, live_cluster
+from tests.live.cluster import Live, live_cluster
 
 # Each member notes its start and its end; a start noted twice would be a member run twice.
 SCRIPT = """
@@ -65,7 +66,7 @@ def test_no_job_is_lost_or_run_twice_when_controllers_and_agents_are_killed(
             assert live.client.job(job).code == code
         check_diary(diary, asked)
         check_log(live, asked, controllers)
-        assert eventually(lambda: not live.member_processes()), "members were left behind"
+        until(lambda: not live.member_processes(), "members were left behind")
 
 
 def test_what_ended_while_nobody_could_store_it_ran_once(tmp_path: Path) -> None:
@@ -74,18 +75,18 @@ def test_what_ended_while_nobody_could_store_it_ran_once(tmp_path: Path) -> None
     script = f"echo start >> {diary}; while ! test -e {go}; do sleep 0.05; done; echo done"
     with live_cluster(nodes=2, gpus=1) as live:
         job = live.run(script, gpus=1)
-        assert eventually(diary.exists, 60)
+        until(diary.exists)
         node = live.client.job(job).nodes[0]
         os.kill(live.controller_pid(), signal.SIGSTOP)
         members = live.home.nodes / node / "members"
         go.touch()
-        assert eventually(lambda: bool(read_exits(members)), 60)
+        until(lambda: bool(read_exits(members)))
         live.kill_agent(node)
         live.kill_controller()
         assert live.wait(job, timeout_s=120) == "succeeded"
         assert diary.read_text() == "start\n" and live.client.job(job).attempt == 1
-        assert eventually(lambda: "done" in live.output(job), 60), "its output comes, too"
-        assert eventually(lambda: not read_exits(members), 60), "acknowledged"
+        until(lambda: "done" in live.output(job), "its output comes, too")
+        until(lambda: not read_exits(members), "acknowledged")
 
 
 class Killer(threading.Thread):
@@ -105,7 +106,7 @@ class Killer(threading.Thread):
             for deed in self._deeds:
                 time.sleep(self._rng.uniform(0, 0.6))
                 if deed == "controller":
-                    assert eventually(lambda last=last: self._live.controller_pid() != last, 60)  # type: ignore[misc]
+                    until(lambda last=last: self._live.controller_pid() != last)  # type: ignore[misc]
                     last = self._live.kill_controller()
                 else:
                     self._live.kill_agent(f"n{self._rng.randint(1, 4)}")

@@ -8,11 +8,12 @@ import threading
 
 import msgspec
 import pytest
+from harness.waiting import until
 
 from shoal.forms.request import SERVICE, complete, read_file
 from shoal.model.service import Scale
 from tests.gateway.world import ROOT
-from tests.live.cluster import eventually, live_cluster
+from tests.live.cluster import live_cluster
 from tests.live.serving import Serving, need_gateway, replica_ports
 
 INSTALL_S = 240  # pip fetches the engine once
@@ -43,7 +44,7 @@ def test_an_engine_serves_a_model_and_its_own_queue_asks_for_more_replicas() -> 
         live.client.set_policy(msgspec.structs.replace(policy, **replica_ports()))
         live.client.submit_service(msgspec.structs.replace(wish, scale=scale))
         llama = Serving(live, "llama")
-        assert eventually(lambda: llama.view().state == "ready", INSTALL_S), llama.view().why
+        until(lambda: llama.view().state == "ready", more=lambda: llama.view().why)
         assert say(llama.port, 4) == "length"
         port, done, failed = llama.port, threading.Event(), []
 
@@ -58,7 +59,7 @@ def test_an_engine_serves_a_model_and_its_own_queue_asks_for_more_replicas() -> 
         for thread in threads:
             thread.start()
         try:
-            assert eventually(lambda: llama.view().wanted == 2, 60), llama.view()
+            until(lambda: llama.view().wanted == 2, more=lambda: llama.view())
             why = [one.why for one in llama.scaled()]
             assert any("wait inside the engines" in text for text in why), why
         finally:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
+from harness.waiting import until
 
 from shoal.control.home import ClusterConfig
 from shoal.control.lifecycle import LifecycleError, bring_up, take_down
@@ -16,7 +17,7 @@ from shoal.ends import forget_end, write_end
 from shoal.model.events import JobStopping, NodeLost
 from shoal.model.job import StopCause
 from shoal.model.node import NodeIntent
-from tests.live.cluster import Live, eventually, live_cluster, virtual_nodes
+from tests.live.cluster import Live, live_cluster, virtual_nodes
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def test_what_ends_while_no_controller_is_there_is_learned_by_the_next(pair: Liv
     supervisor = int(pair.home.supervisor_lock.read_text())
     os.kill(supervisor, signal.SIGKILL)
     pair.kill_controller()
-    assert eventually(lambda: not pair.member_processes())
+    until(lambda: not pair.member_processes())
     bring_up(pair.home, None, lambda _: None)
     assert pair.wait(job) == "failed"
     assert (pair.client.job(job).code, pair.output(job)) == (4, "before\n")
@@ -57,11 +58,11 @@ def test_a_killed_agent_is_a_lost_node_and_its_jobs_run_elsewhere(pair: Live) ->
     script = "echo attempt $SHOAL_ATTEMPT on $SHOAL_NODE; setsid sleep 600 & sleep 600"
     job = pair.run(script, gpus=2)
     assert pair.wait(job, "running") == "running"
-    assert eventually(lambda: "attempt 1" in pair.output(job))
+    until(lambda: "attempt 1" in pair.output(job))
     node = pair.client.job(job).nodes[0]
     old = set(pair.member_processes())
     pair.kill_agent(node)
-    assert eventually(lambda: pair.client.job(job).attempt == 2)
+    until(lambda: pair.client.job(job).attempt == 2)
     assert pair.wait(job, "running") == "running"
     assert pair.client.job(job).nodes != [node]
     assert not old & set(pair.member_processes()), "processes of the lost node linger"
@@ -78,8 +79,9 @@ def test_a_killed_agent_is_a_lost_node_and_its_jobs_run_elsewhere(pair: Live) ->
     )
     pair.client.cancel(job)
     assert pair.wait(job) == "cancelled"
-    assert eventually(lambda: all(view.state == "ready" for view in pair.client.nodes())), (
-        "the node comes back by itself"
+    until(
+        lambda: all(view.state == "ready" for view in pair.client.nodes()),
+        "the node comes back by itself",
     )
 
 
@@ -100,8 +102,8 @@ def test_members_die_even_if_agent_and_keeper_are_killed_together(pair: Live) ->
     os.kill(info["keeper"], signal.SIGSTOP)
     os.kill(info["pid"], signal.SIGKILL)
     os.kill(info["keeper"], signal.SIGKILL)
-    assert eventually(lambda: pair.client.job(job).attempt == 2)
-    assert eventually(lambda: not old & set(pair.member_processes()))
+    until(lambda: pair.client.job(job).attempt == 2)
+    until(lambda: not old & set(pair.member_processes()))
 
 
 def test_a_stopped_agent_is_silent_and_its_jobs_are_left_alone(pair: Live) -> None:
@@ -116,7 +118,7 @@ def test_a_stopped_agent_is_silent_and_its_jobs_are_left_alone(pair: Live) -> No
         def silent() -> bool:
             return any(view.id == node and view.state == "silent" for view in pair.client.nodes())
 
-        assert eventually(silent)
+        until(silent)
         assert pair.client.job(job).state == "running"
         other = pair.run("true", gpus=2)
         assert pair.wait(other) == "succeeded"
@@ -133,7 +135,7 @@ def test_a_drained_node_empties_and_a_cordoned_one_takes_nothing_new(pair: Live)
     assert pair.wait(job, "running") == "running"
     node = pair.client.job(job).nodes[0]
     pair.client.set_intent(node, NodeIntent.DRAINING)
-    assert eventually(lambda: pair.client.job(job).attempt == 2)
+    until(lambda: pair.client.job(job).attempt == 2)
     assert pair.wait(job, "running") == "running"
     other = pair.client.job(job).nodes[0]
     assert other != node
@@ -173,7 +175,7 @@ def test_up_is_safe_to_repeat_and_refuses_another_make(pair: Live) -> None:
 def test_a_node_that_a_new_configuration_drops_leaves_the_cluster(pair: Live) -> None:
     take_down(pair.home, lambda _: None)
     pair.restart(ClusterConfig(nodes=virtual_nodes(1, 2), port=0))
-    assert eventually(lambda: [view.id for view in pair.client.nodes()] == ["n1"])
+    until(lambda: [view.id for view in pair.client.nodes()] == ["n1"])
     job = pair.run("true", gpus=2)
     assert pair.wait(job) == "succeeded"
 
@@ -194,7 +196,7 @@ def test_a_job_leaves_a_node_before_its_end_and_a_long_one_does_not_start_there(
     assert pair.wait(job, "running") == "running"
     node = pair.client.job(job).nodes[0]
     write_end(pair.home.node(node), time.time() + 10, "spot notice")
-    assert eventually(lambda: pair.client.job(job).attempt == 2)
+    until(lambda: pair.client.job(job).attempt == 2)
     events = pair.client.events(job=job)
     stops = [one.event for one in events.events if isinstance(one.event, JobStopping)]
     assert [stop.cause for stop in stops] == [StopCause.DRAIN]
@@ -203,7 +205,7 @@ def test_a_job_leaves_a_node_before_its_end_and_a_long_one_does_not_start_there(
     assert pair.client.job(job).nodes != [node]
     write_end(pair.home.node(node), time.time() + 3600, "rented")
     waiting = pair.run("true", gpus=1)
-    assert eventually(lambda: f"{node} has room, but ends in " in pair.client.why(waiting).why)
+    until(lambda: f"{node} has room, but ends in " in pair.client.why(waiting).why)
     short = pair.run("true", gpus=1, time_limit_ms=60_000)
     assert pair.wait(short) == "succeeded"
     forget_end(pair.home.node(node))

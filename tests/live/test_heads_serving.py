@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 import pytest
-from harness.heads import Head, Pair, pair, wait
+from harness.heads import Head, Pair, pair
+from harness.waiting import until
 
 from shoal.client import Client
 from shoal.model.job import JobSpec
@@ -62,30 +63,30 @@ def _answers(at: int) -> bool:
 def test_requests_through_a_standby_do_not_notice_that_the_leader_is_lost(heads: Pair) -> None:
     first, second = heads.heads
     put(second, "v1")
-    wait("two replicas", lambda: (view(second).state, view(second).ready) == ("ready", 2))
+    until(lambda: (view(second).state, view(second).ready) == ("ready", 2), "two replicas")
     assert port(first) != port(second), "a URL names the gateway of the head that was asked"
     for head in (first, second):  # a gateway follows what the leader decides, a moment later
-        wait(f"the gateway of {head.name}", functools.partial(_answers, port(head)))
+        until(functools.partial(_answers, port(head)), f"the gateway of {head.name}")
     with (
         Clients(port(first), f"/{NAME}/", 1) as at_first,
         Clients(port(second), f"/{NAME}/") as load,
     ):
         at_first.more()
         load.more()
-        wait("the standby's requests at the leader", lambda: view(first).requests_per_s > 0)
+        until(lambda: view(first).requests_per_s > 0, "the standby's requests at the leader")
         put(second, "v2")
-        wait("version 2", lambda: (view(first).version, view(first).state) == (2, "ready"))
+        until(lambda: (view(first).version, view(first).state) == (2, "ready"), "version 2")
         load.more()
         assert load.of("v2") and at_first.of("v2")
         with Client(f"{first.url},{second.url}", first.home.read_token()) as client:
             seen = client.status().last_seq
             first.kill()
             load.more(100)  # nobody leads yet
-            wait("the next leader", lambda: heads.roles().get(second.name) == "leads")
+            until(lambda: heads.roles().get(second.name) == "leads", "the next leader")
             assert client.lent(patience_s=60).status().last_seq >= seen
             assert client.url == second.url
         load.more(100)
-        wait("the replicas to be ready", lambda: view(second).state == "ready")
+        until(lambda: view(second).state == "ready", "the replicas to be ready")
         at_first.more()
     assert load.failures == []
     assert at_first.failures == [], "the gateway of a head that is lost serves on"

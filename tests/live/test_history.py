@@ -14,10 +14,11 @@ from harness.clients import Recorder, whole_log
 from harness.clusters import Head, Measured, two_heads
 from harness.history import OK, Op, check
 from harness.records import launched
+from harness.waiting import until
 
 from shoal.client import Client, ShoalError
 from shoal.model.job import JobSpec
-from tests.live.cluster import Live, eventually, live_cluster
+from tests.live.cluster import Live, live_cluster
 from tests.needs import need
 
 CLIENTS = 8
@@ -41,15 +42,15 @@ def test_what_clients_were_answered_stays_true_when_controllers_are_killed() -> 
         clients = started(lambda: impatient(live), spec, dice)
         last = 0
         for number in range(1, KILLS + 1):
-            assert eventually(lambda n=number: answered(clients) > n * BETWEEN, 60)  # type: ignore[misc]
-            assert eventually(lambda last=last: live.controller_pid() != last, 60)  # type: ignore[misc]
+            until(lambda n=number: answered(clients) > n * BETWEEN)  # type: ignore[misc]
+            until(lambda last=last: live.controller_pid() != last)  # type: ignore[misc]
             last = live.kill_controller()
         live.kill_agent("n1")
-        assert eventually(lambda: answered(clients) > (KILLS + 1) * BETWEEN, 60)
+        until(lambda: answered(clients) > (KILLS + 1) * BETWEEN)
         ops = ended(clients)
         for job in live.client.jobs(limit=10_000):
             live.client.cancel(job.id)
-        assert eventually(lambda: not live.client.jobs(), 60)
+        until(lambda: not live.client.jobs())
         log = whole_log(live.client)
         found = check(ops, log, launched(live.home.nodes))
         assert not found, f"seed {seed}: " + "\n".join(found)
@@ -67,18 +68,18 @@ def test_what_clients_were_answered_stays_true_when_the_leader_is_lost() -> None
     spec = JobSpec(command=("true",), env={"PATH": os.environ.get("PATH", os.defpath)})
     with two_heads() as cluster:
         clients = started(lambda: cluster.connect(0.5, 5), lambda _: spec, dice)
-        assert eventually(lambda: answered(clients) > BETWEEN, 60)
+        until(lambda: answered(clients) > BETWEEN)
         os.kill(cluster.leader().controller(), signal.SIGKILL)
-        assert eventually(lambda: answered(clients) > 2 * BETWEEN, 60)
+        until(lambda: answered(clients) > 2 * BETWEEN)
         led = cluster.leader()
         stopped = led.controller()
         os.kill(stopped, signal.SIGSTOP)
         try:
-            assert eventually(lambda: another_leads(cluster, led), 60)
+            until(lambda: another_leads(cluster, led))
         finally:
             os.kill(stopped, signal.SIGCONT)
         count = answered(clients)
-        assert eventually(lambda: answered(clients) > count + BETWEEN, 60)
+        until(lambda: answered(clients) > count + BETWEEN)
         found = check(ended(clients), whole_log(cluster.client))
         assert not found, "\n".join(found)
 

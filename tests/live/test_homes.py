@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.waiting import until
 
 import shoal
 from shoal.client import Client
@@ -23,7 +24,7 @@ from shoal.control.lifecycle import bring_up, take_down
 from shoal.control.store.sqlite import SqliteStore
 from shoal.core.state.invariants import verify
 from shoal.model.ledger import By
-from tests.live.cluster import Live, eventually
+from tests.live.cluster import Live
 
 
 def _number(version: str) -> tuple[int, ...]:
@@ -107,7 +108,7 @@ def test_everything_in_a_home_of_an_earlier_version_is_there_and_goes_on(found: 
     _use_secrets(cluster, facts)
     client.close()
     take_down(home, lambda _: None)
-    assert eventually(lambda: not cluster.processes())
+    until(lambda: not cluster.processes())
 
 
 def _cost_ms(facts: dict[str, Any]) -> float:

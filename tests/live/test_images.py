@@ -12,12 +12,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from harness.waiting import until
 
 from shoal.model.events import JobCheckpointed
 from shoal.model.service import Probe, Scale
 from tests.gateway.world import ROOT
-from tests.live.cluster import Live, eventually, live_cluster
-from tests.live.serving import WAIT_S, Serving, need_gateway, replica_ports
+from tests.live.cluster import Live, live_cluster
+from tests.live.serving import Serving, need_gateway, replica_ports
 from tests.podman import IMAGE, Podman, podman
 
 # Where the loader of programs is differs between kinds of processors.
@@ -54,7 +55,7 @@ def kill_first_process(live: Live, job: str, attempt: int, member: int) -> None:
     def found() -> list[int]:
         return [int(file.read_text()) for file in live.home.path.glob(pattern)]
 
-    assert eventually(lambda: bool(found()), WAIT_S)
+    until(lambda: bool(found()))
     os.kill(found()[0], signal.SIGKILL)
 
 
@@ -72,7 +73,7 @@ def test_a_gang_in_an_image_goes_on_from_its_checkpoint_when_a_member_is_killed(
         script, image=IMAGE, members=2, members_per_node=1, gpus=1, restart="on-failure", retries=1
     )
     assert cluster.wait(job, "running") == "running"
-    assert eventually(lambda: "rank 1 of 2" in cluster.output(job, member=1), WAIT_S)
+    until(lambda: "rank 1 of 2" in cluster.output(job, member=1))
     kill_first_process(cluster, job, 1, 0)
     assert cluster.wait(job) == "succeeded"
     assert "rank 0 of 2" in cluster.output(job, member=0, attempt=2)
@@ -100,7 +101,7 @@ def test_steps_are_reported_from_within_an_image(cluster: Live) -> None:
 def test_an_elastic_gang_in_an_image_takes_what_is_free(cluster: Live) -> None:
     script = "echo $WORLD_SIZE members; exec sleep 1000"
     job = cluster.run(script, image=IMAGE, members=1, members_max=2, gpus=4, preemptible=True)
-    assert eventually(lambda: "2 members" in cluster.output(job), WAIT_S)
+    until(lambda: "2 members" in cluster.output(job))
     cluster.client.cancel(job)
     assert cluster.wait(job) == "cancelled"
 
@@ -114,13 +115,11 @@ def test_a_replica_in_an_image_answers_behind_the_gateway_and_heals(cluster: Liv
     (replica,) = serving.settles().replicas
     assert serving.ask("index.html").body == "hello\n"
     kill_first_process(cluster, replica.job, 1, 0)
-    assert eventually(
-        lambda: replica.job not in [one.job for one in serving.view().replicas], WAIT_S
-    )
+    until(lambda: replica.job not in [one.job for one in serving.view().replicas])
     serving.settles()
     assert serving.ask("index.html").body == "hello\n"
     cluster.client.stop_service("site")
-    assert eventually(serving.gone, WAIT_S)
+    until(serving.gone)
 
 
 def test_a_wrong_name_fails_with_a_reason(cluster: Live) -> None:
@@ -160,10 +159,7 @@ def test_exec_enters_the_container_and_leaves_nothing_in_it(cluster: Live) -> No
     script = "echo $SHOAL_JOB_ID $CUDA_VISIBLE_DEVICES; cat /tmp/inside; echo apart >&2; exit 6"
     env = {**os.environ, "SHOAL_HOME": str(cluster.home.path)}
     words = [sys.executable, "-m", "shoal.main", "exec", job, "--"]
-    assert eventually(
-        lambda: subprocess.run([*words, "true"], env=env, capture_output=True).returncode == 0,
-        WAIT_S,
-    )
+    until(lambda: subprocess.run([*words, "true"], env=env, capture_output=True).returncode == 0)
     for more in ([], ["-t"]):
         done = subprocess.run(
             [*words[:-1], *more, "--", "sh", "-c", script],
@@ -180,7 +176,5 @@ def test_exec_enters_the_container_and_leaves_nothing_in_it(cluster: Live) -> No
     left.send_signal(signal.SIGTERM)
     left.communicate(timeout=120)
     shown = [*words, "sh", "-c", "ps | grep -c '[s]leep 1234'"]
-    assert eventually(
-        lambda: subprocess.run(shown, env=env, capture_output=True).stdout.strip() == b"0", WAIT_S
-    )
+    until(lambda: subprocess.run(shown, env=env, capture_output=True).stdout.strip() == b"0")
     cluster.client.cancel(job)

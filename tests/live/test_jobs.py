@@ -6,9 +6,10 @@ import os
 import signal
 
 import pytest
+from harness.waiting import until
 
 from shoal.client import ShoalError
-from tests.live.cluster import Live, eventually
+from tests.live.cluster import Live
 
 
 def test_a_job_runs_and_its_output_is_kept(live: Live) -> None:
@@ -77,7 +78,7 @@ def test_a_time_limit_ends_a_job(live: Live) -> None:
 def test_cancelling_a_running_job_ends_even_one_that_ignores_sigterm(live: Live) -> None:
     job = live.run("trap '' TERM; echo up; while :; do sleep 0.1; done", stop_grace_ms=300)
     assert live.wait(job, "running") == "running"
-    assert eventually(lambda: live.output(job) == "up\n")
+    until(lambda: live.output(job) == "up\n")
     live.client.cancel(job)
     assert live.wait(job) == "cancelled"
 
@@ -125,7 +126,7 @@ def test_what_a_job_leaves_in_the_background_ends_with_it(live: Live) -> None:
                 continue
         return found
 
-    assert eventually(lambda: not left())
+    until(lambda: not left())
 
 
 def test_a_large_output_arrives_whole(live: Live) -> None:

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from harness.waiting import WAIT_S, until
 
 from shoal.control.home import ClusterConfig
 from shoal.engines.linked.joining import prepare
 from shoal.model.node import JOINED, NodeSpec
 from tests.engines.linked_rig import Proxy
-from tests.live.cluster import Live, eventually, live_cluster, virtual_nodes
+from tests.live.cluster import Live, live_cluster, virtual_nodes
 
-BOUND_S = 90.0
 # It says its pid, waits for a file, and ends.
 SCRIPT = 'echo $$; until [ -e "$GO" ]; do sleep 0.1; done; echo done'
 
@@ -41,7 +41,7 @@ class Far:
         path.write_bytes(msgspec.json.encode(file))
         command = [sys.executable, "-m", "shoal.agent.starter", str(folder), "--foreground"]
         self.starter = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        assert eventually(lambda: self.health() == "ready", BOUND_S)
+        until(lambda: self.health() == "ready")
 
     def health(self) -> str:
         found = [one for one in self.live.client.nodes() if one.id == "far"]
@@ -49,7 +49,7 @@ class Far:
 
     def end(self) -> None:
         self.starter.terminate()
-        self.starter.wait(BOUND_S)
+        self.starter.wait(WAIT_S)
         self.proxy.close()
 
 
@@ -77,7 +77,7 @@ def submit(far: Far, go: Path) -> str:
         far.live.spec("sh", "-c", SCRIPT, env={"GO": str(go)}, cpu_milli=60_000)
     ).id
     far.live.wait(job, "running")
-    assert eventually(lambda: far.live.output(job) != "", BOUND_S)
+    until(lambda: far.live.output(job) != "")
     return job
 
 
@@ -97,13 +97,13 @@ def test_a_link_that_is_down_beyond_the_grace_time_costs_a_job_nothing_that_fits
     job = submit(far, tmp_path / "go")
     far.proxy.blocked = True
     far.proxy.cut()
-    assert eventually(lambda: far.health() == "silent", BOUND_S)
+    until(lambda: far.health() == "silent")
     assert far.live.client.job(job).state == "running"
-    assert eventually(lambda: far.health() == "lost", BOUND_S)
+    until(lambda: far.health() == "lost")
     assert far.live.client.job(job).state == "waiting"
     far.proxy.blocked = False
-    assert eventually(lambda: far.health() == "ready", BOUND_S)
-    assert eventually(lambda: far.live.client.job(job).state == "running", BOUND_S)
+    until(lambda: far.health() == "ready")
+    until(lambda: far.live.client.job(job).state == "running")
     finish(far, job, tmp_path / "go")
 
 
@@ -112,6 +112,6 @@ def test_a_controller_that_is_killed_is_dialled_again_and_finds_the_job_running(
 ) -> None:
     job, before = submit(far, tmp_path / "go"), far.live.controller_pid()
     os.kill(before, signal.SIGKILL)
-    assert eventually(lambda: far.live.controller_pid() != before, BOUND_S)
-    assert eventually(lambda: far.health() == "ready", BOUND_S)
+    until(lambda: far.live.controller_pid() != before)
+    until(lambda: far.health() == "ready")
     finish(far, job, tmp_path / "go")

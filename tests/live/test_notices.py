@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.live.cluster import eventually, live_cluster
+from harness.waiting import until
+
+from tests.live.cluster import live_cluster
 from tests.notices.receivers import Receiver, is_signed
 
 KILLS, JOBS = 3, 4
@@ -27,7 +29,7 @@ def test_every_end_is_reported_whatever_happens_to_the_controller(tmp_path: Path
             found = [one for one in receiver.notices if one["type"] == "ended"]
             return {one["job"]: one["state"] for one in found}
 
-        assert eventually(lambda: ends() == wanted, 60), (ends(), wanted)
+        until(lambda: ends() == wanted, more=lambda: (ends(), wanted))
         numbers: dict[tuple[str, str], set[str]] = {}
         for one in receiver.notices:
             numbers.setdefault((one["job"], one["type"]), set()).add(one["id"])

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from harness.waiting import until
 
 from shoal.cli.app import call
 from shoal.client import ShoalError
-from tests.live.cluster import Live, eventually, live_cluster
+from tests.live.cluster import Live, live_cluster
 
 BIG = 24 << 20  # more than is on its way at a time, many times over
 
@@ -48,7 +49,7 @@ def test_what_a_job_leaves_in_its_folder_is_listed_and_copied(
         f"while ! test -e {tmp_path}/go; do sleep 0.1; done; rm tmp; echo two > runs/b.txt; exit 3"
     )
     job = live.run(script)
-    assert eventually(lambda: "tmp" in paths(live, job), 60), "files come while the job runs"
+    until(lambda: "tmp" in paths(live, job), "files come while the job runs")
     (tmp_path / "go").touch()
     assert live.wait(job) == "failed"
     assert paths(live, job) == [".hidden", "empty", "runs/a/log.txt", "runs/b.txt"]
@@ -69,7 +70,7 @@ def test_what_a_job_leaves_in_its_folder_is_listed_and_copied(
         with pytest.raises(ShoalError, match="has kept no file"):
             live.client.file_part(job, bad)
     left = [live.home.nodes / node / "outputs" / job for node in ("n1", "n2")]
-    assert eventually(lambda: not any(path.exists() for path in left)), "the node keeps no copy"
+    until(lambda: not any(path.exists() for path in left), "the node keeps no copy")
 
 
 def test_members_share_one_folder_and_the_last_copy_of_a_name_counts(live: Live) -> None:
@@ -90,22 +91,22 @@ def test_a_copy_is_whole_although_controller_and_agent_are_killed_during_it(
     def on_its_way() -> bool:
         return parts.is_dir() and any(part.stat().st_size > 0 for part in parts.glob("*/*.*"))
 
-    assert eventually(on_its_way, 60)
+    until(on_its_way)
     live.kill_controller()
-    assert eventually(lambda: paths(live, job) == ["big"], 60)
+    until(lambda: paths(live, job) == ["big"])
     said = live.output(job).split()[0]
     # A copy from while it was still being written may be listed first.
-    assert eventually(lambda: fetched(live, job, "big", tmp_path) == said, 60)
+    until(lambda: fetched(live, job, "big", tmp_path) == said)
     node = live.client.job(job).nodes[0]
     os.kill(live.controller_pid(), signal.SIGSTOP)  # so that the end cannot be copied
     try:
         (tmp_path / "go").touch()
-        assert eventually((live.home.nodes / node / "outputs" / job / "z").exists, 60)
+        until((live.home.nodes / node / "outputs" / job / "z").exists)
         live.kill_agent(node)
     finally:
         os.kill(live.controller_pid(), signal.SIGCONT)
     assert live.wait(job) in ("failed", "succeeded")
-    assert eventually(lambda: paths(live, job) == ["big", "z"], 60), "the node's next life sends it"
+    until(lambda: paths(live, job) == ["big", "z"], "the node's next life sends it")
     assert fetched(live, job, "big", tmp_path) == said
 
 
@@ -120,14 +121,12 @@ def test_a_job_ends_although_the_head_can_keep_none_of_its_files(
     outputs.write_text("in the way")
     try:
         job = live.run("echo result > $SHOAL_OUTPUT/r; sleep 1")
-        assert eventually(
-            lambda: any("files of jobs" in one for one in live.client.status().alarms), 60
-        )
+        until(lambda: any("files of jobs" in one for one in live.client.status().alarms))
         assert live.wait(job, timeout_s=90) == "succeeded"
     finally:
         outputs.unlink()
         moved.rename(outputs)
-    assert eventually(lambda: paths(live, job) == ["r"], 60)
+    until(lambda: paths(live, job) == ["r"])
 
 
 def test_a_file_is_copied_into_a_running_job(
@@ -184,7 +183,7 @@ def test_a_read_only_volume_cannot_be_written_to(live: Live, tmp_path: Path) -> 
         workdir=str(inside),
         volumes=[f"{inside.parent}:data:ro", f"{other}:out"],
     )
-    assert eventually(lambda: "tried" in live.output(job)), live.output(job)
+    until(lambda: "tried" in live.output(job), more=lambda: live.output(job))
     assert live.output(job).count("Read-only file system") == 3
     home = ["--home", str(live.home.path)]
     assert call(["exec", *home, job, "--", "touch", str(inside / "e")]) == 1

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
+from harness.waiting import WAIT_S, until
 
 from shoal.control.home import ClusterConfig
 from shoal.model.events import JobStopping
@@ -13,10 +14,9 @@ from shoal.model.node import NodeSpec
 from shoal.model.policy import Policy, Tenant
 from shoal.model.service import Scale
 from shoal.model.views import JobView
-from tests.live.cluster import Live, eventually, live_cluster
+from tests.live.cluster import Live, live_cluster
 from tests.live.serving import Serving, need_gateway, replica_ports
 
-WAIT_S = 60
 # Ends at once when it is told to stop, and says that all is well: it has not done its work.
 ENDLESS = "trap 'exit 0' TERM; while :; do sleep 0.1; done"
 WILLING = {"preemptible": True, "checkpoint_ms": 1_000, "cpu_milli": 0}
@@ -42,7 +42,7 @@ def live(cluster: Live) -> Iterator[Live]:
         cluster.client.stop_service(service.name)
     for job in cluster.client.jobs():
         cluster.client.cancel(job.id)
-    assert eventually(lambda: not cluster.client.jobs(), WAIT_S)
+    until(lambda: not cluster.client.jobs())
     cluster.client.set_policy(before)
 
 
@@ -62,12 +62,12 @@ def nodes_of(job: JobView) -> set[str]:
     return {member.node for member in job.gang}
 
 
-def becomes(live: Live, job_id: str, *, size: int, attempt: int) -> bool:
+def becomes(live: Live, job_id: str, *, size: int, attempt: int) -> None:
     def so() -> bool:
         job = live.client.job(job_id)
         return job.state == "running" and (len(job.gang), job.attempt) == (size, attempt)
 
-    return eventually(so, WAIT_S)
+    until(so, f"{job_id} runs with {size} members", lambda: live.client.job(job_id))
 
 
 def test_parts_of_a_gpu_are_shared_and_no_more_than_whole(live: Live) -> None:
@@ -101,7 +101,7 @@ def test_a_job_of_higher_priority_takes_the_room_and_the_other_runs_again(live: 
     low = runs(live, members=3, gpus=2, **WILLING)
     high = live.run("sleep 1", gpus=2, priority=10)
     assert live.wait(high) == "succeeded"
-    assert becomes(live, low, size=3, attempt=2)
+    becomes(live, low, size=3, attempt=2)
 
 
 def test_a_job_that_must_not_restart_is_stopped_for_nobody(live: Live) -> None:
@@ -125,12 +125,12 @@ def test_a_tenant_takes_back_what_others_borrowed_of_its_quota(live: Live) -> No
 
 def test_an_elastic_gang_shrinks_as_far_as_it_must_and_grows_again(live: Live) -> None:
     wide = runs(live, members=1, members_max=6, **WILLING)
-    assert becomes(live, wide, size=6, attempt=1)
+    becomes(live, wide, size=6, attempt=1)
     first = live.run(ENDLESS, gpus=1, cpu_milli=0, priority=10)
     assert live.wait(first, "running") == "running"
-    assert becomes(live, wide, size=5, attempt=2)
+    becomes(live, wide, size=5, attempt=2)
     live.client.cancel(first)
-    assert becomes(live, wide, size=6, attempt=3)
+    becomes(live, wide, size=6, attempt=3)
 
 
 def test_training_gives_a_service_the_gpus_it_needs_and_takes_them_back(live: Live) -> None:
@@ -138,13 +138,13 @@ def test_training_gives_a_service_the_gpus_it_needs_and_takes_them_back(live: Li
     need_gateway()
     set_policy(live, **replica_ports())
     wide = runs(live, members=1, members_max=6, **WILLING)
-    assert becomes(live, wide, size=6, attempt=1)
+    becomes(live, wide, size=6, attempt=1)
     serving = Serving(live, "chat")
     replica = msgspec.structs.replace(serving.replica("v1"), gpus=1, cpu_milli=0, priority=10)
     serving.put(replica, Scale(least=2, most=2))
     view = serving.settles()
     assert (view.ready, serving.ask().body) == (2, "v1")
-    assert becomes(live, wide, size=4, attempt=2)
+    becomes(live, wide, size=4, attempt=2)
     stops = [
         record.event.why
         for record in live.client.why(wide).events
@@ -152,9 +152,9 @@ def test_training_gives_a_service_the_gpus_it_needs_and_takes_them_back(live: Li
     ]
     assert len(stops) == 1 and "chat" in stops[0], stops
     live.client.stop_service("chat")
-    assert eventually(serving.gone, WAIT_S)
+    until(serving.gone)
     # The replicas need not end at the same moment: it may grow once, or once for each.
-    assert eventually(lambda: len(live.client.job(wide).gang) == 6, WAIT_S)
+    until(lambda: len(live.client.job(wide).gang) == 6)
     assert live.wait(wide, "running") == "running"
 
 
@@ -164,13 +164,11 @@ def test_a_willing_job_moves_so_that_a_larger_one_fits(live: Live) -> None:
     views = {job_id: live.client.job(job_id) for job_id in fill}
     for node in ("n1", "n2", "n3"):
         live.client.cancel(next(j for j, view in views.items() if nodes_of(view) == {node}))
-    assert eventually(lambda: len(live.client.jobs()) == 3, WAIT_S)
+    until(lambda: len(live.client.jobs()) == 3)
     large = live.run(ENDLESS, gpus=2, cpu_milli=0)
     assert live.wait(large, "running") == "running"
     left = [job for job in live.client.jobs() if job.id in fill]
-    assert eventually(
-        lambda: all(live.client.job(job.id).state == "running" for job in left), WAIT_S
-    )
+    until(lambda: all(live.client.job(job.id).state == "running" for job in left))
     assert sorted(live.client.job(job.id).attempt for job in left) == [1, 1, 2]
 
 

@@ -12,12 +12,13 @@ from pathlib import Path
 from urllib.request import Request, urlopen
 
 import pytest
+from harness.waiting import until
 
 from shoal.client import Client, ShoalError
 from shoal.kernel import memory_folder
 from shoal.model.identity import Role
 from shoal.model.people import NewToken
-from tests.live.cluster import Live, all_pids, eventually, live_cluster
+from tests.live.cluster import Live, all_pids, live_cluster
 from tests.needs import need_root
 
 VALUE = "canary-of-ada-93c1"
@@ -120,7 +121,7 @@ def test_after_a_busy_run_the_values_are_nowhere(live: Live) -> None:
         assert live.wait(jobs[name], timeout_s=120) == "succeeded", live.client.why(jobs[name])
     for name in ("crashes", "retries"):
         assert live.wait(jobs[name], timeout_s=120) == "failed"
-    assert eventually(lambda: "variable" in live.output(jobs["hangs"]))
+    until(lambda: "variable" in live.output(jobs["hangs"]))
     assert leaks(live) == [], "while one is running"
     live.client.cancel(jobs["hangs"])
     live.wait(jobs["hangs"])
@@ -128,7 +129,7 @@ def test_after_a_busy_run_the_values_are_nowhere(live: Live) -> None:
     assert text.splitlines()[:2] == [f"file {'*' * len(VALUE)}", f"variable {'*' * len(OTHER)}"]
     assert f"no access with {'*' * len(VALUE)}" in live.client.job(jobs["crashes"]).why
     assert leaks(live) == []
-    assert eventually(lambda: left_in_memory(live) == [])
+    until(lambda: left_in_memory(live) == [])
 
 
 def test_an_agent_and_a_controller_that_are_killed_leave_nothing(live: Live) -> None:
@@ -138,17 +139,17 @@ def test_an_agent_and_a_controller_that_are_killed_leave_nothing(live: Live) -> 
     live.wait(job, "running")
     live.kill_controller()
     node = live.client.job(job).nodes[0]
-    assert eventually(lambda: len(live.output(job)) > 1000)
+    until(lambda: len(live.output(job)) > 1000)
     live.kill_agent(node)
     started = [python(live, PRINTS) for _ in range(4)]
     live.kill_controller()
     for one in started:
         assert live.wait(one, timeout_s=120) == "succeeded"
-    assert eventually(lambda: live.client.job(job).attempt == 2, 60)
+    until(lambda: live.client.job(job).attempt == 2)
     live.wait(job, "running")
     live.client.cancel(job)
     live.wait(job)
-    assert eventually(lambda: left_in_memory(live) == [])
+    until(lambda: left_in_memory(live) == [])
     assert leaks(live) == []
 
 
@@ -157,12 +158,12 @@ def test_setting_a_secret_again_takes_effect_with_the_next_attempt(live: Live) -
     script = "import os; print(len(os.environ['TURN']), flush=True); import time; time.sleep(600)"
     job = python(live, script, secrets=("turning=TURN",))
     live.wait(job, "running")
-    assert eventually(lambda: live.output(job, attempt=1) == "3\n")
+    until(lambda: live.output(job, attempt=1) == "3\n")
     assert live.client.set_secret("turning", b"second").version == 2
     assert live.client.secrets()[1].jobs == 1
     live.client.requeue(job)
-    assert eventually(lambda: live.client.job(job).attempt == 2, 60)
-    assert eventually(lambda: live.output(job, attempt=2) == "6\n", 60)
+    until(lambda: live.client.job(job).attempt == 2)
+    until(lambda: live.output(job, attempt=2) == "6\n")
     assert live.output(job, attempt=1) == "3\n"
     live.client.remove_secret("turning")
     live.client.requeue(job)
@@ -249,7 +250,7 @@ def test_each_tenant_has_its_own_and_another_cannot_reach_them(live: Live) -> No
         assert (seen.name, seen.by, seen.version) == ("key", "ada-member", 1)
         script = "id -u; stat -c '%u %a' $SHOAL_SECRETS/key; wc -c < $SHOAL_SECRETS/key; sleep 600"
         job = ada.submit(live.spec("sh", "-c", script, secrets=("key",))).id
-        assert eventually(lambda: len(live.output(job).split()) == 4, 60), live.client.why(job)
+        until(lambda: len(live.output(job).split()) == 4, more=lambda: live.client.why(job))
         uid = str(tenants[0].uid)
         assert live.output(job).split() == [uid, uid, "400", str(len(VALUE))]
         roots = [str(memory_folder(node)) for node in live.home.nodes.iterdir()]

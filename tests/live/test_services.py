@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from harness.waiting import WAIT_S, until
 
 from shoal.client import ShoalError
 from shoal.forms.pack import packed_service
@@ -20,8 +21,8 @@ from shoal.model.service import Probe, Route, Scale, ServiceSpec
 from tests.gateway.test_certificates import presented
 from tests.gateway.test_routing import certificate
 from tests.gateway.world import Answer, free_port, get
-from tests.live.cluster import Live, eventually
-from tests.live.serving import WAIT_S, Serving, serving_cluster
+from tests.live.cluster import Live
+from tests.live.serving import Serving, serving_cluster
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,7 @@ def serving(cluster: Live, request: pytest.FixtureRequest) -> Iterator[Serving]:
     yield made
     with contextlib.suppress(ShoalError):
         cluster.client.stop_service(name)
-    assert eventually(made.gone, WAIT_S)
+    until(made.gone)
 
 
 def test_what_is_served_answers_at_its_url(serving: Serving) -> None:
@@ -57,7 +58,7 @@ def test_a_new_version_takes_over_without_a_failed_request(serving: Serving) -> 
         clients.more()
         serving.serve("v2", Scale(least=2, most=2))
         clients.more()
-        assert eventually(lambda: len(serving.view().replicas) == 2, WAIT_S)
+        until(lambda: len(serving.view().replicas) == 2)
         clients.more()
     assert clients.failures == []
     assert clients.of("v1") and clients.of("v2")
@@ -89,7 +90,7 @@ def test_a_replica_that_is_killed_is_replaced(serving: Serving) -> None:
             jobs = {replica.job for replica in view.replicas}
             return view.ready == 2 and killed not in jobs
 
-        assert eventually(replaced, WAIT_S)
+        until(replaced)
         clients.more()
     assert clients.failures == []
     assert killed in {replica.job for replica in before.replicas}
@@ -115,9 +116,9 @@ def test_replicas_follow_the_load_up_and_down(serving: Serving) -> None:
     scale = Scale(least=1, most=3, target=2, down_after_ms=1_000)
     serving.serve("v1", scale)
     with serving.clients("?ms=100", count=6) as clients:
-        assert eventually(lambda: serving.view().ready == 3, WAIT_S)
+        until(lambda: serving.view().ready == 3)
         clients.more()
-    assert eventually(lambda: len(serving.view().replicas) == 1, WAIT_S)
+    until(lambda: len(serving.view().replicas) == 1)
     assert clients.failures == []
     assert serving.ask().status == 200
 
@@ -126,7 +127,7 @@ def test_asleep_it_is_woken_by_a_request_that_waits(serving: Serving) -> None:
     scale = Scale(least=0, most=1, idle_ms=1_000, down_after_ms=1_000)
     serving.serve("v1", scale)
     assert serving.settles("idle").wanted == 0
-    assert eventually(lambda: not serving.view().replicas, WAIT_S)
+    until(lambda: not serving.view().replicas)
     answer = serving.ask(method="POST")
     assert (answer.status, answer.body) == (200, "v1")
 
@@ -141,14 +142,14 @@ def test_a_stop_lets_a_stream_end(serving: Serving) -> None:
     port = serving.port
     reader = threading.Thread(target=read_stream)
     reader.start()
-    assert eventually(lambda: serving.view().in_flight == 1, WAIT_S)
+    until(lambda: serving.view().in_flight == 1)
     serving.live.client.stop_service(serving.name)
     assert serving.view().state == "stopping"
     with pytest.raises(ShoalError, match="is stopping"):
         serving.put(serving.replica("v2"))
     reader.join(WAIT_S)
     assert answers[0].body.count("data: v1") == 40
-    assert eventually(serving.gone, WAIT_S)
+    until(serving.gone)
 
 
 def test_a_port_that_is_taken_is_told_and_troubles_nobody_else(
@@ -170,7 +171,7 @@ def test_a_port_that_is_taken_is_told_and_troubles_nobody_else(
     view = serving.settles()  # the port is free now
     assert (view.url, get(port, "/").body) == (f"http://127.0.0.1:{port}/", "v1")
     cluster.client.stop_service(other.name)
-    assert eventually(other.gone, WAIT_S)
+    until(other.gone)
 
 
 def test_a_certificate_file_becomes_a_secret_and_a_new_value_is_presented(
@@ -190,7 +191,7 @@ def test_a_certificate_file_becomes_a_secret_and_a_new_value_is_presented(
     assert serving.settles().url == f"https://127.0.0.1:{port}/"
     assert presented(port) == one.decode().strip()
     client.set_secret(packed.way.certificate, two + other_key)
-    assert eventually(lambda: presented(port) == two.decode().strip(), WAIT_S)
+    until(lambda: presented(port) == two.decode().strip())
     client.set_secret(packed.way.certificate, b"nonsense")
     assert "is not a PEM file" in serving.settles("failing").why
     assert presented(port) == two.decode().strip(), "it stays as it was"
@@ -205,10 +206,8 @@ def test_a_node_is_drained_without_a_failed_request(cluster: Live, serving: Serv
         with serving.clients() as clients:
             clients.more()
             cluster.client.set_intent(first.node, NodeIntent.DRAINING)
-            assert eventually(
-                lambda: [r.job for r in serving.view().replicas] != [first.job], WAIT_S
-            )
-            assert eventually(lambda: len(serving.view().replicas) == 1, WAIT_S)
+            until(lambda: [r.job for r in serving.view().replicas] != [first.job])
+            until(lambda: len(serving.view().replicas) == 1)
             clients.more()
         assert clients.failures == []
         assert serving.view().replicas[0].node != first.node
@@ -260,7 +259,7 @@ def test_what_the_gateway_sees_is_kept_as_a_curve(serving: Serving) -> None:
 
     with serving.clients() as clients:
         clients.more()
-        assert eventually(busy, WAIT_S)
+        until(busy)
     told = series(serving.name)
     assert told.ready[-1] == 1 and told.wanted[-1] == 1
     assert told.at_ms == sorted(told.at_ms)
@@ -278,6 +277,6 @@ def test_a_replica_that_hangs_is_replaced_and_replicas_are_spread(serving: Servi
     os.kill(serving.pids()[hung], signal.SIGSTOP)
     assert serving.live.wait(hung) == "failed"
     assert "it hangs" in serving.live.client.job(hung).why
-    assert eventually(lambda: serving.view().ready == 2, WAIT_S)
+    until(lambda: serving.view().ready == 2)
     left = {replica.job for replica in serving.view().replicas}
     assert jobs[1].id in left and hung not in left

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from harness.waiting import WAIT_S, until
 
 from shoal.forms.service import to_service
 from shoal.model.events import JobDozing
 from shoal.model.service import Route
 from tests.gateway.world import Answer, get
-from tests.live.cluster import Live, eventually, live_cluster
-from tests.live.serving import WAIT_S, Serving, need_gateway, replica_ports
+from tests.live.cluster import Live, live_cluster
+from tests.live.serving import Serving, need_gateway, replica_ports
 
 BURST = 20
 
@@ -82,9 +83,9 @@ def test_the_last_replica_sleeps_lends_its_gpu_and_a_burst_wakes_it(
     other = live.run(f"while [ ! -e {release} ]; do sleep 0.1; done", gpus=1)
     assert live.wait(other, "running") == "running"
     burst = Burst(serving, BURST)
-    assert eventually(lambda: serving.view().queued == BURST, WAIT_S)
+    until(lambda: serving.view().queued == BURST)
     live.kill_controller()
-    assert eventually(lambda: f"{other} runs there" in serving.view().why, WAIT_S), serving.view()
+    until(lambda: f"{other} runs there" in serving.view().why, more=lambda: serving.view())
     assert serving.view().state == "asleep"
     assert not burst.answers
     release.touch()
@@ -92,9 +93,9 @@ def test_the_last_replica_sleeps_lends_its_gpu_and_a_burst_wakes_it(
     assert serving.pids() == before, "it is the process that slept"
 
     serving.settles("asleep")
-    assert eventually(lambda: serving.view().replicas[0].state == "asleep", WAIT_S)
+    until(lambda: serving.view().replicas[0].state == "asleep")
     os.kill(before[job], signal.SIGKILL)
-    assert eventually(lambda: not serving.view().replicas, WAIT_S)
+    until(lambda: not serving.view().replicas)
     assert serving.settles("idle").wanted == 0
     assert Burst(serving, 1).bodies() == [(200, "v1")]
     assert job not in serving.pids(), "a new one starts for the next request"

@@ -10,14 +10,15 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
+from harness.waiting import until
 
 from shoal.control.home import ClusterConfig
 from shoal.model.job import JobSpec
 from shoal.model.node import NodeSpec
 from shoal.model.service import Rollout, Scale, ServiceSpec
 from shoal.model.views import ReplicaView
-from tests.live.cluster import all_pids, eventually, live_cluster
-from tests.live.serving import WAIT_S, Serving, need_gateway, replica_ports
+from tests.live.cluster import all_pids, live_cluster
+from tests.live.serving import Serving, need_gateway, replica_ports
 
 PLACES = {"n1": "b/r1", "n2": "b/r1", "n3": "b/r2", "n4": "b/r2"}
 
@@ -74,7 +75,7 @@ def test_a_full_cluster_is_rolled_out_without_a_failed_request(full: Serving) ->
     with full.clients() as clients:
         clients.more()
         version = put(full, full.replica("v2"), 4)
-        assert eventually(lambda: "--rollout replace" in full.view().why, WAIT_S), full.view().why
+        until(lambda: "--rollout replace" in full.view().why, more=lambda: full.view().why)
         assert full.view().state == "rolling"
         assert full.view().ready == 4, "nothing was given up for what has no room"
         clients.more()
@@ -98,14 +99,14 @@ def test_a_gang_that_loses_a_member_is_replaced_as_one_under_load(full: Serving,
     lost = before.replicas[0]
     with full.clients(method="GET") as clients:
         # Both get requests: the only one would leave nobody to try again at.
-        assert eventually(lambda: all(r.requests_per_s for r in full.view().replicas), WAIT_S)
+        until(lambda: all(r.requests_per_s for r in full.view().replicas))
         leader = member_pid(lost.job, 0)
         if how == "member":
             os.kill(member_pid(lost.job, 1), signal.SIGKILL)
         else:
             full.live.kill_agent(lost.nodes[1])
-        assert eventually(lambda: leader not in all_pids(), WAIT_S), "member 0 went with it"
-        assert eventually(lambda: full.view().ready == 2, 2 * WAIT_S), full.view().why
+        until(lambda: leader not in all_pids(), "member 0 went with it")
+        until(lambda: full.view().ready == 2, more=lambda: full.view().why)
         clients.more()
     assert not clients.failures
     after = full.settles()
@@ -120,7 +121,7 @@ def test_a_rack_that_is_lost_leaves_half_and_no_service_outlives_its_stop(full: 
         full.live.kill_agent(node)
     assert len(kept) == 2
     assert full.ask().body == "v4"
-    assert eventually(lambda: full.view().ready == 4, 2 * WAIT_S), full.view().why
+    until(lambda: full.view().ready == 4, more=lambda: full.view().why)
     assert kept <= {replica.job for replica in full.view().replicas}, "the others came back there"
     full.live.client.stop_service(full.name)
-    assert eventually(full.gone, WAIT_S)
+    until(full.gone)

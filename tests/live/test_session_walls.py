@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from harness.waiting import WAIT_S, until
 
 from shoal.client import Client, ShoalError
 from shoal.control.home import ClusterConfig
@@ -22,11 +23,10 @@ from shoal.model.people import NewToken
 from shoal.model.session import Kind
 from shoal.sessions import Forward
 from shoal.sessions.session import Session
-from tests.live.cluster import Live, eventually, live_cluster, virtual_nodes
+from tests.live.cluster import Live, live_cluster, virtual_nodes
 from tests.needs import need_root
 
 GOOD, EVIL = 61_901, 61_902
-BOUND_S = 90.0
 LISTEN = """
 import socket
 listener = socket.create_server(("127.0.0.1", 0))
@@ -59,7 +59,7 @@ class Site:
     def listening(self, client: Client) -> tuple[str, int]:
         spec = self.live.spec(sys.executable, "-c", LISTEN, cpu_milli=20_000)
         job = client.submit(spec).id
-        assert eventually(lambda: client.logs(job).data.endswith(b"\n"), BOUND_S), client.job(job)
+        until(lambda: client.logs(job).data.endswith(b"\n"), more=lambda: client.job(job))
         return job, int(client.logs(job).data)
 
 
@@ -78,11 +78,11 @@ def site() -> Iterator[Site]:
         command = [sys.executable, "-m", "shoal.agent.starter", str(folder), "--foreground"]
         starter = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         try:
-            assert eventually(lambda: is_ready(live), BOUND_S)
+            until(lambda: is_ready(live))
             yield Site(live)
         finally:
             starter.terminate()
-            starter.wait(BOUND_S)
+            starter.wait(WAIT_S)
 
 
 def is_ready(live: Live) -> bool:
@@ -100,9 +100,9 @@ def entered(client: Client, job: str, *command: str, terminal: str = "") -> tupl
             return await first.read()
 
         with contextlib.suppress(ConnectionResetError):
-            while data := session._thread.call(read()).result(BOUND_S):
+            while data := session._thread.call(read()).result(WAIT_S):
                 got += data
-        assert session.over.wait(BOUND_S)
+        assert session.over.wait(WAIT_S)
         return session.ended.code if session.ended else -1, got.decode()
     finally:
         session.close()
@@ -148,5 +148,5 @@ def test_a_tenant_reaches_its_own_port_and_not_its_neighbours(site: Site) -> Non
                 with contextlib.suppress(ConnectionResetError):
                     got = end.recv(100)
                 assert got == wanted
-        assert eventually(lambda: len(told) == 1)
+        until(lambda: len(told) == 1)
         assert f"no process of {site.job}.0 listens on port {site.other_port}" in told[0]

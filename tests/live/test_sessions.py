@@ -17,10 +17,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from harness.waiting import until
 
 import shoal.sessions
 from shoal.sessions import Forward
-from tests.live.cluster import Live, eventually, live_cluster
+from tests.live.cluster import Live, live_cluster
 from tests.needs import need, need_program
 
 # Answers each connection with what it got, after the other side has said that it is done.
@@ -51,7 +52,7 @@ def live() -> Iterator[Live]:
 def echo(live: Live) -> tuple[str, int]:
     """A job that listens, and its port."""
     job = live.client.submit(live.spec("python3", "-c", ECHO)).id
-    assert eventually(lambda: live.output(job).endswith("\n"), 60)
+    until(lambda: live.output(job).endswith("\n"))
     return job, int(live.output(job))
 
 
@@ -98,7 +99,7 @@ def test_only_ports_of_the_job_itself_are_reached(live: Live, echo: tuple[str, i
             with contextlib.suppress(ConnectionResetError):
                 assert end.recv(1) == b""
             said = f"no process of {job}.0 listens on port {other}; it listens on {port}"
-            assert eventually(lambda: told == [said]), told
+            until(lambda: told == [said], more=lambda: told)
 
 
 def shoal_command(live: Live, *args: str) -> subprocess.Popen[bytes]:
@@ -217,7 +218,7 @@ def test_ssh_scp_and_an_editors_way_in_work_through_the_api_alone(
             return False
 
     try:
-        assert eventually(through, 60)
+        until(through)
     finally:
         tunnel.terminate()
         tunnel.communicate(timeout=60)
@@ -259,7 +260,7 @@ class Typist:
         return not termios.tcgetattr(self._terminal)[3] & termios.ICANON
 
     def end(self) -> int:
-        assert eventually(lambda: not self.raw), "the terminal stays raw"
+        until(lambda: not self.raw, "the terminal stays raw")
         with contextlib.suppress(OSError):
             while os.read(self._terminal, 65536):
                 pass

@@ -17,7 +17,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 import pytest
-from harness.heads import Head, Pair, off_by, pair, wait
+from harness.heads import Head, Pair, off_by, pair
+from harness.waiting import until
 
 from shoal.model.events import ControllerStarted
 from shoal.model.job import JobSpec
@@ -49,7 +50,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         job = submit(heads.first, script, "through", time_limit_ms=HOUR_MS // 2)
         wait_for(heads.first, job, "running")
         link = heads.first.home.node(f"{heads.first.name}-n1") / "link.json"
-        wait("the node to know both heads", lambda: heads.second.url in link.read_text())
+        until(lambda: heads.second.url in link.read_text(), "the node to know both heads")
         yield World(heads, job, trace, end)
 
 
@@ -60,7 +61,7 @@ def submit(head: Head, script: str, key: str, **fields: Any) -> str:
 
 
 def wait_for(head: Head, job: str, state: str) -> None:
-    wait(f"{job} to be {state}", lambda: head.client.job(job).state == state)
+    until(lambda: head.client.job(job).state == state, f"{job} to be {state}")
 
 
 def still_runs(world: World, head: Head) -> None:
@@ -71,7 +72,7 @@ def still_runs(world: World, head: Head) -> None:
 
 def bring_back(world: World, head: Head) -> None:
     head.shoal("up")
-    wait(f"{head.name} to be a standby", lambda: _role(world.pair.other(head), head) == "standby")
+    until(lambda: _role(world.pair.other(head), head) == "standby", f"{head.name} to be a standby")
 
 
 def _role(asked: Head, of: Head) -> str:
@@ -123,9 +124,9 @@ def test_a_leader_that_was_stopped_does_nothing_when_it_goes_on(world: World) ->
     os.kill(pid, signal.SIGCONT)
     with pytest.raises((ConnectionError, http.client.HTTPException)):
         line.getresponse()
-    wait("the process that was stopped to end", lambda: leader.pids()[1] != pid)
+    until(lambda: leader.pids()[1] != pid, "the process that was stopped to end")
     assert "begins again as a standby" in leader.said()
-    wait(f"{leader.name} to be a standby", lambda: _role(other, leader) == "standby")
+    until(lambda: _role(other, leader) == "standby", f"{leader.name} to be a standby")
     assert world.pair.leader() is other and world.pair.term() == term + 1
     since = other.client.events(after=seq, limit=1000).events
     assert not [one for one in since if isinstance(one.event, ControllerStarted)]
@@ -144,7 +145,7 @@ def test_a_leader_whose_link_to_the_database_is_cut_makes_room_for_the_other(wor
     job = submit(second, "true", "during the cut")
     assert world.pair.leader() is second
     world.pair.wire.mend()
-    wait(f"{first.name} to be a standby", lambda: _role(second, first) == "standby")
+    until(lambda: _role(second, first) == "standby", f"{first.name} to be a standby")
     wait_for(first, job, "succeeded")
     still_runs(world, first)
 

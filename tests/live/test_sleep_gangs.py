@@ -14,10 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from harness.waiting import until
 
 from shoal.control.home import Home
 from shoal.control.lifecycle import take_down
-from tests.live.cluster import Live, eventually
+from tests.live.cluster import Live
 from tests.needs import need_program, need_root
 
 USER, OTHER = 65_534, 64_321
@@ -64,7 +65,7 @@ def cluster() -> Iterator[Live]:
         finally:
             live.client.close()
         take_down(home, lambda _: None)
-        assert eventually(lambda: not live.processes()), "processes were left behind"
+        until(lambda: not live.processes(), "processes were left behind")
     finally:
         take_down(home, lambda _: None)
         shutil.rmtree(path, ignore_errors=True)
@@ -81,12 +82,12 @@ def right(text: str) -> bool:
 
 
 def grows(live: Live, job: str, attempt: int = 0) -> None:
+    def sizes() -> list[int]:
+        return [len(live.output(job, member, attempt)) for member in (0, 1)]
+
+    before = sizes()
+    until(lambda: all(now > then for now, then in zip(sizes(), before, strict=True)))
     for member in (0, 1):
-        before = len(live.output(job, member, attempt))
-        assert eventually(
-            lambda m=member, b=before: len(live.output(job, m, attempt)) > b,  # type: ignore[misc]
-            60,
-        )
         whole = live.output(job, member, attempt).rpartition("\n")[0]
         assert whole and right(whole)
 
@@ -126,7 +127,7 @@ def story(live: Live, folder: Path) -> None:
     live.client.sleep(job)
     assert live.wait(job, "asleep") == "asleep"
     live.kill_agent("n1")
-    assert eventually(lambda: live.client.job(job).attempt == 2, 60)
+    until(lambda: live.client.job(job).attempt == 2)
     assert live.wait(job, "running") == "running"
     grows(live, job, attempt=2)
     go.touch()
@@ -145,11 +146,11 @@ def story(live: Live, folder: Path) -> None:
     begin = f'[ "$SHOAL_MEMBER" = 0 ] || {{ {foreign} --reuid={OTHER} --clear-groups sleep 600 & '
     begin += f"echo $! >{pid}; }}\n"
     job = live.run(begin + CHAIN.format(go=go), members=2, gpus=1)
-    assert eventually(lambda: pid.read_text().endswith("\n"), 60)
+    until(lambda: pid.read_text().endswith("\n"))
     other = int(pid.read_text())
-    assert eventually(lambda: os.stat(f"/proc/{other}").st_uid == OTHER)
+    until(lambda: os.stat(f"/proc/{other}").st_uid == OTHER)
     live.client.sleep(job)
-    assert eventually(lambda: "belongs to another user" in live.client.job(job).why, 60)
+    until(lambda: "belongs to another user" in live.client.job(job).why)
     assert live.wait(job, "running") == "running"
     grows(live, job)
     os.kill(other, signal.SIGKILL)

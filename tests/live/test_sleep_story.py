@@ -7,9 +7,10 @@ import json
 from collections.abc import Iterator
 
 import pytest
+from harness.waiting import until
 
 import shoal.sessions
-from tests.live.cluster import Live, eventually, live_cluster
+from tests.live.cluster import Live, live_cluster
 from tests.live.test_sessions import Typist, finish, say, shoal_command
 
 # Writes a chain of hashes, and answers each connection in capitals.
@@ -56,14 +57,14 @@ def chain(count: int) -> list[str]:
 def goes_on(live: Live, job: str) -> None:
     """What it writes is what it would have written undisturbed, and there is more of it."""
     count = len(live.output(job).splitlines())
-    assert eventually(lambda: len(live.output(job).splitlines()) > count + 3, 60)
+    until(lambda: len(live.output(job).splitlines()) > count + 3)
     lines = live.output(job).splitlines()[1:-1]
     assert lines == chain(len(lines))
 
 
 def test_a_gpu_is_lent_out_and_comes_back_when_the_job_is_used(live: Live) -> None:
     job = live.client.submit(live.spec("python3", "-c", CHAIN, gpus=1)).id
-    assert eventually(lambda: live.output(job).count("\n") > 3, 60)
+    until(lambda: live.output(job).count("\n") > 3)
     port = int(live.output(job).splitlines()[0])
     forwarded = shoal.sessions.forward(live.client, job, port)
     shell = Typist(live, "exec", "-it", job, "--", "sh")
@@ -92,7 +93,7 @@ def test_a_gpu_is_lent_out_and_comes_back_when_the_job_is_used(live: Live) -> No
     other = live.run("sleep 3600", gpus=1)
     assert live.wait(other, "running") == "running"
     waits = shoal_command(live, "exec", job, "--", "echo", "beside")
-    assert eventually(lambda: "is to wake" in live.client.job(job).why, 60)
+    until(lambda: "is to wake" in live.client.job(job).why)
     assert f"{other} runs there" in live.client.job(job).why
     live.kill_controller()
     live.client.cancel(other)
@@ -138,4 +139,4 @@ def test_a_gpu_is_lent_out_and_comes_back_when_the_job_is_used(live: Live) -> No
     live.client.sleep(job)
     live.client.cancel(job)
     assert live.wait(job) == "cancelled"
-    assert eventually(lambda: not live.member_processes())
+    until(lambda: not live.member_processes())

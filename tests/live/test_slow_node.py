@@ -8,15 +8,15 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from harness.waiting import WAIT_S, until
 
 from shoal.model.events import JobStopping
 from shoal.model.health import Standing
 from shoal.model.job import StopCause
-from tests.live.cluster import Live, eventually, live_cluster
+from tests.live.cluster import Live, live_cluster
 
 STEPPER = Path(__file__).with_name("stepper.py")
 STEPS = 1_000  # minutes, at the slow pace: the gangs are still at it when the node is found
-WAIT_S = 120
 
 
 @pytest.fixture
@@ -62,9 +62,9 @@ def test_two_gangs_find_a_slow_node_leave_it_for_a_spare_one_and_make_all_their_
     slow = min(set(before[jobs[0]]) & set(before[jobs[1]]))
     pace.write_text(slow)
 
-    assert eventually(lambda: node_that_is(live, Standing.QUARANTINED) == [slow], WAIT_S)
+    until(lambda: node_that_is(live, Standing.QUARANTINED) == [slow])
     for job_id in jobs:
-        assert eventually(lambda: live.client.job(job_id).attempt == 2, WAIT_S)  # noqa: B023
+        until(lambda: live.client.job(job_id).attempt == 2)  # noqa: B023
         assert live.wait(job_id, "running", WAIT_S) == "running"
     after = {job_id: nodes_of(live, job_id) for job_id in jobs}
     pace.write_text("")  # at full speed to the end

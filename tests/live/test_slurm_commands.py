@@ -10,8 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from harness.waiting import until
 
-from tests.live.cluster import Live, eventually
+from tests.live.cluster import Live
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -76,13 +77,13 @@ def test_arrays_dependencies_and_cancelling(at: Run, tmp_path: Path) -> None:
     listed = at(f"sacct -P -n -o JobID,State -j {number}").stdout.split()
     assert listed == [f"{number}_0|COMPLETED", f"{number}_1|COMPLETED", f"{number}_2|FAILED"]
     long = at("sbatch --parsable --wrap 'sleep 600'").stdout.strip()
-    eventually(lambda: at(f"squeue -h -j {long} -o '%i %t'").stdout == f"{long} R\n")
+    until(lambda: at(f"squeue -h -j {long} -o '%i %t'").stdout == f"{long} R\n")
     script = at(
         "cat /proc/*/cmdline 2>/dev/null | tr '\\0' '\\n' | grep -a /slurm_script"
     ).stdout.split()
     at(f"scancel {long}")
-    eventually(lambda: at(f"sacct -n -P -o State -j {long}").stdout == "CANCELLED\n")
-    assert eventually(lambda: not any(map(os.path.exists, script))), "the script is left behind"
+    until(lambda: at(f"sacct -n -P -o State -j {long}").stdout == "CANCELLED\n")
+    until(lambda: not any(map(os.path.exists, script)), "the script is left behind")
 
 
 def test_srun_alone_shows_the_output_and_ends_with_the_commands_code(at: Run) -> None:

@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from harness.waiting import until
 
 from shoal.control.home import ClusterConfig, Home
 from shoal.control.lifecycle import bring_up, take_down
 from shoal.files import held
-from tests.live.cluster import Live, eventually, virtual_nodes
+from tests.live.cluster import Live, virtual_nodes
 
 
 @pytest.fixture
@@ -34,23 +35,23 @@ def test_it_outlives_a_full_log_and_is_brought_back_when_it_is_killed(home: Home
     with open("/dev/full", "wb") as full:
         words = [sys.executable, "-m", "shoal.control.supervise", str(home.path)]
         subprocess.run(words, stdout=full, stderr=full, cwd="/", check=True)
-    assert eventually(lambda: held(home.supervisor_lock), 60)
+    until(lambda: held(home.supervisor_lock))
     bring_up(home, None, lambda _: None)
     live = Live(home)
     job = live.run("sleep 600", gpus=1)
     assert live.wait(job, "running") == "running"
     for _ in range(2):
         last = live.kill_controller()
-        assert eventually(lambda last=last: live.controller_pid() != last, 60)  # type: ignore[misc]
+        until(lambda last=last: live.controller_pid() != last)  # type: ignore[misc]
     assert live.client.job(job).state == "running", "the supervisor lives, though it cannot log"
 
     os.kill(supervisor_pid(home), signal.SIGKILL)
-    assert eventually(lambda: not held(home.supervisor_lock))
-    assert eventually(lambda: "the supervisor has died" in str(live.client.status().alarms), 60)
+    until(lambda: not held(home.supervisor_lock))
+    until(lambda: "the supervisor has died" in str(live.client.status().alarms))
     assert bring_up(home, None, lambda _: None).already is True
     assert held(home.supervisor_lock)
     last = live.kill_controller()
-    assert eventually(lambda: live.controller_pid() != last, 60), "somebody looks after it again"
+    until(lambda: live.controller_pid() != last, "somebody looks after it again")
     view = live.client.job(job)
     assert (view.state, view.attempt) == ("running", 1)
     live.client.close()
@@ -68,7 +69,7 @@ def test_down_ends_everything_on_a_disk_that_cannot_be_written(home: Home) -> No
     try:
         subprocess.run(["mount", "-o", "remount,bind,ro", path], check=True)
         assert take_down(home, lambda _: None, notes.append) == 2
-        assert eventually(lambda: not live.processes())
+        until(lambda: not live.processes())
     finally:
         subprocess.run(["umount", path], check=True)
     assert [note.partition(":")[0] for note in notes] == [

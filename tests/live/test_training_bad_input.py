@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from harness.waiting import WAIT_S
 
 from shoal.model.events import JobFinished
 from tests.live.cluster import Live
@@ -16,7 +17,6 @@ need("torch")
 
 SCRIPT = Path(__file__).parent.parent / "train" / "scripts" / "tiny.py"
 ROOT = SCRIPT.parent.parent.parent.parent
-WAIT_S = 120.0
 
 
 def train(

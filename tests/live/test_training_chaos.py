@@ -15,12 +15,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from harness.waiting import until
 
 from shoal.control.home import ClusterConfig
 from shoal.model.events import JobRequeued, JobStopping, NodeJudged
 from shoal.model.job import StopCause
 from shoal.model.node import NodeSpec
-from tests.live.cluster import Live, all_pids, eventually, live_cluster
+from tests.live.cluster import Live, all_pids, live_cluster
 from tests.needs import need
 
 need("torch")
@@ -47,10 +48,14 @@ class Chaos:
             attempt = self._live.client.job(self._job).attempt
             getattr(self, fault)()
             if fault != "slow_node":
-                assert eventually(
-                    lambda: self._live.client.job(self._job).attempt > attempt,  # noqa: B023
-                    timeout_s=WAIT_S,
-                ), f"{fault} at step {step}: {self._live.client.why(self._job).why}"
+                self._wait_for_attempt(attempt + 1, f"{fault} at step {step}")
+
+    def _wait_for_attempt(self, attempt: int, cause: str) -> None:
+        until(
+            lambda: self._live.client.job(self._job).attempt >= attempt,
+            f"attempt {attempt} after {cause}",
+            lambda: self._live.client.why(self._job).why,
+        )
 
     def kill_member(self) -> None:
         os.kill(self._some_member(), signal.SIGKILL)
@@ -82,7 +87,7 @@ class Chaos:
     def _some_member(self) -> int:
         job = self._live.client.job(self._job)
         ref = f"{self._job}.{job.attempt}.{self._rng.randrange(job.spec.members)}"
-        assert eventually(lambda: bool(_with_ref(ref))), f"{ref} is nowhere"
+        until(lambda: bool(_with_ref(ref)), more=lambda: f"{ref} is nowhere")
         return _with_ref(ref)[0]
 
     def _wait_for_step(self, step: int) -> int:
@@ -177,7 +182,7 @@ def survive(live: Live, seed: int, faults: list[str], epochs: int, sleep_s: floa
     assert used == [epochs] * SAMPLES, told
     assert loss == pytest.approx(loss_calm, rel=0.05, abs=1e-3), told
     check_steps(live, job, total)
-    assert eventually(lambda: not live.member_processes()), "members were left behind"
+    until(lambda: not live.member_processes(), "members were left behind")
     return job
 
 

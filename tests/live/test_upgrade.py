@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.waiting import until
 
 from shoal.control.home import Home
 from shoal.control.lifecycle import take_down
-from tests.live.cluster import Live, eventually
+from tests.live.cluster import Live
 
 BEFORE = "ecc422976f8de4dfbf9b91de06af0f6d91b91b38"  # the last commit of 0.5.0
 FIRST = "d7947bf359b09f83997474f69812d504e334f842"  # 0.1.0
 ROOT = Path(__file__).parents[2]
 STEPS = 'n=0; until [ -e "$GO" ]; do n=$((n+1)); echo step $n; sleep 0.05; done; echo done $n'
-BOUND_S = 90.0
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,7 @@ def test_a_new_version_takes_over_while_a_job_runs_and_nodes_follow_when_they_ar
     # The old agent obeys the new head: it starts, ends and stops members, and ships their output.
     assert cluster.client.job(job).state == "running"
     far = cluster.output(job).count("\n")
-    assert eventually(lambda: cluster.output(job).count("\n") > far, BOUND_S), "output goes on"
+    until(lambda: cluster.output(job).count("\n") > far, "output goes on")
     short = cluster.run("echo short; exit 3", where=[f"node={busy}"])
     assert cluster.wait(short) == "failed"
     assert (cluster.output(short), cluster.client.job(short).nodes) == ("short\n", [busy])
@@ -158,7 +158,7 @@ def test_the_first_version_is_taken_over_while_a_job_runs(home: Path, tmp_path: 
         assert (said["head"]["state"], said["head"]["why"]) == ("upgraded", "it was 0.1")
         assert (said[view.nodes[0]]["state"], view.state) == ("busy", "running")
         far = cluster.output(job).count("\n")
-        assert eventually(lambda: cluster.output(job).count("\n") > far, BOUND_S), "it goes on"
+        until(lambda: cluster.output(job).count("\n") > far, "it goes on")
         go.touch()
         assert cluster.wait(job) == "succeeded"
         lines = cluster.output(job).splitlines()

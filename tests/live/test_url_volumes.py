@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.waiting import until
 
 from shoal.client import ShoalError
-from tests.live.cluster import Live, eventually, live_cluster
+from tests.live.cluster import Live, live_cluster
 from tests.needs import need, need_root
 from tests.s3 import s3_server
 
@@ -119,13 +120,14 @@ def test_a_job_that_waits_for_its_volume_says_so_and_can_be_cancelled(
         try:
             url = f"http://127.0.0.1:{server.server_port}/big.bin"
             job = live.run("true", volumes=[f"{url}:big"])
-            assert eventually(
-                lambda: "fetching volume big: 0.5 of 5.0 MB" in live.client.job(job).why, 60
-            ), live.client.job(job).why
+            until(
+                lambda: "fetching volume big: 0.5 of 5.0 MB" in live.client.job(job).why,
+                more=lambda: live.client.job(job).why,
+            )
             live.client.cancel(job)
             assert live.wait(job) == "cancelled"
             volumes = live.home.nodes / "n1" / "volumes"
-            assert eventually(lambda: not list(volumes.glob(".*"))), "nothing half is left"
+            until(lambda: not list(volumes.glob(".*")), "nothing half is left")
         finally:
             Slow.hold.set()
             server.shutdown()

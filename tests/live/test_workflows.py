@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from harness.waiting import until
+
 from shoal.control.lifecycle import take_down
 from shoal.cron import due_after, parse, zone_of
 from shoal.model.events import JobSubmitted, ScheduleMissed, ScheduleRan, ScheduleSkipped
 from shoal.model.schedule import Overlap, ScheduleSpec
 from shoal.model.workflow import WorkflowJob
-from tests.live.cluster import Live, eventually, live_cluster
+from tests.live.cluster import Live, live_cluster
 
 EVERY_SECOND = "* * * * * *"
 
@@ -65,12 +67,12 @@ def _set_schedule(live: Live) -> None:
 
 def _while_down(live: Live) -> None:
     """Some due times pass while no controller is there."""
-    assert eventually(lambda: live.client.schedule("tick").runs >= 2)
+    until(lambda: live.client.schedule("tick").runs >= 2)
     take_down(live.home, lambda _: None)
     time.sleep(2.1)  # the due times that are to be missed
     live.restart()
     seen = live.client.schedule("tick").runs
-    assert eventually(lambda: live.client.schedule("tick").runs > seen)
+    until(lambda: live.client.schedule("tick").runs > seen)
     live.client.remove_schedule("tick")
     events = [one.event for one in live.client.events(limit=10_000).events]
     told = [one for one in events if isinstance(one, ScheduleMissed)]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
 from harness.hosts import Host, Net
+from harness.waiting import WAIT_S, until
 
 from shoal.cli.screen.words import sentence
 from shoal.client import Client
@@ -19,7 +19,6 @@ from shoal.model.views import JobView, NodeView
 
 T = TypeVar("T")
 
-WAIT_S = 120.0
 SHOAL = (sys.executable, "-m", "shoal.main")
 # Quick to give a silent node up, so that the tests need not wait for a minute.
 POLICY = Policy(silent_after_ms=3_000, grace_ms=8_000)
@@ -74,10 +73,7 @@ class Cluster:
             return question(self.client)
 
     def until(self, fact: Callable[[], bool], complaint: str) -> None:
-        deadline = time.monotonic() + WAIT_S
-        while not fact():
-            assert time.monotonic() < deadline, f"{complaint}\n{self.story()}"
-            time.sleep(0.1)
+        until(fact, complaint, self.story, look_s=0.1)
 
     def story(self) -> str:
         """What happened, for whoever reads a test that failed."""

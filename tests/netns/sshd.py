@@ -6,7 +6,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from harness.hosts import WAIT_S, Host, until
+from harness.hosts import Host
+from harness.waiting import WAIT_S, until
 
 SSHD = shutil.which("sshd") or shutil.which("sshd", path="/usr/sbin:/sbin") or ""
 

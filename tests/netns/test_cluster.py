@@ -11,12 +11,13 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 from harness.hosts import Host, Net
+from harness.waiting import WAIT_S
 
 from shoal.model.job import JobSpec
 from shoal.model.node import NodeIntent
 from shoal.model.service import Probe, Route, Scale, ServiceSpec
 from shoal.model.views import ServiceView
-from tests.netns.cluster import POLICY, SHOAL, WAIT_S, Cluster
+from tests.netns.cluster import POLICY, SHOAL, Cluster
 
 HERE = Path(__file__).parent
 GANG = f"exec {sys.executable} {HERE / 'gang.py'}"

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 from harness.hosts import Host, Net
+from harness.waiting import WAIT_S
 
 from shoal.control import certificates
 
 SHOAL = (sys.executable, "-m", "shoal.main")
-WAIT_S = 120.0
 # Answers the way the head does, and even offers the head's own CA, which is no secret. But its
 # certificate for the same address is its own, because the key of the head's stays on the head.
 IMPOSTOR = """

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness.hosts import WAIT_S, Host, Net, until
+from harness.hosts import Host, Net
+from harness.waiting import WAIT_S, until
 
 SENT = b"x" * 300_000
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness.hosts import Host, Net, until
+from harness.hosts import Host, Net
+from harness.waiting import until
 
 from shoal.control import certificates
 from shoal.gateway.binary import find_binary

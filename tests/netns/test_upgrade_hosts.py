@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 from harness.hosts import Host, Net
+from harness.waiting import WAIT_S
 
 import shoal
 from shoal.hosts import wheel
-from tests.netns.cluster import SHOAL, WAIT_S, Cluster
+from tests.netns.cluster import SHOAL, Cluster
 from tests.netns.sshd import SSHD, make_key, serve_ssh
 
 OLD = "0.4.9"

@@ -13,15 +13,7 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-WAIT_S = 30.0
-
-
-def wait_until(true: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + WAIT_S
-    while not (found := true()):
-        assert time.monotonic() < deadline, f"{what} did not come about within {WAIT_S:g} s"
-        time.sleep(0.02)
-    return found
+from harness.waiting import WAIT_S
 
 
 class Receiver:

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from harness.waiting import until
 
 from shoal.api.notices import POSTING
 from shoal.control.notices import posting, senders
@@ -19,7 +20,7 @@ from shoal.control.notices.outbox import Outbox
 from shoal.model.job import MemberRef, Phase
 from shoal.model.notice import Notice, What
 from tests.api.server import OPERATORS, Server, serving
-from tests.notices.receivers import MailServer, Receiver, is_signed, wait_until
+from tests.notices.receivers import MailServer, Receiver, is_signed
 
 pytestmark = pytest.mark.filterwarnings("ignore::litestar.exceptions.LitestarDeprecationWarning")
 
@@ -54,9 +55,9 @@ def finish(server: Server, token: str, *notify: str, code: int = 0, **fields: An
         found = server.loop.tick.state.jobs.get(job)
         return found.phase if found is not None else None
 
-    wait_until(lambda: phase() is Phase.RUNNING, f"the start of {job}")
+    until(lambda: phase() is Phase.RUNNING, f"the start of {job}")
     server.run(lambda: end(server, job, code))
-    wait_until(lambda: phase() is None, f"the end of {job}")
+    until(lambda: phase() is None, f"the end of {job}")
     return job
 
 
@@ -72,18 +73,18 @@ def test_dead_receivers_cost_others_nothing_and_get_their_notices_when_they_are_
     wishes = [f"started,ended={one.url}" for one in (hangs, moody, good)]
     gone = f"ended=http://127.0.0.1:{free}/"
     jobs = [finish(server, OPERATORS, *wishes, gone, name=f"run{n}") for n in range(3)]
-    wait_until(lambda: len(good.taken) == 6, "the good receiver's notices")
+    until(lambda: len(good.taken) == 6, "the good receiver's notices")
     assert [(one["job"], one["type"]) for one in good.notices] == [
         (job, what) for job in jobs for what in ("started", "ended")
     ]
-    wait_until(lambda: len(moody.taken) == 6, "those of the moody one")
+    until(lambda: len(moody.taken) == 6, "those of the moody one")
     assert [one["id"] for one in moody.notices] != [one["id"] for one in good.notices]
     assert moody.asked == 9
 
     views = {one["to"]: one for one in ask(server, OPERATORS, "GET", "/v1/rules")["others"]}
     assert views[f"http://127.0.0.1:{good.port}"]["delivered"] == 6
     assert views[f"http://127.0.0.1:{hangs.port}"]["waiting"] == 6
-    wait_until(
+    until(
         lambda: (
             "refused"
             in next(
@@ -95,7 +96,7 @@ def test_dead_receivers_cost_others_nothing_and_get_their_notices_when_they_are_
         "the reason",
     )
     back = Receiver(port=free)
-    wait_until(lambda: len(back.taken) == 3, "the notices for the receiver that came back")
+    until(lambda: len(back.taken) == 3, "the notices for the receiver that came back")
     assert [one["job"] for one in back.notices] == jobs
     for one in (good, hangs, moody, back):
         one.close()
@@ -111,7 +112,7 @@ def test_a_webhook_is_signed_by_its_tenant_and_names_what_happened(server: Serve
     ask(server, eve, "POST", "/v1/rules", {"wish": f"ended={quiet.url}"})
     finish(server, ada, name="fine")
     bad = finish(server, ada, code=3, name="bad", labels={"run": "a"})
-    wait_until(lambda: receiver.taken, "the notice")
+    until(lambda: receiver.taken, "the notice")
     (headers, body), notice = receiver.taken[0], receiver.notices[0]
     key = ask(server, ada, "GET", "/v1/rules/key")["key"]
     assert is_signed(key, headers, body)
@@ -151,10 +152,10 @@ def test_a_tenant_cannot_reach_the_head_itself_unless_an_admin_allows_it(server:
         found = ask(server, ada, "GET", "/v1/rules")["others"]
         return str(found[0]["error"]) if found else ""
 
-    wait_until(lambda: "head itself" in error(), "the refusal")
+    until(lambda: "head itself" in error(), "the refusal")
     assert not receiver.asked
     ask(server, OPERATORS, "PUT", "/v1/rules/settings", {"allow": ["127.0.0.0/8"]})
-    wait_until(lambda: receiver.taken, "the notice that was refused before")
+    until(lambda: receiver.taken, "the notice that was refused before")
     receiver.close()
 
 
@@ -174,7 +175,7 @@ def test_mail_goes_through_the_server_that_an_admin_sets(server: Server) -> None
     assert "wrong password" in ask(server, OPERATORS, "POST", "/v1/rules/test", to)["note"]
     ask(server, OPERATORS, "PUT", "/v1/secrets/smtp-password", b"correct horse")
     job = finish(server, OPERATORS, "ended=mail:me@example.com", name="nightly")
-    wait_until(lambda: mails.mails, "the mail")
+    until(lambda: mails.mails, "the mail")
     assert f"Subject: [shoal] {job} (nightly) succeeded" in mails.mails[0]
     assert "To: me@example.com" in mails.mails[0]
     mails.close()

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from harness.waiting import until
 
 from shoal.agent.memory import MemoryWatch
 from shoal.client import ShoalError
-from tests.live.cluster import eventually
 from tests.observe.conftest import Observed
 
 
@@ -62,7 +62,7 @@ def tight() -> Iterator[Path]:
     except OSError as error:
         pytest.skip(f"no cgroup of one's own can be made here ({error.strerror})")
     yield group
-    assert eventually(lambda: not (group / "tasks").read_text().strip(), 40)
+    until(lambda: not (group / "tasks").read_text().strip())
     group.rmdir()
 
 

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from harness.waiting import until
 
 from shoal.api.exposition import escaped, family, histogram, number
 from shoal.api.metrics import collect
@@ -27,12 +28,10 @@ from shoal.model.job import JobSpec
 from shoal.model.samples import GpuSample, NodeSample
 from shoal.model.service import Service, ServiceLoad, ServiceSpec
 from tests.core.training import Training
-from tests.live.cluster import eventually
 from tests.observe.conftest import Observed
 
 ROOT = Path(__file__).parent.parent.parent
 DEPLOY = ROOT / "deploy"
-WAIT_S = 60.0
 TOKEN_WORDS = "the token is missing or wrong"
 
 parser = pytest.importorskip("prometheus_client.parser", reason="prometheus-client is missing")
@@ -72,7 +71,7 @@ def values(text: str) -> dict[str, dict[str, float]]:
 @pytest.fixture(scope="module")
 def training(observed: Observed) -> Iterator[str]:
     job = observed.train(100_000, members=2, pace_s=0.02)
-    assert eventually(lambda: observed.client.job_series(job).points != [], WAIT_S)
+    until(lambda: observed.client.job_series(job).points != [])
     yield job
     observed.client.cancel(job)
     observed.wait(job)
@@ -80,8 +79,8 @@ def training(observed: Observed) -> Iterator[str]:
 
 def test_the_metrics_tell_what_the_cluster_does(observed: Observed, training: str) -> None:
     assert observed.wait(observed.run("exit 3")) == "failed"
-    assert eventually(lambda: "shoal_node_cpu_busy_ratio" in scrape(observed), WAIT_S)
-    assert eventually(lambda: 'part="input"' in scrape(observed), WAIT_S)
+    until(lambda: "shoal_node_cpu_busy_ratio" in scrape(observed))
+    until(lambda: 'part="input"' in scrape(observed))
     told = values(scrape(observed))
     assert abs(sum(told["shoal_job_step_share"].values()) - 1) < 1e-6
     assert told["shoal_gpus"] == {"state=held": 2, "state=free": 6, "state=unusable": 0}
@@ -170,10 +169,10 @@ def test_a_real_prometheus_scrapes_the_cluster(
                 return float(found[0]["value"][1]) if found else None
 
             log_text = (tmp_path / "log").read_text
-            assert eventually(lambda: number_of("sum(shoal_gpus)") == 8, WAIT_S), log_text()
+            until(lambda: number_of("sum(shoal_gpus)") == 8, more=lambda: log_text())
             assert number_of('up{job="shoal"}') == 1
             assert number_of('shoal_nodes{state="ready"}') == 2
-            assert eventually(lambda: (number_of("shoal_job_step") or 0) > 0, WAIT_S)
+            until(lambda: (number_of("shoal_job_step") or 0) > 0)
             assert ask("shoal_job_step")[0]["metric"]["job_id"] == training
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/rules", timeout=10) as got:
                 groups = json.load(got)["data"]["groups"]

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from harness.waiting import until
 
 from shoal.client import ShoalError
-from tests.live.cluster import eventually
 from tests.observe.conftest import Observed
-
-WAIT_S = 60.0
 
 
 def test_a_gangs_curve_is_there_while_it_runs_and_after_it_ended(observed: Observed) -> None:
     client = observed.client
     job = observed.train(60, members=2, pace_s=0.1, SLOW="1")
-    assert eventually(lambda: len(client.job_series(job).points) >= 2, WAIT_S)
+    until(lambda: len(client.job_series(job).points) >= 2)
     assert observed.wait(job) == "succeeded"
     series = client.job_series(job)
     steps = [point.step for point in series.points]
@@ -35,22 +33,22 @@ def test_a_killed_controller_takes_no_curve_with_it(observed: Observed) -> None:
     client = observed.client
     job = observed.train(100_000)
     seen = client.job_series
-    assert eventually(lambda: len(seen(job).points) >= 8, WAIT_S)
+    until(lambda: len(seen(job).points) >= 8)
     before = seen(job).points
     node = client.job(job).nodes[0]
     observed.kill_controller()
     # What was not handed over yet is lost: a look or two, which is some seconds at most.
-    assert eventually(lambda: len(seen(job).points) > len(before), WAIT_S)
+    until(lambda: len(seen(job).points) > len(before))
     after = seen(job).points
     assert before[0] in after
     assert len([point for point in before if point in after]) >= len(before) - 6
-    assert eventually(lambda: len(client.node_series(node).at_ms) >= 2, WAIT_S)
+    until(lambda: len(client.node_series(node).at_ms) >= 2)
     load = client.node_series(node)
     assert all(0 <= (share or 0) <= 1 for share in (*load.cpu, *load.memory))
     assert any(share for share in load.memory)
     client.cancel(job)
     observed.wait(job)
-    assert eventually(lambda: len(seen(job).points) >= len(after), WAIT_S)
+    until(lambda: len(seen(job).points) >= len(after))
 
 
 def test_only_what_is_new_is_told_to_who_knows_the_rest(observed: Observed) -> None:

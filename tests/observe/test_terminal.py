@@ -17,12 +17,11 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from harness.waiting import WAIT_S, until
 
 from tests.cli.test_top import shown
-from tests.live.cluster import eventually
 from tests.observe.conftest import BEATER, SOURCE, Observed
 
-WAIT_S = 60.0
 ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[ -/]*[0-~]")
 
 
@@ -90,7 +89,7 @@ def terminal(observed: Observed, *args: str, **size: int) -> Iterator[Terminal]:
 @pytest.fixture(scope="module")
 def job(observed: Observed) -> Iterator[str]:
     job = observed.train(100_000, members=2, pace_s=0.02, SLOW="0")
-    assert eventually(lambda: len(observed.client.job_series(job).points) >= 2, WAIT_S)
+    until(lambda: len(observed.client.job_series(job).points) >= 2)
     yield job
     observed.client.cancel(job)
     observed.wait(job)

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from harness.waiting import until
 
 from shoal.model.health import CheckResult
 from shoal.model.storage import READ_MBS, SMALL_PER_S, WRITE_MBS, Storage
 from shoal.probes import storage_folder, storage_url
 from shoal.probes.storage import Left, measure
 from shoal.probes.storage_place import Problem
-from tests.live.cluster import eventually
 from tests.needs import need
 from tests.s3 import s3_server
 
@@ -51,7 +51,7 @@ def test_it_writes_reads_and_handles_small_files_and_leaves_nothing(
 def test_what_a_killed_probe_left_is_removed_by_the_next(data: Path, tmp_path: Path) -> None:
     probe = subprocess.Popen(command(data, tmp_path, 20_000), stdout=subprocess.DEVNULL)
     try:
-        eventually(lambda: any(data.glob(".shoal-check-*/data0")))
+        until(lambda: any(data.glob(".shoal-check-*/data0")))
     finally:
         probe.send_signal(signal.SIGKILL)
         probe.wait()

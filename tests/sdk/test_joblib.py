@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.waiting import until
 
 from shoal.tasks import Cluster
-from tests.live.cluster import Live, eventually
+from tests.live.cluster import Live
 from tests.needs import need
 
 need("joblib")
@@ -40,7 +41,7 @@ def test_a_grid_search_of_scikit_learn_runs_on_the_cluster(
     runpy.run_path(str(EXAMPLES / "grid_search.py"), run_name="__main__")
     out = capsys.readouterr().out
     assert out.startswith("best: {'C': 10, 'gamma': 0.001}, 0.97"), out
-    assert eventually(lambda: not live.client.jobs(), 60), "the workers outlived the search"
+    until(lambda: not live.client.jobs(), "the workers outlived the search")
     last = live.client.jobs(finished=True)[0]
     assert (last.name, last.members_max) == ("grid-search", 2)
 

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from harness.waiting import until
 
 import shoal
-from tests.live.cluster import MARK, Live, eventually
+from tests.live.cluster import MARK, Live
 from tests.live.serving import serving_cluster
 from tests.needs import need
 
@@ -59,7 +60,7 @@ def test_tensorboard_is_a_service_that_shows_what_a_job_wrote(
         command = f"exec tensorboard --logdir {tmp_path} --host 127.0.0.1 --port $PORT"
         client.serve("tb", ["sh", "-c", command], env=env, probe="/data/logdir")
         assert client.wait(job.id).state == "succeeded", list(client.follow(job.id))
-        assert eventually(lambda: client.service("tb").ready == 1, 120), client.service("tb").why
+        until(lambda: client.service("tb").ready == 1, more=lambda: client.service("tb").why)
         url = f"{client.service('tb').url.rstrip('/')}/data/plugin/scalars/tags"
 
         def shown() -> dict[str, dict[str, object]]:
@@ -67,7 +68,7 @@ def test_tensorboard_is_a_service_that_shows_what_a_job_wrote(
                 found: dict[str, dict[str, object]] = json.load(answer)
                 return found
 
-        assert eventually(lambda: bool(shown()), 120), "TensorBoard has read no run"
+        until(lambda: bool(shown()), "TensorBoard has read no run")
         (run,) = shown()
         assert run.startswith(f"{job.id}-") and "loss" in shown()[run]
         client.stop_service("tb")

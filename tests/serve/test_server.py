@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.waiting import WAIT_S
 
 from tests.needs import need
 from tests.train.gangs import ROOT, Gang
@@ -22,7 +23,6 @@ from tests.train.gangs import ROOT, Gang
 need("torch")
 
 EXAMPLES = ROOT / "examples"
-WAIT_S = 60
 CHAT = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "The value of "}]
 

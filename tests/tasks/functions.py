@@ -7,14 +7,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import shoal.tasks
 
 ROOT = Path(__file__).parent.parent.parent
-WAIT_S = 90.0
 
 
 def double(value: int) -> int:
@@ -92,14 +90,6 @@ class Awkward(Exception):
 
 def awkward(_: Any) -> None:
     raise Awkward("very", "awkward")
-
-
-def wait_for(fact: Callable[[], Any], what: str) -> Any:
-    until = time.monotonic() + WAIT_S
-    while not (found := fact()):
-        assert time.monotonic() < until, f"waited in vain for: {what}"
-        time.sleep(0.01)
-    return found
 
 
 def alive(pid: int) -> bool:

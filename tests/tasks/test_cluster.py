@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.waiting import until
 
 import shoal
 from shoal.tasks import Cluster, InitFailed, TaskFailed, WorkerDied
 from shoal.tasks.cluster import ClusterPool
 from shoal.tasks.stream import HandshakeFailed, greet, introduce
 from tests.cli.conftest import Result
-from tests.live.cluster import Live, all_pids, eventually, live_cluster
+from tests.live.cluster import Live, all_pids, live_cluster
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -36,7 +37,7 @@ def live() -> Iterator[Live]:
 @pytest.fixture
 def cluster(live: Live) -> Iterator[Cluster]:
     yield Cluster(home=live.home.path)
-    assert eventually(lambda: not live.client.jobs(), 40), "the job of a map outlived it"
+    until(lambda: not live.client.jobs(), "the job of a map outlived it")
 
 
 def square(number: int) -> int:
@@ -54,7 +55,7 @@ def measure(data: bytes) -> tuple[int, str]:
 def test_results_come_in_order_and_the_job_ends_with_the_map(live: Live, cluster: Cluster) -> None:
     found = list(shoal.map(square, range(20_000), cluster=cluster, workers=3))
     assert found == [number * number for number in range(20_000)]
-    assert eventually(lambda: not live.client.jobs())
+    until(lambda: not live.client.jobs())
     last = live.client.jobs(finished=True)[0]
     assert (last.name, last.state, last.members, last.members_max) == ("map", "succeeded", 1, 3)
 
@@ -246,10 +247,10 @@ def test_a_client_that_is_killed_takes_its_job_along_and_goes_on_later(
     env = {**os.environ, "SHOAL_HOME": str(live.home.path)}
     client = subprocess.Popen(words, cwd=project, env=env, stderr=subprocess.DEVNULL)
     journal = project.parent / "out.jsonl.part"
-    assert eventually(lambda: journal.exists() and journal.stat().st_size > 1000, 60)
+    until(lambda: journal.exists() and journal.stat().st_size > 1000)
     client.kill()
     client.wait()
-    assert eventually(lambda: not live.client.jobs(), 60), "the job lingers"
+    until(lambda: not live.client.jobs(), "the job lingers")
     result = run(words, project, live)
     assert result.code == 0, result.err
     assert "continuing" in result.err

@@ -10,9 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from harness.waiting import until
 
 from tests.needs import need
-from tests.tasks.functions import ROOT, environment, wait_for
+from tests.tasks.functions import ROOT, environment
 
 need("torch")
 
@@ -37,7 +38,7 @@ def test_scores_are_complete_in_order_and_once_although_a_worker_was_killed(tmp_
     command = [sys.executable, "-m", "shoal.main", *words, "--workers", "2", "--json"]
     part = tmp_path / "scores.jsonl.part"
     with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE) as client:
-        wait_for(lambda: part.exists() and part.stat().st_size, "the first scores")
+        until(lambda: part.exists() and part.stat().st_size, "the first scores")
         victim = workers(client.pid)[0]
         os.kill(victim, signal.SIGKILL)
         told = json.loads(client.communicate(timeout=120)[0])

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.waiting import WAIT_S, until
 
 import shoal
 from shoal.tasks import InitFailed, WorkerDied
 from tests.tasks import functions
-from tests.tasks.functions import alive, python, wait_for
-
-WAIT_S = 30
+from tests.tasks.functions import alive, python
 
 
 @pytest.fixture
@@ -35,7 +34,7 @@ def keywords(*args: int, **named: int) -> tuple[tuple[int, ...], dict[str, int]]
 def begin_and_wait(folder: str) -> str:
     """Tells that it runs, and waits to be let go."""
     (Path(folder) / "begun").touch()
-    wait_for((Path(folder) / "go").exists, "leave to go")
+    until((Path(folder) / "go").exists, "leave to go")
     return "went"
 
 
@@ -87,7 +86,7 @@ def test_what_waits_can_be_cancelled_and_what_runs_cannot(tmp_path: Path) -> Non
     with shoal.Executor(max_workers=1) as executor:
         running = executor.submit(begin_and_wait, str(tmp_path))
         waiting = [executor.submit(functions.double, n) for n in range(3)]
-        wait_for((tmp_path / "begun").exists, "the first task")
+        until((tmp_path / "begun").exists, "the first task")
         assert running.running()
         assert not running.cancel()
         assert waiting[1].cancel()
@@ -104,7 +103,7 @@ def test_shutdown_can_cancel_what_waits(tmp_path: Path) -> None:
     executor = shoal.Executor(max_workers=1)
     running = executor.submit(begin_and_wait, str(tmp_path))
     waiting = [executor.submit(functions.double, n) for n in range(3)]
-    wait_for((tmp_path / "begun").exists, "the first task")
+    until((tmp_path / "begun").exists, "the first task")
     executor.shutdown(wait=False, cancel_futures=True)
     (tmp_path / "go").touch()
     executor.shutdown(wait=True)
@@ -155,7 +154,7 @@ def test_what_cannot_be_sent_is_told_by_its_future(executor: shoal.Executor) -> 
 
 def test_a_worker_that_dies_fails_its_task_only(executor: shoal.Executor, tmp_path: Path) -> None:
     safe = executor.submit(begin_and_wait, str(tmp_path))
-    wait_for((tmp_path / "begun").exists, "the other task")
+    until((tmp_path / "begun").exists, "the other task")
     dead = executor.submit(functions.die_at, 1, 1)
     error = dead.exception(WAIT_S)
     assert isinstance(error, WorkerDied)

@@ -13,11 +13,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from harness.waiting import until
 
 from shoal.tasks.journal import Identity, Journal, JournalError
 from tests.cli.conftest import Shoal, assert_one_clear_line, shoal
 from tests.needs import need
-from tests.tasks.functions import alive, environment, wait_for
+from tests.tasks.functions import alive, environment
 
 __all__ = ["shoal"]
 
@@ -154,11 +155,11 @@ def test_a_map_goes_on_after_its_client_was_killed(shoal: Shoal, folder: Path) -
     env = environment(FOLDER=str(ran))
     with subprocess.Popen(words, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as client:
         journal = folder / "out.jsonl.journal"
-        wait_for(lambda: journal.exists() and b"mark" in journal.read_bytes(), "the journal")
+        until(lambda: journal.exists() and b"mark" in journal.read_bytes(), "the journal")
         # Both workers are held up by the first even numbers from 40 on.
-        held = wait_for(lambda: _held(ran), "two tasks that wait")
+        held = until(lambda: _held(ran), "two tasks that wait")
         client.send_signal(signal.SIGKILL)
-    wait_for(lambda: not any(alive(pid) for pid in held), "the workers' end")
+    until(lambda: not any(alive(pid) for pid in held), "the workers' end")
     (ran / "go").touch()
     before = {path.name for path in ran.iterdir()}
     known = sum(1 for line in (folder / "out.jsonl.part").read_text().splitlines())

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from harness.waiting import until
 
 import shoal
 from shoal.tasks import InitFailed, TaskFailed, WorkerDied, warm
@@ -23,7 +24,7 @@ from shoal.tasks.errors import RemoteError
 from shoal.tasks.frames import INLINE_BYTES_MAX, RESULT, parcel
 from tests.needs import need
 from tests.tasks import functions
-from tests.tasks.functions import alive, environment, python, wait_for
+from tests.tasks.functions import alive, environment, python
 
 run = functools.partial(shoal.map, workers=2, progress=False)
 
@@ -127,7 +128,7 @@ def test_a_worker_killed_from_outside_costs_nothing(tmp_path: Path) -> None:
     victims = {next(results) for _ in range(20)}
     for pid in victims:
         os.kill(pid, signal.SIGKILL)
-    more = wait_for(lambda: next(results) not in victims, "a worker that is new")
+    more = until(lambda: next(results) not in victims, "a worker that is new")
     assert more
     results.close()  # type: ignore[attr-defined]
 
@@ -269,7 +270,7 @@ def test_nothing_is_left_when_the_client_is_killed(tmp_path: Path) -> None:
         assert workers
         assert all(alive(pid) for pid in workers)
         client.kill()
-    wait_for(lambda: not any(alive(pid) for pid in workers), "the workers' end")
+    until(lambda: not any(alive(pid) for pid in workers), "the workers' end")
 
 
 def test_nothing_is_left_when_a_script_ends(tmp_path: Path) -> None:

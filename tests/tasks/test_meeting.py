@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 import pytest
+from harness.waiting import WAIT_S, until
 
 import shoal
 from shoal import contexts
@@ -24,10 +25,8 @@ from shoal.meeting import Guest, Host, Invitation, NotAdmitted, Way
 from shoal.model.events import JobSubmitted
 from shoal.tasks import Cluster
 from shoal.transport import Endpoint, at
-from tests.live.cluster import Live, eventually, live_cluster
+from tests.live.cluster import Live, live_cluster
 from tests.tasks.test_cluster import hosts_of, in_the_middle
-
-WAIT_S = 60
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +161,7 @@ def test_a_meeting_outlives_the_controller_and_ends_with_its_host(live: Live, pa
             return False
         return True
 
-    assert eventually(entered, WAIT_S)
+    until(entered)
     again, _ = party.arrived.get(timeout=WAIT_S)
     again.settimeout(WAIT_S)
     assert again.recv(5) == b"again"
@@ -177,7 +176,7 @@ def test_a_meeting_outlives_the_controller_and_ends_with_its_host(live: Live, pa
             return False
         return False
 
-    assert eventually(over, WAIT_S)
+    until(over)
 
 
 def test_a_request_for_a_websocket_is_bounded_like_any_other(live: Live) -> None:
@@ -220,7 +219,7 @@ def away(live: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
         token = live.home.token.read_text().strip()
         known.contexts["far"] = contexts.Context(url=live.client.url, token=token)
     yield Cluster(context="far")
-    assert eventually(lambda: not live.client.jobs(), 60), "the job of a map outlived it"
+    until(lambda: not live.client.jobs(), "the job of a map outlived it")
 
 
 def large(number: int) -> bytes:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 from harness.browser import Visit, chromium, missing
+from harness.waiting import until
 
 from shoal.cli.demo import plan as demo_plan
 from shoal.control.home import ClusterConfig
@@ -22,7 +23,7 @@ from shoal.forms.request import carried
 from shoal.model.job import JobSpec
 from shoal.model.node import NodeIntent
 from shoal.model.prices import PriceList
-from tests.live.cluster import Live, eventually, live_cluster
+from tests.live.cluster import Live, live_cluster
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page, ViewportSize
@@ -84,9 +85,9 @@ def break_something(live: Live, job: str) -> None:
     first = live.client.job(job)
     victim = first.nodes[-1]
     live.kill_agent(victim)
-    assert eventually(lambda: live.client.job(job).attempt > first.attempt, WAIT_S)
+    until(lambda: live.client.job(job).attempt > first.attempt)
     live.wait(job, "running", WAIT_S)
-    assert eventually(lambda: all(n.health == "ready" for n in live.client.nodes()), WAIT_S)
+    until(lambda: all(n.health == "ready" for n in live.client.nodes()))
     free = [node.id for node in live.client.nodes() if node.id not in live.client.job(job).nodes]
     if free:
         live.client.set_intent(free[-1], NodeIntent.DRAINING)

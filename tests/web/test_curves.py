@@ -11,9 +11,10 @@ from urllib.parse import parse_qs
 
 import pytest
 from harness.browser import WAIT_MS, Visit
+from harness.waiting import until
 
 from shoal.api.web import FOLDER
-from tests.live.cluster import Live, eventually
+from tests.live.cluster import Live
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Route
@@ -120,7 +121,7 @@ def test_a_jobs_page_draws_all_it_logs_and_its_own_gpus_and_a_link_shows_the_sam
     told = loss.get_attribute("aria-valuetext")
     loss.press("ArrowLeft")
     loss.press("ArrowLeft")
-    assert eventually(lambda: loss.get_attribute("aria-valuetext") != told, WAIT_S)
+    until(lambda: loss.get_attribute("aria-valuetext") != told)
     for name in CHARTS:
         chart(visit, name).locator(".cross:not([hidden])").wait_for(state="attached")
     for _ in range(3):
@@ -141,7 +142,7 @@ def test_two_runs_are_laid_over_each_other_and_their_differences_listed(
     page.wait_for_selector("main[data-view=compare]")
     assert page.url.endswith(f"#/compare/{first},{second}")
     for name in CHARTS:
-        assert eventually(lambda: chart(visit, name).locator("polyline").count() == 2, WAIT_S)  # noqa: B023
+        until(lambda: chart(visit, name).locator("polyline").count() == 2)  # noqa: B023
     mark = chart(visit, "loss").locator(".mark title")
     assert mark.count() == 1 and mark.inner_html().startswith(f"{second} attempt 2")
     table = page.locator("section[aria-label=Differences]")
@@ -161,7 +162,7 @@ def test_two_runs_are_laid_over_each_other_and_their_differences_listed(
     page.get_by_role("button", name=f"Draw {first}").click()
     assert chart(visit, "loss").locator("polyline").count() == 1
     page.reload()
-    assert eventually(lambda: chart(visit, "loss").locator("polyline").count() == 1, WAIT_S)
+    until(lambda: chart(visit, "loss").locator("polyline").count() == 1)
     assert choices(visit) == {"rows": "all", "hide": first}
     page.get_by_label("Id of another run").fill("j99999")
     page.get_by_role("button", name="Add").click()

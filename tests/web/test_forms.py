@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 from harness.browser import WAIT_MS, Visit
+from harness.waiting import until
 
 from shoal.model.identity import Role
 from shoal.model.node import NodeIntent
 from shoal.model.people import NewToken
-from tests.live.cluster import Live, eventually
+from tests.live.cluster import Live
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Request, Route
@@ -91,7 +92,7 @@ def test_a_job_is_submitted_once_from_the_form_that_shows_its_command_line(
     assert page.input_value("[name=gpus]") == "1"
     page.fill("[name=env]", "GREETING=good bye\nSEED=1")
     page.get_by_role("button", name="Submit").click()
-    assert eventually(lambda: shown_job(visit) != job, WAIT_S)
+    until(lambda: shown_job(visit) != job)
     again = shown_job(visit)
     assert live.wait(again) == "succeeded"
     was, now = live.client.job(job).spec, live.client.job(again).spec
@@ -111,7 +112,7 @@ def test_remedies_are_buttons_that_change_a_waiting_job_or_open_a_node(
     dialog = page.get_by_role("dialog")
     dialog.get_by_text("With 1 GPU per member instead of 4 it would start now").wait_for()
     dialog.get_by_role("button", name="Submit it so").click()
-    assert eventually(lambda: shown_job(visit) != job, WAIT_S)
+    until(lambda: shown_job(visit) != job)
     new = shown_job(visit)
     page.locator("main .chip[data-state=running]").first.wait_for()
     assert live.client.job(job).why.startswith(f"replaced by {new}")

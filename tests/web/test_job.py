@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 from harness.browser import WAIT_MS, Visit
+from harness.waiting import until
 
 from shoal.api.web import FOLDER
 from shoal.model.events import Event
 from shoal.model.schedule import ScheduleSpec
 from shoal.model.workflow import WorkflowJob
-from tests.live.cluster import Live, eventually
+from tests.live.cluster import Live
 
 WAIT_S = WAIT_MS / 1000
 COUNT = "n=0; while :; do n=$((n+1)); echo $n; sleep 0.05; done"
@@ -51,7 +52,7 @@ def test_a_link_shows_the_same_lines_of_a_job_its_files_and_the_failed_elements(
     page.get_by_label("only these lines").check()
     page.get_by_label("Find in the log").fill("loss")
     page.get_by_label("Find in the log").press("Enter")
-    assert eventually(lambda: log.inner_text() == "loss of 1", WAIT_S), log.inner_text()
+    until(lambda: log.inner_text() == "loss of 1", more=lambda: log.inner_text())
     page.reload()  # as for somebody who was sent the address
     page.locator(".log", has_text="loss of 1").wait_for()
     assert log.inner_text() == "loss of 1"
@@ -67,9 +68,9 @@ def test_a_link_shows_the_same_lines_of_a_job_its_files_and_the_failed_elements(
     page.locator("[data-note]", has_text="goes into <b>the paper</b>").wait_for()
     page.locator("[data-fact='runs after']").get_by_role("link", name=array).click()
     elements = page.locator("section[aria-label=Elements]")
-    assert eventually(lambda: elements.locator("tr[data-job]").count() == 4, WAIT_S)
+    until(lambda: elements.locator("tr[data-job]").count() == 4)
     elements.get_by_role("button", name="1 failed").click()
-    assert eventually(lambda: elements.locator("tr[data-job]").count() == 1, WAIT_S)
+    until(lambda: elements.locator("tr[data-job]").count() == 1)
     assert page.url.endswith(f"#/job/{array}?elements=failed")
     elements.get_by_role("link", name=f"{array}.2").click()
     page.locator("[data-fact=array]", has_text=f"element 2 of {array}").wait_for()
@@ -119,7 +120,7 @@ def test_the_page_shows_what_limits_a_job_while_it_trains_and_after_its_end(
 def test_a_job_sleeps_and_wakes_by_two_buttons(visit: Visit, live: Live) -> None:
     page = visit.page
     job = live.run(COUNT, name="counts", gpus=4)
-    assert eventually(lambda: sum(visit.cells(job).values()) == 4, WAIT_S)
+    until(lambda: sum(visit.cells(job).values()) == 4)
     (node,) = visit.cells(job)
     visit.go(f"job/{job}")
     page.locator(".log").get_by_text(re.compile(r"\b3\b")).first.wait_for()
@@ -137,12 +138,12 @@ def test_a_job_sleeps_and_wakes_by_two_buttons(visit: Visit, live: Live) -> None
     row.locator(".chip[data-state=asleep]").wait_for()
     row.get_by_text("asleep for").wait_for()
     visit.go("cluster")
-    assert eventually(lambda: not visit.cells(job), WAIT_S), "its cells are free"
+    until(lambda: not visit.cells(job), "its cells are free")
     page.locator(".figure").get_by_text("1 asleep").wait_for()
     page.evaluate("id => shoalMap.onChoose({ node: id, gpu: 0 })", node)
     page.locator(".panel .asleep").get_by_text("counts").wait_for()
     other = live.run("sleep 600", gpus=4, name="borrows", where=(f"node={node}",))
-    assert eventually(lambda: visit.cells(other) == {node: 4}, WAIT_S), "another has its GPUs"
+    until(lambda: visit.cells(other) == {node: 4}, "another has its GPUs")
     live.client.cancel(other)
     live.wait(other)
 

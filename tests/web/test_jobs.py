@@ -10,8 +10,9 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from harness.browser import WAIT_MS, Visit
+from harness.waiting import until
 
-from tests.live.cluster import Live, eventually
+from tests.live.cluster import Live
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Route
@@ -31,7 +32,7 @@ def shown(visit: Visit) -> list[str]:
 
 
 def becomes(visit: Visit, jobs: list[str]) -> None:
-    assert eventually(lambda: shown(visit) == jobs, WAIT_S), (shown(visit), jobs)
+    until(lambda: shown(visit) == jobs, more=lambda: (shown(visit), jobs))
 
 
 def test_a_link_shows_the_same_jobs_in_the_same_order_and_columns(visit: Visit, live: Live) -> None:
@@ -112,7 +113,7 @@ def test_many_are_cancelled_and_requeued_with_one_question(visit: Visit, live: L
     page.get_by_role("button", name="Requeue").click()
     page.get_by_role("button", name="Requeue it").click()
     page.get_by_text(re.compile("1 submitted again as j")).first.wait_for()
-    assert eventually(lambda: len(shown(visit)) == 5, WAIT_S)
+    until(lambda: len(shown(visit)) == 5)
     again = shown(visit)[0]
     assert live.client.job(again).name == "b1"
     page.locator("[role=grid]").focus()
@@ -167,7 +168,7 @@ def test_waiting_jobs_are_grouped_and_a_group_opens(visit: Visit, live: Live) ->
     section = page.locator("section[aria-label=Waiting]")
     assert section.locator("tr[data-job]").count() == 3
     section.get_by_role("button", name="The first 100 in line").click()
-    assert eventually(lambda: section.locator("tr[data-job]").count() == 6, WAIT_S)
+    until(lambda: section.locator("tr[data-job]").count() == 6)
     for job in [*waits, *holders]:
         live.client.cancel(job)
     section.wait_for(state="hidden")
@@ -205,7 +206,7 @@ def test_of_ten_thousand_rows_a_window_exists(visit: Visit) -> None:
         page.keyboard.press("End")
         return last.is_visible()
 
-    assert eventually(at_the_end, WAIT_S)
+    until(at_the_end)
     assert len(shown(visit)) < 80, "only those near the screen are there"
     assert page.locator(".jobs-rows").evaluate("rows => rows.clientHeight") == MANY * 34
     page.evaluate("scrollTo(0, 34 * 5000)")

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 from harness.browser import WAIT_MS, Visit
+from harness.waiting import until
 
 from shoal.control.log_times import FINE_MS
-from tests.live.cluster import Live, eventually
+from tests.live.cluster import Live
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator
@@ -97,7 +98,7 @@ def test_colours_bars_nasty_bytes_the_order_of_members_and_the_first_error(
     line("plain").evaluate("e => getSelection().selectAllChildren(e)")
     # Times are known to a second: what member 0 says next must not be within that of the last mark.
     marks = live.home.logs / job / "1.0.times"
-    assert eventually(lambda: time.time() > marks.stat().st_mtime + FINE_MS / 1000, WAIT_S)
+    until(lambda: time.time() > marks.stat().st_mtime + FINE_MS / 1000)
     for turn, text in enumerate(("one speaks", "zero later")):
         (tmp_path / f"turn{turn}").touch()
         line(text).wait_for()
@@ -175,12 +176,12 @@ def test_any_part_of_a_long_log_is_reached_and_the_page_stays_small(
     before = heap()
     for share in (500, 100, 900, 300):
         page.get_by_label("Place in the log").fill(str(share))
-        assert eventually(partial(near, count * share / 1000), WAIT_S)
+        until(partial(near, count * share / 1000))
     # On foot: each end of the window moves on, and what is far away is dropped.
     for _ in range(4):
         seen = first()
         log.evaluate("e => { e.scrollTop = 0 }")
-        assert eventually(partial(above, seen), WAIT_S), "what came before is fetched"
+        until(partial(above, seen), "what came before is fetched")
         assert rows.count() <= 2_500
     numbers = [int(n) for n in re.findall(r"step (\d+) ", log.inner_text())]
     assert numbers == list(range(numbers[0], numbers[0] + len(numbers))), "no line is missing"

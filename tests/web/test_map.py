@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 from harness.browser import WAIT_MS, Visit
+from harness.waiting import until
 from playwright.sync_api import expect
 
-from tests.live.cluster import Live, eventually
+from tests.live.cluster import Live
 
 WAIT_S = WAIT_MS / 1000
 COLOURS = 16
@@ -110,7 +111,7 @@ def test_what_is_found_stays_marked_and_is_in_the_address(visit: Visit) -> None:
     found.get_by_text("1 job matches").wait_for()
     expect(key).to_have_attribute("aria-pressed", "true")
     assert page.url.endswith("?find=j2")
-    assert eventually(lambda: visit.colour("n0", 0) != clear, WAIT_S), "the others are dim"
+    until(lambda: visit.colour("n0", 0) != clear, "the others are dim")
     assert visit.colour("n2", 0) == one
     page.mouse.move(400, 500)  # the pointer over another job changes nothing
     page.evaluate("shoalMap.light('j0'), shoalMap.draw()")

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 from harness.browser import WAIT_MS, Visit
+from harness.waiting import until
 
 from shoal.model.node import NodeIntent
-from tests.live.cluster import Live, eventually
+from tests.live.cluster import Live
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -82,15 +83,16 @@ def test_what_is_followed_is_told_once_and_nothing_from_before(
             page.get_by_role("button", name="★ Following").wait_for()
         assert page.evaluate("asked") == 1, "one question"
         live.client.set_intent("n3", NodeIntent.CORDONED)
-        assert eventually(lambda: page.evaluate("told") == ["n3 is cordoned"], WAIT_S), (
-            page.evaluate("[told, JSON.stringify(localStorage)]")
+        until(
+            lambda: page.evaluate("told") == ["n3 is cordoned"],
+            more=lambda: page.evaluate("[told, JSON.stringify(localStorage)]"),
         )
         assert page.title().startswith("(1) ")
         page.reload()
         page.wait_for_selector(".link-state[data-state=live]")
         live.client.cancel(job)
         told = [f"{job} told cancelled"]  # after a reload only what is new
-        assert eventually(lambda: page.evaluate("told") == told, WAIT_S), page.evaluate("told")
+        until(lambda: page.evaluate("told") == told, more=lambda: page.evaluate("told"))
         page.get_by_role("button", name="Followed:").click()
         listed = page.locator("dialog.follow-list")
         listed.get_by_text("n3 is cordoned").wait_for()

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from harness.waiting import until
 
-from tests.live.cluster import MARK, Live, eventually
+from tests.live.cluster import MARK, Live
 from tests.needs import need
 
 if TYPE_CHECKING:
@@ -175,9 +176,9 @@ def test_files_that_change_there_come_back_and_replace_nothing_that_changed_here
         (dev.folder / "both.txt").write_text("changed here\n")
         (work / "both.txt").write_text("changed there, too\n")
         beside = dev.folder / f"both.from-{job}.txt"
-        assert eventually(lambda: beside.exists(), WAIT_S), dev.errors()
-        assert eventually(lambda: (dev.folder / "new" / "plot.txt").exists(), WAIT_S)
-        assert eventually(lambda: (dev.folder / "notes.txt").read_text() == "changed there\n")
+        until(lambda: beside.exists(), more=lambda: dev.errors())
+        until(lambda: (dev.folder / "new" / "plot.txt").exists())
+        until(lambda: (dev.folder / "notes.txt").read_text() == "changed there\n")
         assert (dev.folder / "both.txt").read_text() == "changed here\n"
         assert beside.read_text() == "changed there, too\n"
         assert "both.txt has changed here, too" in dev.errors()

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 from harness.browser import WAIT_MS, Visit
+from harness.waiting import until
 
 from shoal.model.job import JobSpec
 from shoal.model.oidc import GroupRule, OidcConfig
 from shoal.model.service import Probe, Scale, ServiceSpec
 from tests.api.openid import SECRET, fake_provider
-from tests.live.cluster import Live, eventually
+from tests.live.cluster import Live
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -40,19 +41,19 @@ def test_a_job_appears_runs_loses_its_node_and_heals_before_our_eyes(
     page = visit.page
     free = visit.colour("n1", 0)
     job = live.run("sleep 600", name="eyes", gpus=4)
-    assert eventually(lambda: sum(visit.cells(job).values()) == 4, WAIT_S)
+    until(lambda: sum(visit.cells(job).values()) == 4)
     (before,) = visit.cells(job)
-    assert eventually(lambda: visit.colour(before, 0) != free, WAIT_S), "its cells are painted"
+    until(lambda: visit.colour(before, 0) != free, "its cells are painted")
     page.get_by_role("button", name="eyes").wait_for()
 
     live.kill_agent(before)
     page.locator(".trouble, .lately").get_by_text(f"{before} is lost").or_(
         page.locator(".chip[data-state=lost]", has_text=before)
     ).first.wait_for()
-    assert eventually(lambda: list(visit.cells(job)) not in ([], [before]), WAIT_S)
+    until(lambda: list(visit.cells(job)) not in ([], [before]))
     (after,) = visit.cells(job)
     assert after != before, "the cell moved"
-    assert eventually(lambda: visit.colour(after, 0) != free, WAIT_S)
+    until(lambda: visit.colour(after, 0) != free)
 
     visit.go(f"job/{job}")
     page.locator(".events").get_by_text(f"lost with {before}").first.wait_for()
@@ -61,7 +62,7 @@ def test_a_job_appears_runs_loses_its_node_and_heals_before_our_eyes(
     page.get_by_role("button", name="Cancel the job").click()
     page.locator("main .chip[data-state=cancelled]").first.wait_for()
     assert live.wait(job) == "cancelled"
-    assert eventually(lambda: not visit.cells(job), WAIT_S)
+    until(lambda: not visit.cells(job))
 
 
 @pytest.mark.outside("a real Chromium draws when it gets the time")
@@ -106,7 +107,7 @@ def test_a_node_is_drained_and_opened_and_a_job_requeued_after_a_question(
 ) -> None:
     page = visit.page
     job = live.run("sleep 600", gpus=2, name="moves")
-    assert eventually(lambda: bool(visit.cells(job)), WAIT_S)
+    until(lambda: bool(visit.cells(job)))
     (node,) = visit.cells(job)
     panel = page.locator(".panel")
 
@@ -122,10 +123,10 @@ def test_a_node_is_drained_and_opened_and_a_job_requeued_after_a_question(
             page.mouse.click(*place)
         return panel.is_visible()
 
-    assert eventually(open_panel, WAIT_S)
+    until(open_panel)
     panel.get_by_role("button", name="Drain").click()
     page.get_by_role("button", name="Drain the node").click()
-    assert eventually(lambda: list(visit.cells(job)) not in ([], [node]), WAIT_S)
+    until(lambda: list(visit.cells(job)) not in ([], [node]))
     panel.locator(".chip[data-state=drained]").wait_for()
     panel.get_by_role("button", name="Uncordon").click()
     page.get_by_role("button", name="Uncordon the node").click()
@@ -135,7 +136,7 @@ def test_a_node_is_drained_and_opened_and_a_job_requeued_after_a_question(
     attempt = live.client.job(job).attempt
     page.get_by_role("button", name="Requeue").click()
     page.get_by_role("button", name="Stop and requeue").click()
-    assert eventually(lambda: live.client.job(job).attempt > attempt, WAIT_S)
+    until(lambda: live.client.job(job).attempt > attempt)
     page.locator(".events").get_by_text("requeued by a user").first.wait_for()
     live.client.cancel(job)
     live.wait(job)
@@ -227,7 +228,7 @@ def test_the_map_is_walked_with_the_keyboard(visit: Visit) -> None:
 def test_the_page_comes_back_when_the_controller_does(visit: Visit, live: Live) -> None:
     live.kill_controller()
     job = live.run("sleep 600", gpus=1, name="after")
-    assert eventually(lambda: sum(visit.cells(job).values()) == 1, WAIT_S), "without signing in"
+    until(lambda: sum(visit.cells(job).values()) == 1, "without signing in")
     live.client.cancel(job)
     visit.complaints.clear()  # a stream that breaks is told of by the browser itself
 

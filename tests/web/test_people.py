@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from harness.browser import WAIT_MS, Visit
+from harness.browser import Visit
+from harness.waiting import until
 
 from shoal.model.report import RemoveToken
 from tests.api.server import serving
 from tests.api.world import OURS, POLICY, World
-from tests.live.cluster import eventually
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -68,5 +68,5 @@ def test_a_viewer_has_no_buttons_and_is_signed_out_when_the_token_goes(
     page.get_by_text("ourjob").first.wait_for()
     assert page.get_by_role("button", name="Cancel").count() == 0
     world.server.ask(RemoveToken(world.tokens["viewer"].split("_")[1]))
-    assert eventually(lambda: page.locator("input[name=token]").count() == 1, WAIT_MS / 1000)
+    until(lambda: page.locator("input[name=token]").count() == 1)
     visit.context.close()  # what it was refused meanwhile is in its console

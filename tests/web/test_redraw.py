@@ -8,8 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 from harness.browser import WAIT_MS, Visit
+from harness.waiting import until
 
-from tests.live.cluster import Live, eventually
+from tests.live.cluster import Live
 
 WAIT_S = WAIT_MS / 1000
 # Every change in the two parts of the page that hold tables, so that a test can wait for redraws.
@@ -157,7 +158,7 @@ def test_a_controller_that_hangs_is_not_live(visit: Visit, live: Live) -> None:
     finally:
         os.kill(pid, signal.SIGCONT)
     page.wait_for_selector(".link-state[data-state=live]")
-    assert eventually(lambda: live.client.status().epoch > 0, WAIT_S)
+    until(lambda: live.client.status().epoch > 0)
     visit.complaints.clear()  # what was asked meanwhile may have failed, and a browser tells
 
 

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from harness.waiting import until
 
 from shoal.client import ShoalError
 from shoal.forms.request import SERVICE
 from shoal.gateway.binary import GatewayError, find_binary
-from tests.live.cluster import Live, eventually
+from tests.live.cluster import Live
 from tests.needs import need
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def serve(live: Live, tmp_path: Path) -> Iterator[Any]:
         live.client.submit_service(SERVICE.make(written))
         names.append(name)
         ready = lambda: live.client.service(name).state == "ready"  # noqa: E731
-        assert eventually(ready, READY_S), live.client.service(name)
+        until(ready, more=lambda: live.client.service(name))
         return live.client.service(name)
 
     yield put

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from harness.browser import WAIT_MS, Visit
+from harness.waiting import until
 
-from tests.live.cluster import Live, eventually
+from tests.live.cluster import Live
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Route
@@ -40,9 +41,9 @@ def test_a_lost_job_is_seen_where_it_ran_and_its_moment_can_be_opened(
     blocked = live.run("true", name="behind", gpus=4, members=4)
     node = live.client.job(job).nodes[0]
     visit.go("time?last=1h")
-    assert eventually(lambda: [bar["end"] for bar in bars(visit, job)] == [None], WAIT_S), "live"
+    until(lambda: [bar["end"] for bar in bars(visit, job)] == [None], "live")
     live.kill_agent(node)
-    assert eventually(lambda: any(bar["end"] for bar in bars(visit, job)), WAIT_S)
+    until(lambda: any(bar["end"] for bar in bars(visit, job)))
     first = next(bar for bar in bars(visit, job) if bar["end"])
     assert (first["node"], first["gpus"], first["name"]) == (node, [0, 1, 2, 3], "past")
     assert first["cause"] in ("lost", "node-loss")
@@ -97,7 +98,7 @@ def test_keys_step_through_time_and_lanes_and_refusals_are_one_line(
     job = live.run("sleep 600", name="keys", gpus=1)
     live.wait(job, "running")
     visit.go("time?last=1h")
-    assert eventually(lambda: len(bars(visit, job)) == 1, WAIT_S)
+    until(lambda: len(bars(visit, job)) == 1)
     (bar,) = bars(visit, job)
     page.locator(".gantt canvas").focus()
     wide = page.evaluate("shoalTime.gantt.to - shoalTime.gantt.from")

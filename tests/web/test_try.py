@@ -11,10 +11,11 @@ import sys
 import msgspec
 import pytest
 from harness.browser import Visit
+from harness.waiting import until
 from playwright.sync_api import expect
 
 from shoal.model.service import Scale
-from tests.live.cluster import Live, all_pids, eventually
+from tests.live.cluster import Live, all_pids
 from tests.live.serving import Serving, need_gateway, replica_ports
 from tests.web.test_open_to_all import found
 
@@ -91,6 +92,6 @@ def test_a_service_is_tried_talked_to_and_rolled_back(visit: Visit, live: Live) 
     visit.page.get_by_role("button", name="Go back to version 1").click()
     expect(card.get_by_text(re.compile("^version 3$"))).to_be_visible()
     serving.settles(version=3)
-    assert eventually(lambda: serving.ask("whoami").body == "one")
+    until(lambda: serving.ask("whoami").body == "one")
     visit.go("cluster")  # a view of it would ask for what is no longer there
     live.client.stop_service("talk")

@@ -10,7 +10,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from harness.kubernetes.kube import WAIT_S, Kube
+from harness.kubernetes.kube import Kube
+from harness.waiting import WAIT_S
 
 from shoal.engines.kubernetes.supplier import KubernetesSupplier
 from shoal.engines.supplying import SupplyContext

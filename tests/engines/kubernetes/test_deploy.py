@@ -15,7 +15,8 @@ import msgspec
 import pytest
 import yaml
 from harness.kubernetes import schema
-from harness.kubernetes.kube import DEPLOY, Kube, deployed, until
+from harness.kubernetes.kube import DEPLOY, Kube, deployed
+from harness.waiting import until
 
 from shoal.api.certificate import Certificate
 from shoal.api.principal import Needs

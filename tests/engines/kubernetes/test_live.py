@@ -10,8 +10,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from harness.kubernetes.kube import REAL, Kube, until
+from harness.kubernetes.kube import REAL, Kube
 from harness.kubernetes.kubelet import Kubelet
+from harness.waiting import until
 
 from shoal.control.home import ClusterConfig
 from shoal.model.policy import Policy

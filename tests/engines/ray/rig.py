@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from harness.ray import RealRay
+from harness.waiting import until
 
 from shoal.engines.ray import holder
 from shoal.engines.ray.supplier import RaySupplier
@@ -15,7 +16,7 @@ from shoal.engines.supplying import SupplyContext
 from shoal.folder import LINK_FILE
 from shoal.model.supply import OrderPhase, Provision, Release, Supply, SupplyReport
 from shoal.ports import SupplyError
-from tests.engines.linked_rig import LinkedRig, until
+from tests.engines.linked_rig import LinkedRig
 
 CLUSTER = "0c0ffee0"
 # The rig has made the nodes' folders, as `shoal join` would, so its place is taken by the starter.

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from harness.waiting import until
 
 from shoal.engines.ray import holder
-from tests.live.cluster import eventually
 
 SLEEP = "import time; time.sleep(600)"
 
@@ -38,7 +38,7 @@ def test_it_outlives_its_parent_and_has_a_session_of_its_own(tmp_path: Path, ord
         assert holder.marked(mark) == [pid]
         assert holder.orders_here("test")[order] == {"name": "mine"}
         assert holder.end_order("test", order) == 1
-        assert eventually(lambda: not holder.marked(mark))
+        until(lambda: not holder.marked(mark))
     finally:
         holder.end_order("test", order)
     assert holder.end_order("test", order) == 0
@@ -47,7 +47,7 @@ def test_it_outlives_its_parent_and_has_a_session_of_its_own(tmp_path: Path, ord
 def test_a_python_that_is_not_there_is_named(tmp_path: Path) -> None:
     log = tmp_path / "log"
     pid = holder.start_detached(["/no/such/python"], {}, log)
-    assert eventually(lambda: not holder.alive(pid))
+    until(lambda: not holder.alive(pid))
     assert holder.last_line(log) == "error: cannot start /no/such/python: No such file or directory"
 
 

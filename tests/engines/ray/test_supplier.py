@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from harness.ray import RealRay, real_ray
+from harness.waiting import until
 
 from shoal.engines.ray import holder
 from shoal.engines.ray.supplier import RaySupplier
@@ -23,7 +24,6 @@ from shoal.ports import SupplyError
 from tests.engines.contract import ProcessContract
 from tests.engines.hand import clean
 from tests.engines.ray.rig import RayRig
-from tests.live.cluster import eventually
 from tests.needs import need
 
 need("ray")
@@ -107,7 +107,7 @@ class Site:
     def started(self, order: str) -> int:
         """Once nothing else carries its mark: what forks it does, for a moment."""
         path = self.nodes / self.cluster / order / "pid"
-        assert eventually(lambda: path.exists() and path.read_text() == f"{self.agent(order)}\n")
+        until(lambda: path.exists() and path.read_text() == f"{self.agent(order)}\n")
         return int(path.read_text())
 
     def starts(self, order: str) -> list[str]:
@@ -121,7 +121,7 @@ def site(ray: RealRay, tmp_path: Path) -> Iterator[Site]:
     yield made
     for order in holder.orders_here(made.cluster):
         holder.end_order(made.cluster, order)
-        assert eventually(lambda order=order: made.agent(order) is None)  # type: ignore[misc]
+        until(lambda order=order: made.agent(order) is None)  # type: ignore[misc]
 
 
 def play(site: Site, scene: Callable[[RaySupplier], Awaitable[None]]) -> None:
@@ -137,7 +137,7 @@ def play(site: Site, scene: Callable[[RaySupplier], Awaitable[None]]) -> None:
     asyncio.run(run())
 
 
-async def until(
+async def look_until(
     supplier: RaySupplier, order: str, fact: Callable[[OrderStatus | None], bool]
 ) -> OrderStatus | None:
     """Look, as a controller does, until it is so. A Ray that does not answer is looked at again."""
@@ -166,7 +166,7 @@ def ended(status: OrderStatus | None) -> bool:
 async def release(supplier: RaySupplier, *orders: str) -> None:
     for order in orders:
         await supplier.release(Release(order=order, engine="ray"))
-        await until(supplier, order, ended)
+        await look_until(supplier, order, ended)
 
 
 def test_an_order_runs_with_a_clean_environment_and_holds_its_gpus(site: Site) -> None:
@@ -175,12 +175,12 @@ def test_an_order_runs_with_a_clean_environment_and_holds_its_gpus(site: Site) -
         for order in ("o1", "o2"):
             await supplier.provision(site.provision(order))
             await supplier.provision(site.provision(order))  # said twice, done once
-        first = await until(supplier, "o1", runs)
+        first = await look_until(supplier, "o1", runs)
         assert first is not None
         assert first.handle
         reason = "none of Ray's 1 node has 5 GPUs and 1 CPU free"
-        await until(supplier, "o2", lambda one: one is not None and one.reason == reason)
-        assert eventually(lambda: len(site.starts("o1")) == 1)
+        await look_until(supplier, "o2", lambda one: one is not None and one.reason == reason)
+        until(lambda: len(site.starts("o1")) == 1)
         words = site.starts("o1")[0]
         assert words.startswith("-m shoal.main join http://127.0.0.1:1 --foreground --name n-o1 ")
         assert "--gpus 5" in words
@@ -190,7 +190,7 @@ def test_an_order_runs_with_a_clean_environment_and_holds_its_gpus(site: Site) -
         assert "CUDA_VISIBLE_DEVICES=0,1,2,3,4" in env
         assert "SHOAL_JOIN_TOKEN=shoal_secret" in env
         await release(supplier, "o1")
-        await until(supplier, "o2", runs)
+        await look_until(supplier, "o2", runs)
         await release(supplier, "o2")
         assert site.agent("o1") is None
         assert site.agent("o2") is None
@@ -203,10 +203,10 @@ def test_an_order_runs_with_a_clean_environment_and_holds_its_gpus(site: Site) -
 def test_another_controller_finds_the_orders_again(site: Site) -> None:
     async def first(supplier: RaySupplier) -> None:
         await supplier.provision(site.provision("o1"))
-        await until(supplier, "o1", runs)
+        await look_until(supplier, "o1", runs)
 
     async def second(supplier: RaySupplier) -> None:
-        await until(supplier, "o1", runs)
+        await look_until(supplier, "o1", runs)
         assert len(site.starts("o1")) == 1
         await release(supplier, "o1")
 
@@ -217,11 +217,13 @@ def test_another_controller_finds_the_orders_again(site: Site) -> None:
 def test_a_killed_actor_is_replaced_beside_its_agent(ray: RealRay, site: Site) -> None:
     async def scene(supplier: RaySupplier) -> None:
         await supplier.provision(site.provision("o1"))
-        await until(supplier, "o1", runs)
+        await look_until(supplier, "o1", runs)
         agent = site.started("o1")
         (killed,) = ray.holders()
         os.kill(killed, signal.SIGKILL)
-        await until(supplier, "o1", lambda one: runs(one) and ray.holders() not in ([], [killed]))
+        await look_until(
+            supplier, "o1", lambda one: runs(one) and ray.holders() not in ([], [killed])
+        )
         assert site.agent("o1") == agent
         assert len(site.starts("o1")) == 1
         await release(supplier, "o1")
@@ -233,10 +235,10 @@ def test_a_killed_actor_is_replaced_beside_its_agent(ray: RealRay, site: Site) -
 def test_an_agent_that_ends_ends_its_order(site: Site) -> None:
     async def scene(supplier: RaySupplier) -> None:
         await supplier.provision(site.provision("o1"))
-        await until(supplier, "o1", runs)
+        await look_until(supplier, "o1", runs)
         agent = site.started("o1")
         os.kill(agent, signal.SIGTERM)
-        status = await until(supplier, "o1", ended)
+        status = await look_until(supplier, "o1", ended)
         assert status is not None
         assert (status.reason, status.failed) == ("the head knows that this node has ended", False)
 
@@ -258,7 +260,7 @@ def test_an_agent_that_cannot_start_fails_its_order_with_its_own_words(
             await supplier.provision(site.provision(order, options=options))
         words = {"o1": "cannot start /no/such/python", "o2": "No module named shoal"}
         for order in wrong:
-            status = await until(supplier, order, ended)
+            status = await look_until(supplier, order, ended)
             assert status is not None
             assert words[order] in status.reason
             assert status.failed
@@ -305,14 +307,14 @@ def test_a_restarted_ray_gets_its_nodes_back_and_disturbs_none(ray: RealRay, sit
 
     async def scene(supplier: RaySupplier) -> None:
         await supplier.provision(site.provision("o1"))
-        await until(supplier, "o1", runs)
+        await look_until(supplier, "o1", runs)
         agent = site.started("o1")
         ray.kill("gcs_server")
         assert site.agent("o1") == agent
         with pytest.raises(SupplyError, match=r"Ray|nobody answers"):
             await supplier.look()
         ray.start()
-        await until(supplier, "o1", lambda one: runs(one) and len(ray.holders()) == 1)
+        await look_until(supplier, "o1", lambda one: runs(one) and len(ray.holders()) == 1)
         assert site.agent("o1") == agent
         assert len(site.starts("o1")) == 1
         await release(supplier, "o1")

@@ -9,18 +9,17 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from harness.slurm import Slurm
+from harness.waiting import until
 
 import shoal
 
 NOBODY = 65534
-WAIT_S = 180.0
 PROBE = "import shoal, msgspec, litestar, uvloop"
 
 
@@ -112,10 +111,7 @@ class Site:
         return listed.split()
 
     def until(self, what: str, fact: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + WAIT_S
-        while not fact():
-            assert time.monotonic() < deadline, f"waited for {what} in vain\n{self._story()}"
-            time.sleep(0.2)
+        until(fact, what, self._story, look_s=0.2)
 
     def _story(self) -> str:
         outputs = "".join(path.read_text() for path in (self.home / "h" / "slurm").glob("*.out"))

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import uvloop
 from harness.slurm import Slurm
+from harness.waiting import until
 
 from shoal.engines.slurm.machine import NODE_LABEL
 from shoal.engines.slurm.read import jobs_of_json, orders, phase_of
@@ -22,7 +23,6 @@ from shoal.model.node import NodeSpec
 from shoal.model.supply import OrderPhase, OrderStatus, Provision, Release, Supply
 from shoal.ports import SupplyError
 
-WAIT_S = 120.0
 CLUSTER = "1a2b3c4d"
 PENDING, RUNNING, ENDED = OrderPhase.PENDING, OrderPhase.RUNNING, OrderPhase.ENDED
 STUB = """#!/bin/sh
@@ -63,10 +63,12 @@ class World:
         return {order.order: order for order in report.orders}
 
     def until(self, id_: str, fact: Callable[[OrderStatus], bool]) -> OrderStatus:
-        deadline = time.monotonic() + WAIT_S
-        while not ((found := self.look().get(id_)) and fact(found)):
-            assert time.monotonic() < deadline, f"{id_} is {found}\n{self.real.logs()}"
-            time.sleep(0.1)
+        def looked() -> OrderStatus | None:
+            found = self.look().get(id_)
+            return found if found is not None and fact(found) else None
+
+        found = until(looked, id_, lambda: f"{self.look().get(id_)}\n{self.real.logs()}")
+        assert found is not None
         return found
 
     def running(self, id_: str, supply: Supply = SUPPLY) -> OrderStatus:
