@@ -18,6 +18,7 @@ import msgspec
 
 from bench.figures import machine, percentile, ratio, table
 from shoal.core.policies import SHIPPED
+from shoal.core.scheduling.functions import FUNCTIONS
 from shoal.core.state.state import State
 from shoal.core.step import step
 from shoal.model.events import JobPlaced
@@ -115,7 +116,7 @@ def measure() -> dict[str, object]:
 
 def placing(nodes: int, queued: int) -> Cost:
     """Queue them all, then step until nothing more fits."""
-    state = State()
+    state = State(FUNCTIONS)
     run_step(state, Report(nodes=tuple(inventory(index) for index in range(nodes))))
     fill_queue(state, queued)
     gc.collect()

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from shoal.core.scheduling.functions import FUNCTIONS
 from shoal.core.state.apply import replay
 from shoal.core.state.invariants import Violation
 from shoal.core.state.load import restore
@@ -104,11 +105,11 @@ class Disk:
         if self._snapshot is None:
             return self.load_from_start(), len(self.log)
         position, image = self._snapshot
-        state = restore(_snapshot_decoder.decode(image))
+        state = restore(_snapshot_decoder.decode(image), FUNCTIONS)
         return replay(state, map(_event_decoder.decode, self.log[position:])), len(self.log)
 
     def load_from_start(self) -> State:
-        return replay(State(), map(_event_decoder.decode, self.log))
+        return replay(State(FUNCTIONS), map(_event_decoder.decode, self.log))
 
 
 def image_of(state: State) -> bytes:

@@ -353,7 +353,7 @@ def _other_policy(rng: random.Random, policy: Policy) -> Policy:
         run_ms_min=rng.choice((0, 500, 3_000)),
         move_cost_ms=rng.choice((0, 2_000, 60_000)),
         reservations=rng.choice((shipped.reservations, 0, 1, 3)),
-        placement=rng.choice([name for name in PLACEMENTS if ":" not in name]),  # none of a user
+        placement=rng.choice([*PLACEMENTS]),
         patience_ms=rng.choice((0, 3_000, 10_000, 600_000)),
         idle_warn_ms=rng.choice((0, 600, 1_500)),
         idle_reclaim_ms=rng.choice((0, 1_000, 2_500)),

@@ -98,6 +98,20 @@ def test_model_and_core_call_nothing_that_reads_the_world() -> None:
     assert places(PURE, calls) == []
 
 
+def test_the_map_lists_the_phases_of_a_step_in_their_order() -> None:
+    tree = tree_of(SOURCE / "core" / "step.py")
+    (body,) = [node for node in tree.body if getattr(node, "name", "") == "step"]
+    calls = [
+        (node.lineno, node.col_offset, node.func.id)
+        for node in ast.walk(body)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    ]
+    phases = [name for _, _, name in sorted(calls) if name.islower() and name != "adopt_functions"]
+    shown = (ROOT / "docs" / "ARCHITECTURE.md").read_text().split("## One idea", 1)[1]
+    listed = re.findall(r"^ {8}(\w+) {2,}\S", shown.split("The live controller", 1)[0], re.M)
+    assert listed == phases
+
+
 def test_core_never_goes_through_a_set_in_no_order() -> None:
     """The order of a set differs from run to run, and so would the decisions."""
     assert places(PURE, unordered_walks) == []

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import uvloop
 
-from shoal.control import controller_log, database_clock, log_room, output_room, plugins
+from shoal.control import controller_log, database_clock, log_room, output_room
 from shoal.control.clock import SystemClock, watch
 from shoal.control.database_clock import DatabaseClock
 from shoal.control.filedesk import FileDesk
@@ -83,7 +83,6 @@ def run_controller(home_path: str, network: int, local: int, gate: int | None = 
     with "shoal: " means that a restart would not help."""
     usual = prepare_for_service(FILES_MAX)
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.INFO)
-    plugins.enable()
     home = Home(Path(home_path))
     if lock(home.controller_lock) is None:
         print(f"shoal: another controller runs in {home.path}", flush=True)

@@ -18,9 +18,10 @@ import msgspec
 
 from shoal.core.answers.why import verify_reasons
 from shoal.core.phases.timekeeping import JUMP_MS
+from shoal.core.scheduling.functions import FUNCTIONS
 from shoal.core.state.apply import apply
 from shoal.core.state.invariants import verify, verify_touched
-from shoal.core.state.state import State
+from shoal.core.state.state import Functions, State
 from shoal.core.step import Step, step
 from shoal.doubts import Doubts
 from shoal.model.after import conditions
@@ -139,6 +140,7 @@ class Tick:
     ) -> None:
         """`policy` None: the one in the state that is loaded."""
         self.state = State()
+        self.functions: Functions = FUNCTIONS  # of policies
         self.last_seq = 0  # of the newest event that is stored
         self.stage = Stage.UNLOADED
         self.fences = fences  # the engine can end nodes that do not answer
@@ -334,7 +336,7 @@ class Tick:
         spoke += [one.node for one in report.gone if one.node not in spoke]
         self.stage = Stage.DECIDED
         try:
-            done = step(self.state, report, self.policy, now_ms)
+            done = step(self.state, report, self.policy, now_ms, self.functions)
             self._verify(self.state, self.state.policy, done, now_ms)
         except Exception as error:
             if self.doubts.failed(spoke, error, now_ms):

@@ -10,13 +10,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shoal.control import plugins, tryout
+from shoal.control import tryout
 from shoal.control.logs import LogStore
 from shoal.control.loop import ControlLoop
 from shoal.control.store.sqlite import SqliteStore
 from shoal.core.policies import SHIPPED
-from shoal.core.scheduling.order import ORDERINGS
-from shoal.core.scheduling.score import PLACEMENTS
 from shoal.core.state.state import State
 from shoal.model.policy import Policy, Tenant, problem_with
 from shoal.model.report import Accepted, SetPolicy, Submit
@@ -50,14 +48,8 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("shoal.control.loop.RECOVERY_PAUSE_S", 0)
-    plugins.enable()
     yield turned
     sys.modules.pop("mine_of_a_test", None)
-    for registry in (ORDERINGS, PLACEMENTS):
-        registry.find = None
-        registry.lost.clear()
-        for name in [name for name in registry if ":" in name]:
-            del registry[name]
 
 
 def tried(policy: Policy) -> str | None:
@@ -137,10 +129,8 @@ def test_a_log_whose_policy_names_what_is_gone_still_loads(module: Path, tmp_pat
         await rig.loop.request(Submit(SPEC, "k"))
 
     rig.run(work())
-    for registry in (ORDERINGS, PLACEMENTS):  # another process, which cannot import the module
-        registry.find = None
-        for name in [name for name in registry if ":" in name]:
-            del registry[name]
+    del sys.modules["mine_of_a_test"]  # another process, which cannot import the module
+    (tmp_path / "mine_of_a_test.py").unlink()
     again = Rig(tmp_path)
     again.loop = ControlLoop(
         SqliteStore(tmp_path / "db"), BookEngine(), HandClock(), None, LogStore(tmp_path / "logs")

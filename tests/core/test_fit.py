@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.core.scheduling.fit import GangFit, fit, room_for, shortage, slices
+from shoal.core.scheduling.functions import FUNCTIONS
 from shoal.core.state.apply import apply
 from shoal.core.state.apply_room import change
 from shoal.core.state.invariants import verify
@@ -32,7 +33,7 @@ def node(
 
 def state_of(nodes: Sequence[NodeSpec], held: Sequence[tuple[int, JobSpec]] = ()) -> State:
     """These nodes, on which as much of `held` is taken as there is room for."""
-    state = State()
+    state = State(FUNCTIONS)
     for number, bare in enumerate(nodes):
         fields = {name: getattr(bare, name) for name in bare.__struct_fields__}
         spec = NodeSpec(**{**fields, "id": f"n{number}"})
@@ -237,7 +238,7 @@ def test_a_demand_of_nothing_fits_anywhere_and_any_number_of_times() -> None:
 
 
 def test_nothing_fits_where_there_is_no_node() -> None:
-    assert fit(State(), gang_of()) is None
+    assert fit(State(FUNCTIONS), gang_of()) is None
 
 
 def test_a_member_gets_the_lowest_free_gpus() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.core.scheduling.functions import FUNCTIONS
 from shoal.core.scheduling.order import Walk, place_in_line
 from shoal.core.state.apply_queue import add_job, join_queue, leave_queue, wake_delayed
 from shoal.core.state.estimates import ENOUGH
@@ -30,7 +31,7 @@ JOBS = st.lists(
 
 def state_with(jobs: Iterable[Job]) -> State:
     """They wait, in a state whose queue they joined in this order."""
-    state = State()
+    state = State(FUNCTIONS)
     for job in jobs:
         add_job(state, job)
     return state

@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 from shoal.core.policies import SHIPPED
-from shoal.core.scheduling.order import ORDERINGS
-from shoal.core.scheduling.score import PLACEMENTS
+from shoal.core.scheduling.functions import FUNCTIONS
 from shoal.core.state.apply import replay
 from shoal.core.state.load import restore
 from shoal.core.state.state import Snapshot, State
@@ -22,8 +21,8 @@ from tests.core.test_apply import image
 
 @pytest.mark.parametrize("policy", SHIPPED.values(), ids=list(SHIPPED))
 def test_every_shipped_policy_names_things_that_exist(policy: Policy) -> None:
-    assert policy.order in ORDERINGS
-    assert policy.placement in PLACEMENTS
+    assert policy.order in FUNCTIONS.orders
+    assert policy.placement in FUNCTIONS.placements
     assert problem_with(policy) is None
     assert msgspec.json.decode(msgspec.json.encode(policy), type=Policy) == policy
 

@@ -21,13 +21,13 @@ from shoal.core.phases.ending import stop
 from shoal.core.phases.round import Round
 from shoal.core.scheduling import cycle, elastic, fit, preempt
 from shoal.core.scheduling.fit import GangFit
-from shoal.core.scheduling.order import Rank, Walk
+from shoal.core.scheduling.order import Walk
 from shoal.core.state import apply_node, queue
 from shoal.core.state.accounts import Accounts
 from shoal.core.state.apply import APPLY
 from shoal.core.state.queue import Gang, Lane
 from shoal.core.state.room import Room
-from shoal.core.state.state import Node, State
+from shoal.core.state.state import Node, Rank, State
 from shoal.core.state.tally import Tally
 from shoal.model.commands import Envelope
 from shoal.model.events import JobCheckpointed, JobPlaced, TenantRemoved, UserRemoved

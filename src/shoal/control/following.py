@@ -17,12 +17,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar, cast
 
 from shoal.control.alarms import Alarms
-from shoal.control.loading import load
 from shoal.control.logs import LogStore
 from shoal.control.loop import Busy, ControlLoop, Unreadable
 from shoal.control.packages import PackageStore
 from shoal.control.store.events import Warm
 from shoal.core.state.apply import apply
+from shoal.core.state.apply_queue import adopt_functions
 from shoal.core.state.state import State
 from shoal.database.base import StoreAway
 from shoal.database.lease import Head
@@ -126,6 +126,7 @@ class Following(ControlLoop):
                 pause_s = AWAY_S
             except Exception as error:
                 log.exception("the log cannot be followed; it is loaded again")
+                self.functions.distrust(error)
                 self.tick.stage = Stage.UNLOADED
                 self._note(repr(error))
                 pause_s = AWAY_S
@@ -202,20 +203,31 @@ class Following(ControlLoop):
         for row in rows:
             apply(tick.state, row.event)
         tick.last_seq = rows[-1].seq
+        if self.policy is not tick.policy:
+            self._obey(tick)
         tick.stage = Stage.LOADED
-        self.policy = tick.policy
 
     async def _load_again(self) -> None:
         """Readers see the state as it was, until the new one is there."""
         fresh = Tick(self.store, None, self._send)
-        await self._in_thread(lambda: load(fresh))
-        self.tick, self.policy = fresh, fresh.policy
+        await self._in_thread(fresh.load)
+        self._obey(fresh)
+        self.tick = fresh
         self._loaded_seq = fresh.last_seq
         self._newest = None
         self._trouble = ""
         self._gate.set()
         self.people_changed()
         self._notify(list(self._watchers))
+
+    def _obey(self, tick: Tick) -> None:
+        """Readers see the queue in the policy's order; in the usual one if this head lacks it."""
+        self.policy = tick.policy
+        lost = {name for _, name in self.functions.lost}
+        if not lost & {self.policy.order, self.policy.placement}:
+            self.functions.load(self.policy)
+        adopt_functions(tick.state, self.functions.table)
+        self.look_at_policy()
 
     def _note(self, reason: str) -> None:
         self._trouble = self._trouble if self.readable else f"the database is away: {reason}"

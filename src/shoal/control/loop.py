@@ -11,15 +11,14 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from shoal.control import plugins
 from shoal.control.alarms import Alarms
 from shoal.control.counters import Counters
 from shoal.control.handing import hand_over
 from shoal.control.leading import alone
-from shoal.control.loading import load
 from shoal.control.logs import LogStore
 from shoal.control.packages import PackageStore, may_fetch
 from shoal.control.placements import Placements
+from shoal.control.plugins import PolicyFunctions
 from shoal.control.secretstore import SecretStore
 from shoal.core.state.invariants import verify
 from shoal.core.state.state import State
@@ -37,6 +36,7 @@ from shoal.model.report import (
     PackagePiece,
     Report,
     Request,
+    SetPolicy,
     SetService,
     Still,
     Submit,
@@ -93,8 +93,10 @@ class ControlLoop:
         self.placements = Placements(lambda job, most: self.store.history(job, most))
         self.tick = Tick(store, policy, self._send, fences=engine.fences)
         self.tick.draw = partial(secrets.randbits, PORT_SEED_BITS)
+        self.functions = PolicyFunctions()
         self._load()
         self.policy = self.tick.policy  # in force and stored
+        self.tick.functions = self.functions.load(self.policy)
         self.started_ms = clock.now_ms()
         self.restarts = 0  # controllers that have died since the cluster was started
         self.counters = Counters()
@@ -181,6 +183,8 @@ class ControlLoop:
         if self._tight() and isinstance(request, Submit | SetService):
             raise StoreFull("the controller's disk is full: nothing new is taken; free some space")
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        if isinstance(request, SetPolicy):
+            self.tick.functions = self.functions.load(request.policy)
         self.tick.ask(request, future)
         self._wake.set()
         return await future
@@ -192,7 +196,7 @@ class ControlLoop:
 
     def look_at_policy(self) -> None:
         """Functions of users may be missing or fail; then a shipped one takes their place."""
-        self.alarms.show("policy", plugins.alarm(self.policy))
+        self.alarms.show("policy", self.functions.alarm(self.policy))
 
     def heard(self, report: NodeReport) -> None:
         self.tick.hear(report)
@@ -287,7 +291,8 @@ class ControlLoop:
     def _count_broken_step(self, error: Exception) -> None:
         """Once may be chance. Twice, and the loop does without users' functions."""
         self._broken_steps += 1
-        if self._broken_steps > 1 and plugins.distrust(error):
+        if self._broken_steps > 1 and self.functions.distrust(error):
+            self.tick.functions = self.functions.table
             self._broken_steps = 0
             self.tick.doubts.absolve()
         self.alarms.show("nodes", self.tick.doubts.alarm())
@@ -398,7 +403,7 @@ class ControlLoop:
     # -- start and recovery ----------------------------------------------------------------
 
     def _load(self) -> None:
-        load(self.tick)
+        self.tick.load()
 
     async def _begin(self) -> None:
         store = partial(self.tick.store_epoch, self.clock.now_ms())

@@ -1,73 +1,106 @@
-"""Finds users' functions that a policy names as `module:name`."""
+"""Loads the functions that a policy names: ours, those of installed packages, and `module:name`."""
 
 from __future__ import annotations
 
 import importlib
+from importlib import metadata
 from typing import Any
 
-from shoal.core.scheduling.order import ORDERINGS, Ordering
-from shoal.core.scheduling.registry import UnknownFunction
-from shoal.core.scheduling.score import PLACEMENTS
+from shoal.core.scheduling.functions import FUNCTIONS
+from shoal.core.state.state import Functions, Ordering
 from shoal.model.policy import Policy, problem_with
 
+GROUP = "shoal.policy"  # the entry points with which a package brings orders and placements
 
-def enable() -> None:
-    """Let policies name functions of modules that Python can import here."""
-    ORDERINGS.find = _find_ordering
-    PLACEMENTS.find = _find
+
+class UnknownFunction(Exception):
+    """The policy names an unknown function; the message lists the known ones."""
 
 
 def problem(policy: Policy) -> str | None:
     """Why this policy cannot be obeyed, in one line."""
-    try:
-        ORDERINGS.load(policy.order)
-    except UnknownFunction as error:
-        return f"order: {error}"
-    try:
-        PLACEMENTS.load(policy.placement)
-    except UnknownFunction as error:
-        return f"placement: {error}"
+    for field in ("order", "placement"):
+        try:
+            find(field, getattr(policy, field))
+        except UnknownFunction as error:
+            return f"{field}: {error}"
     return problem_with(policy)
 
 
-def alarm(policy: Policy) -> str:
-    """Which part of the policy in force is not obeyed, and why; empty if all of it is."""
-    lost = []
-    for field, registry in (("order", ORDERINGS), ("placement", PLACEMENTS)):
-        name = getattr(policy, field)
-        if name in registry.lost:
-            why = registry.lost[name]
-            lost.append(f"{field} {name} is replaced by {registry.fallback}: {why}")
-    if not lost:
-        return ""
-    return f"the policy {policy.name}: {'; '.join(lost)}; fix it, then run: shoal policy set"
+class PolicyFunctions:
+    """The table that a loop gives to its steps. A function that is missing or fails is in `lost`
+    with the reason; it is not in the table, so the usual one takes its place."""
+
+    def __init__(self) -> None:
+        self.table = FUNCTIONS
+        self.lost: dict[tuple[str, str], str] = {}
+
+    def load(self, policy: Policy) -> Functions:
+        """Before a step sees this policy. A lost function is looked for again."""
+        found: dict[str, dict[str, Any]] = {"order": {}, "placement": {}}
+        for field, functions in found.items():
+            name = getattr(policy, field)
+            try:
+                functions[name] = find(field, name)
+                self.lost.pop((field, name), None)
+            except UnknownFunction as error:
+                self.lost[field, name] = str(error)
+        orders = {**self.table.orders, **found["order"]}
+        placements = {**self.table.placements, **found["placement"]}
+        self.table = self.table._replace(orders=orders, placements=placements)
+        return self.table
+
+    def alarm(self, policy: Policy) -> str:
+        """Which part of the policy in force is not obeyed, and why; empty if all of it is."""
+        usual = {"order": self.table.usual_order, "placement": self.table.usual_placement}
+        lost = [
+            f"{field} {name} is replaced by {usual[field]}: {why}"
+            for (field, name), why in self.lost.items()
+            if getattr(policy, field) == name
+        ]
+        if not lost:
+            return ""
+        return f"the policy {policy.name}: {'; '.join(lost)}; fix it, then run: shoal policy set"
+
+    def distrust(self, error: Exception) -> bool:
+        """Something failed, and functions of others may be the cause: do without them. False if
+        none are left."""
+        why = f"{type(error).__name__}: {error}"[:300]
+        others = [("order", name) for name in self.table.orders.keys() - FUNCTIONS.orders.keys()]
+        others += [
+            ("placement", name)
+            for name in self.table.placements.keys() - FUNCTIONS.placements.keys()
+        ]
+        self.lost |= dict.fromkeys(others, why)
+        self.table = FUNCTIONS
+        return bool(others)
 
 
-def distrust(error: Exception) -> bool:
-    """Something failed, and users' functions may be the cause: do without them. False if none are
-    left."""
-    why = f"{type(error).__name__}: {error}"[:300]
-    found = False
-    for registry in (ORDERINGS, PLACEMENTS):
-        for name in [name for name in registry if ":" in name and name not in registry.lost]:
-            registry.distrust(name, why)
-            found = True
-    return found
+def find(field: str, name: str) -> Any:
+    """The order or placement of this name, or UnknownFunction."""
+    shipped = FUNCTIONS.orders if field == "order" else FUNCTIONS.placements
+    if name in shipped:
+        return shipped[name]
+    if ":" in name:
+        function = _load(name, metadata.EntryPoint(name, name, GROUP))
+    else:
+        entry = next(iter(metadata.entry_points(group=GROUP, name=name)), None)
+        if entry is None:
+            known = ", ".join(sorted(shipped))
+            raise UnknownFunction(
+                f"there is no {field} {name!r}; there are {known}, or module:name of your own"
+            )
+        function = _load(name, entry)
+    if field == "order" and not isinstance(function, Ordering):
+        raise UnknownFunction(f"{name} is not a shoal.core.scheduling.order.Ordering")
+    if field == "placement" and not callable(function):
+        raise UnknownFunction(f"{name} is not a function")
+    return function
 
 
-def _find_ordering(path: str) -> Ordering:
-    found = _find(path)
-    if not isinstance(found, Ordering):
-        raise UnknownFunction(f"{path} is not a shoal.core.scheduling.order.Ordering")
-    return found
-
-
-def _find(path: str) -> Any:
-    module, _, name = path.partition(":")
+def _load(name: str, entry: metadata.EntryPoint) -> Any:
+    module, _, attribute = entry.value.partition(":")
     try:
-        found = getattr(importlib.import_module(module), name)
-    except (Exception, SystemExit) as error:  # a user's module may fail in any way
-        raise UnknownFunction(f"{path} cannot be loaded: {error}") from None
-    if not callable(found) and not isinstance(found, Ordering):
-        raise UnknownFunction(f"{path} is not a function")
-    return found
+        return getattr(importlib.import_module(module), attribute)
+    except (Exception, SystemExit) as error:  # somebody's module may fail in any way
+        raise UnknownFunction(f"{name} cannot be loaded: {error}") from None

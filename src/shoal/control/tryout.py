@@ -52,10 +52,14 @@ async def problem(policy: Policy, state: State, now_ms: int) -> str | None:
 
 def main() -> None:
     trial = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Trial)
-    plugins.enable()
     found = plugins.problem(trial.policy)
-    found = found or tryout.problem(trial.policy, trial.image, trial.now_ms) or ""
+    found = found or _failure(trial) or ""
     sys.stdout.buffer.write(b"\n" + msgspec.json.encode(found) + b"\n")
+
+
+def _failure(trial: Trial) -> str | None:
+    functions = plugins.PolicyFunctions().load(trial.policy)
+    return tryout.problem(trial.policy, functions, trial.image, trial.now_ms)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,9 @@ from shoal.core.phases.unfold import look_for_more, unfold
 from shoal.core.phases.wake import next_wake
 from shoal.core.phases.watch import checks_wanted, paced, watch
 from shoal.core.scheduling.cycle import schedule
-from shoal.core.state.state import State
+from shoal.core.scheduling.functions import FUNCTIONS
+from shoal.core.state.apply_queue import adopt_functions
+from shoal.core.state.state import Functions, State
 from shoal.model.commands import Command
 from shoal.model.events import Event, PolicyChanged
 from shoal.model.job import Job
@@ -53,10 +55,14 @@ class Step(msgspec.Struct, frozen=True):
     reports: list[NodeReport] = []
 
 
-def step(state: State, report: Report, policy: Policy, now_ms: int) -> Step:
+def step(
+    state: State, report: Report, policy: Policy, now_ms: int, functions: Functions = FUNCTIONS
+) -> Step:
     round_ = Round(state, policy, now_ms)
     round_.ends = {one.id: one for one in report.ended}
     round_.port_seed = report.port_seed
+    if functions is not state.functions:
+        adopt_functions(state, functions)
     if policy != state.policy:
         round_.emit(PolicyChanged(at_ms=now_ms, policy=policy))
     note_clock(round_, report.drift_ms)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import msgspec
 
 from shoal.core.nodebook import NodeBook
+from shoal.core.scheduling.functions import FUNCTIONS
 from shoal.core.state.facts import Snapshot
 from shoal.core.state.invariants import verify
 from shoal.core.state.load import restore
-from shoal.core.state.state import State
+from shoal.core.state.state import Functions, State
 from shoal.core.step import step
 from shoal.model.commands import Command, Envelope
 from shoal.model.ids import in_order
@@ -23,26 +24,27 @@ NODES = 4
 SHIPPED = Policy()
 
 
-def problem(policy: Policy, image: bytes, now_ms: int) -> str | None:
+def problem(policy: Policy, functions: Functions, image: bytes, now_ms: int) -> str | None:
     """What goes wrong under the policy, as `field: sentence`. `image` is a snapshot of
     the state, as JSON; it may be empty."""
-    wrong = _failure(policy, image, now_ms)
+    wrong = _failure(policy, functions, image, now_ms)
     if wrong is None:
         return None
     for field in ("placement", "order"):
         named = getattr(policy, field)
         plain = msgspec.structs.replace(policy, **{field: getattr(SHIPPED, field)})
-        if ":" in named and _failure(plain, image, now_ms) is None:
+        ours = named in FUNCTIONS.orders or named in FUNCTIONS.placements
+        if not ours and _failure(plain, functions, image, now_ms) is None:
             return f"{field}: {named} fails when it is tried out: {wrong}"
     return f"policy: fails when it is tried out: {wrong}"
 
 
-def _failure(policy: Policy, image: bytes, now_ms: int) -> str | None:
+def _failure(policy: Policy, functions: Functions, image: bytes, now_ms: int) -> str | None:
     try:
-        _on_a_small_cluster(policy)
+        _on_a_small_cluster(policy, functions)
         if image:
             state = restore(msgspec.json.decode(image, type=Snapshot))
-            done = step(state, Report(), policy, now_ms)
+            done = step(state, Report(), policy, now_ms, functions)
             verify(state)
             msgspec.json.encode(done.events)
     except Exception as error:  # a user's function may fail in any way
@@ -50,7 +52,7 @@ def _failure(policy: Policy, image: bytes, now_ms: int) -> str | None:
     return None
 
 
-def _on_a_small_cluster(policy: Policy) -> None:
+def _on_a_small_cluster(policy: Policy, functions: Functions) -> None:
     """Gangs, shares, priorities and tenants come and go; no step may fail or break an invariant."""
     state, now_ms = State(), ROUND_MS
     books = {f"n{number}": _book(number) for number in range(1, NODES + 1)}
@@ -58,7 +60,8 @@ def _on_a_small_cluster(policy: Policy) -> None:
     for turn in range(ROUNDS):
         requests = tuple(Submit(spec) for spec in _specs(turn, policy))
         reports = tuple(book.report() for book in books.values())
-        done = step(state, Report(requests=requests, nodes=reports), policy, now_ms)
+        report = Report(requests=requests, nodes=reports)
+        done = step(state, report, policy, now_ms, functions)
         verify(state)
         msgspec.json.decode(msgspec.json.encode(state.snapshot()), type=Snapshot)
         by_node: dict[str, list[Command]] = {}

@@ -154,9 +154,7 @@ def with_tenants(base: Policy, written: dict[Any, Any]) -> dict[Any, Any]:
 
 def check(policy: Policy, *, load: bool) -> None:
     """Refuses a policy that cannot be obeyed. `load` also looks up users' own functions."""
-    if load:
-        plugins.enable()
-    else:
+    if not load:
         known = {
             field: getattr(Policy(), field)
             for field in ("order", "placement")
@@ -165,7 +163,8 @@ def check(policy: Policy, *, load: bool) -> None:
         policy = msgspec.structs.replace(policy, **known)
     problem = plugins.problem(policy)
     if problem is None and load:
-        problem = tryout.problem(policy, b"", 0)
+        functions = plugins.PolicyFunctions().load(policy)
+        problem = tryout.problem(policy, functions, b"", 0)
     if problem is not None:
         field, _, message = problem.partition(": ")
         raise BadField(field, units.shortened(message, 300))

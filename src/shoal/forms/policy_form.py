@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
-from shoal.core.scheduling.order import ORDERINGS
-from shoal.core.scheduling.score import PLACEMENTS
+from shoal.core.scheduling.functions import FUNCTIONS
 from shoal.forms.policy import ABOUT, CHOICES, FIELDS, IDLE, TENANT_FIELDS, as_written, scalar
 from shoal.model.budget import BudgetPeriod
 from shoal.model.policy import Policy, Tenant
@@ -86,5 +85,9 @@ def _kind(name: str) -> Literal["time", "count", "flag", "choice", "text"]:
 def _choices(name: str) -> list[str]:
     if name in CHOICES:
         return [one.value for one in CHOICES[name]]
-    known: dict[str, Iterable[str]] = {"idle": IDLE, "order": ORDERINGS, "placement": PLACEMENTS}
-    return [one for one in known.get(name, ()) if ":" not in one]
+    known: dict[str, Iterable[str]] = {
+        "idle": IDLE,
+        "order": FUNCTIONS.orders,
+        "placement": FUNCTIONS.placements,
+    }
+    return list(known.get(name, ()))

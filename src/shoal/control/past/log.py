@@ -9,6 +9,7 @@ import msgspec
 from shoal.control.store import finding
 from shoal.control.store.rows import Unreadable, event_of, snapshot_of
 from shoal.control.store.schema import NOTABLE
+from shoal.core.scheduling.functions import FUNCTIONS
 from shoal.core.state.load import restore
 from shoal.core.state.state import State
 from shoal.database.base import Database
@@ -108,7 +109,7 @@ class Log:
         rows = self.database.read("SELECT body, crc FROM snapshots WHERE seq = ?", (seq,))
         if not rows:
             raise Unreadable(f"the snapshot at event {seq} is no longer there")
-        return restore(snapshot_of(seq, *rows[0]))
+        return restore(snapshot_of(seq, *rows[0]), FUNCTIONS)
 
     # -- jobs ------------------------------------------------------------------------------
 

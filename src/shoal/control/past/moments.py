@@ -10,6 +10,7 @@ import msgspec
 
 from shoal.control.past.log import Log
 from shoal.control.store.rows import Unreadable
+from shoal.core.scheduling.functions import FUNCTIONS
 from shoal.core.state.apply import apply
 from shoal.core.state.load import restore
 from shoal.core.state.state import Snapshot, State
@@ -88,11 +89,12 @@ class Moments:
         if near > here:
             self._places.move_to_end(near)
             body = self._places[near]
-            self._state, self._seq = restore(msgspec.msgpack.decode(body, type=Snapshot)), near
+            snapshot = msgspec.msgpack.decode(body, type=Snapshot)
+            self._state, self._seq = restore(snapshot, FUNCTIONS), near
         elif here < 0:
             if not self.log.whole:
                 raise TooEarly(self.oldest_ms())
-            self._state, self._seq = State(), 0
+            self._state, self._seq = State(FUNCTIONS), 0
 
     def _keep_place(self) -> None:
         if self._seq % EVENTS_AT_ONCE or self._seq in self._places or self._state is None:

@@ -23,6 +23,7 @@ from shoal.control.store.rows import (
     snapshot_of,
 )
 from shoal.control.store.served_marks import ServedNumbers
+from shoal.core.scheduling.functions import FUNCTIONS
 from shoal.core.state.apply import apply
 from shoal.core.state.load import restore
 from shoal.core.state.state import State
@@ -136,7 +137,7 @@ class EventStore:
             if not rows:
                 continue  # a leader has just replaced it by a newer one
             try:
-                state = restore(snapshot_of(seq, *rows[0]))
+                state = restore(snapshot_of(seq, *rows[0]), FUNCTIONS)
             except Unreadable as error:
                 text = f"{self.database.name}: the snapshot at event {seq} is damaged ({error})"
                 self.alarms.raise_("snapshot", f"{text}; an older one is used, nothing is lost")
@@ -144,7 +145,7 @@ class EventStore:
             self.snapshot_seq = seq
             return state, seq
         self.snapshot_seq = 0
-        return State(), 0
+        return State(FUNCTIONS), 0
 
     def _replay(self, state: State, last: int, row: Row) -> None:
         seq, body, crc = row

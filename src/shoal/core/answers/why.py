@@ -20,7 +20,7 @@ from shoal.core.scheduling.expect import run_ms
 from shoal.core.scheduling.fit import fit, shortage
 from shoal.core.scheduling.holding import holds_queue
 from shoal.core.scheduling.keep import keeper_of
-from shoal.core.scheduling.order import ORDERINGS, place_in_line
+from shoal.core.scheduling.order import place_in_line
 from shoal.core.state.invariants import Violation
 from shoal.core.state.queue import gang_of
 from shoal.core.state.state import Node, State
@@ -284,4 +284,4 @@ def _set_aside(state: State, job: Job, now_ms: int) -> Reason | None:
 def _position(state: State, job: Job) -> int:
     """How many jobs of its lane are before it."""
     line = state.queue.lanes[state.queue.lane[job.number]]
-    return bisect_left(line, (ORDERINGS[state.policy.order].job(job), job.number))
+    return bisect_left(line, (state.ordering.job(job), job.number))

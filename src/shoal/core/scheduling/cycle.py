@@ -20,7 +20,7 @@ from shoal.core.scheduling.ends import cut_short, margin_ms, must_leave, too_sho
 from shoal.core.scheduling.fit import GangFit, fit, slices
 from shoal.core.scheduling.holding import could_ever, holds_queue
 from shoal.core.scheduling.meeting import meeting_points
-from shoal.core.scheduling.order import ORDERINGS, Rank, Walk, place_in_line
+from shoal.core.scheduling.order import Walk, place_in_line
 from shoal.core.scheduling.preempt import PREEMPTORS_MAX, preempt
 from shoal.core.scheduling.roots import blind_nodes, where_from
 from shoal.core.scheduling.score import look_ahead
@@ -30,7 +30,7 @@ from shoal.core.scheduling.weak_links import without_weak_links
 from shoal.core.state.apply_queue import wake_delayed
 from shoal.core.state.queue import Gang, Lane, gang_of
 from shoal.core.state.room import Room
-from shoal.core.state.state import Node, State
+from shoal.core.state.state import Node, Rank, State
 from shoal.model.durations import duration_text
 from shoal.model.events import JobPlaced, JobPromoted, JobUnclaimed
 from shoal.model.ids import number_of
@@ -65,7 +65,7 @@ def _promote(round_: Round) -> None:
     """Name the elder, if the policy has one and the oldest job has waited for too long."""
     state, now_ms = round_.state, round_.now_ms
     number = state.queue.first()
-    if number is None or state.elder is not None or not ORDERINGS[state.policy.order].elders:
+    if number is None or state.elder is not None or not state.ordering.elders:
         return
     job = state.job_numbered(number)
     patience_ms = state.patience_ms(now_ms)
@@ -219,7 +219,7 @@ def _set_aside(state: State, now_ms: int) -> list[tuple[Rank, str]]:
 
 def _falls_back(state: State, tenant: str, ahead: list[str]) -> bool:
     """May this placement have moved a job with a reservation back in the order?"""
-    if not ahead or not ORDERINGS[state.policy.order].weighs_tenants:
+    if not ahead or not state.ordering.weighs_tenants:
         return False
     branch = state.accounts.lineage(tenant)[0].name
     return any(

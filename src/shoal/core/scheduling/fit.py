@@ -7,10 +7,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
-from shoal.core.scheduling.score import PLACEMENTS, Score
 from shoal.core.state.queue import Gang
 from shoal.core.state.room import Domain, FreeIndex, Level
-from shoal.core.state.state import Node, State
+from shoal.core.state.state import Node, Score, State
 from shoal.model.job import Within
 from shoal.model.policy import Places
 from shoal.model.resources import WHOLE_GPU_MILLI, Demand, Kind, Slice, plural
@@ -46,7 +45,7 @@ def fit(
 
 
 def _nearby(state: State, gang: Gang, avoid: Collection[int]) -> GangFit | None:
-    score = PLACEMENTS[state.policy.placement]
+    score = state.functions.placement(state.policy.placement)
     if not gang.per_node or gang.per_node == gang.members:
         plan = _on_one_node(state, state.cluster, gang, score, avoid)
         if plan is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shoal.core.scheduling.again import kept_when_empty
 from shoal.core.scheduling.capacity import held_when_empty
-from shoal.core.scheduling.order import ORDERINGS, takes_turns
+from shoal.core.scheduling.order import takes_turns
 from shoal.core.state.queue import gang_of
 from shoal.core.state.state import State
 from shoal.model.job import Job
@@ -19,7 +19,7 @@ def holds_queue(state: State, job: Job, policy: Policy, now_ms: int) -> bool:
     held = state.reservations.get(job.id)
     if held is None or not state.queue.leads(job):
         return False
-    if ORDERINGS[policy.order].elders and takes_turns(job) and not job.elder:
+    if state.ordering.elders and takes_turns(job) and not job.elder:
         return False  # its turn will come
     if policy.patience_ms and now_ms - held.promised_ms < policy.patience_ms:
         return False  # without patience no job overtakes, not even into a gap

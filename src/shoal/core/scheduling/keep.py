@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from shoal.core.scheduling.order import ORDERINGS, Rank, place_in_line
-from shoal.core.state.state import State
+from shoal.core.scheduling.order import place_in_line
+from shoal.core.state.state import Rank, State
 from shoal.model.job import Job, Member, Phase
 from shoal.model.node import NodeHealth
 
@@ -15,7 +15,7 @@ def line_key(state: State, job: Job, now_ms: int) -> Rank:
     one tenant go in the order in which they last ran, or began to wait."""
     if not state.policy.turn_cost_percent:
         return place_in_line(state, job, now_ms)
-    standing = ORDERINGS[state.policy.order].tenant(state, job.spec.tenant, now_ms)
+    standing = state.ordering.tenant(state, job.spec.tenant, now_ms)
     since_ms = job.dozed_ms if job.dozed_ms is not None else max(job.since_ms, job.requeued_ms)
     return (-job.spec.priority, not job.elder, *standing, since_ms, job.number)
 

@@ -4,54 +4,15 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, NamedTuple
 
-from shoal.core.scheduling.registry import Registry
 from shoal.core.state.estimates import octave
-from shoal.core.state.queue import Kin, Lane, by_submission
+from shoal.core.state.queue import Kin, Lane
+from shoal.core.state.state import Ordering as Ordering  # where users import it from
+from shoal.core.state.state import Rank, State
 from shoal.model.job import Job, Phase
 
-if TYPE_CHECKING:
-    from shoal.core.state.state import State
-
-Rank = tuple[float, ...]
+FIFO = Ordering()
 Branch = tuple[int, bool, str]  # priority, elder, tenant
-
-
-def _all_alike(_state: State, _tenant: str, _now_ms: int) -> Rank:
-    return ()
-
-
-def _no_kin(_state: State, _job: Job) -> Kin:
-    return ()
-
-
-def _no_rank(_state: State, _job: Job, _now_ms: int) -> Rank:
-    return ()
-
-
-def _never(_job: Job, _now_ms: int) -> int | None:
-    return None
-
-
-class Ordering(NamedTuple):
-    """Jobs compare by priority, then by the tenant's rank, then by the job's, then by submission;
-    the lower comes first. `rank` is for a waiting or running job, as of now. Waiting jobs of one
-    tenant, priority, gang and `kin` share a rank, or have ranks that rise with `job`, which is
-    fixed while a job waits. A tenant's rank may fall back with every placement."""
-
-    job: Callable[[Job], int] = by_submission
-    rank: Callable[[State, Job, int], Rank] = _no_rank
-    kin: Callable[[State, Job], Kin] = _no_kin
-    # When the rank of a running job next changes just because it keeps running.
-    changes_ms: Callable[[Job, int], int | None] = _never
-    tenant: Callable[[State, str, int], Rank] = _all_alike
-    clairvoyant: bool = False  # it needs the true run times
-    elders: bool = False  # the oldest job that has waited for too long comes first, one at a time
-
-    @property
-    def weighs_tenants(self) -> bool:
-        return self.tenant is not _all_alike
 
 
 def ran_ms(job: Job, now_ms: int) -> int:
@@ -139,7 +100,7 @@ def _fair_changes_ms(job: Job, now_ms: int) -> int | None:
 
 def _by(
     rank: Callable[[Job, int], int],
-    changes_ms: Callable[[Job, int], int | None] = _never,
+    changes_ms: Callable[[Job, int], int | None] = FIFO.changes_ms,
     *,
     clairvoyant: bool = False,
 ) -> Ordering:
@@ -151,28 +112,24 @@ def _by(
     )
 
 
-ORDERINGS: Registry[Ordering] = Registry(
-    "order",
-    {
-        "fifo": Ordering(),
-        "fair": Ordering(
-            rank=_fair_rank,
-            kin=_fair_kin,
-            changes_ms=_fair_changes_ms,
-            tenant=lambda state, name, now_ms: state.accounts.standing(name, now_ms),
-            elders=True,
-        ),
-        "srtf": _by(_remaining, clairvoyant=True),
-        "srsf": _by(_service, clairvoyant=True),
-        "tiresias": _by(_tiresias_queue, _tiresias_changes_ms),
-    },
-    fallback="fair",
-)
+ORDERS = {
+    "fifo": FIFO,
+    "fair": Ordering(
+        rank=_fair_rank,
+        kin=_fair_kin,
+        changes_ms=_fair_changes_ms,
+        tenant=lambda state, name, now_ms: state.accounts.standing(name, now_ms),
+        elders=True,
+    ),
+    "srtf": _by(_remaining, clairvoyant=True),
+    "srsf": _by(_service, clairvoyant=True),
+    "tiresias": _by(_tiresias_queue, _tiresias_changes_ms),
+}
 
 
 def place_in_line(state: State, job: Job, now_ms: int) -> Rank:
     """The job's place among all jobs."""
-    ordering = ORDERINGS[state.policy.order]
+    ordering = state.ordering
     tenant = ordering.tenant(state, job.spec.tenant, now_ms)
     rank = ordering.rank(state, job, now_ms)
     return (-job.spec.priority, not job.elder, *tenant, *rank, ordering.job(job), job.number)
@@ -190,7 +147,7 @@ class Walk:
     def __init__(self, state: State, now_ms: int, lanes: Iterable[Lane]) -> None:
         self._state = state
         self._now_ms = now_ms
-        self._ordering = ORDERINGS[state.policy.order]
+        self._ordering = state.ordering
         self._groups: dict[Branch, list[tuple[Rank, int, int, Lane]]] = {}
         self._standings: dict[str, Rank] = {}
         for lane in lanes:

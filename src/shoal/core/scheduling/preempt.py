@@ -20,7 +20,7 @@ from shoal.core.phases.round import Round
 from shoal.core.phases.sleeping import doze
 from shoal.core.scheduling.again import kept_from
 from shoal.core.scheduling.fit import fit, slices
-from shoal.core.scheduling.order import ORDERINGS, Rank, gpu_milli_of
+from shoal.core.scheduling.order import gpu_milli_of
 from shoal.core.scheduling.sleeping import Beds, bed, cost_ms, why_not
 from shoal.core.scheduling.stoppable import may_stop_ms
 from shoal.core.scheduling.turns import turns_of
@@ -34,7 +34,7 @@ from shoal.core.scheduling.victims import (
 )
 from shoal.core.state.apply_room import Overlay
 from shoal.core.state.queue import gang_of
-from shoal.core.state.state import State
+from shoal.core.state.state import Rank, State
 from shoal.model.durations import duration_text
 from shoal.model.events import JobClaimed, JobStopping
 from shoal.model.job import Job, Phase, SleepCause, StopCause
@@ -171,7 +171,7 @@ def _cheapest(
 def _stoppable(round_: Round, mine: Rank) -> list[tuple[Rank, Job]]:
     """Jobs less entitled than this that have run for long enough, the least entitled first."""
     state, now_ms = round_.state, round_.now_ms
-    changes_ms = ORDERINGS[state.policy.order].changes_ms
+    changes_ms = state.ordering.changes_ms
     by_rank = state.policy.preempt is Preempt.RANK
 
     def judge(job: Job) -> tuple[Rank, int | None]:
@@ -210,7 +210,7 @@ def _entitlement(
     if state.policy.preempt is not Preempt.RANK:
         return (borrowed, -job.spec.priority)
     # Not the tenant's standing: it changes by the minute, and two jobs would take turns for ever.
-    rank = ORDERINGS[state.policy.order].rank(state, job, now_ms)
+    rank = state.ordering.rank(state, job, now_ms)
     return (borrowed, -job.spec.priority, not job.elder, *rank)
 
 

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
 from zlib import crc32
 
 from shoal.core.scheduling import classic
-from shoal.core.scheduling.registry import Registry
 from shoal.core.scheduling.vacancy import Footprint, Vacancy
 from shoal.core.state.room import Level
+from shoal.core.state.state import Score, State, first_fit
 from shoal.model.job import JobSpec
 from shoal.model.resources import WHOLE_GPU_MILLI, Kind
-
-if TYPE_CHECKING:
-    from shoal.core.state.state import State
-
-# Lower is better. `before` and `after` are what is free on the node without and with the gang.
-Score = Callable[["State", Kind, Level, Level], tuple[float, ...]]
-
-
-def _first_fit(_state: State, _kind: Kind, _before: Level, _after: Level) -> tuple[float, ...]:
-    return ()
 
 
 def _best_fit(_state: State, kind: Kind, before: Level, after: Level) -> tuple[float, ...]:
@@ -104,17 +92,13 @@ def _vacancy(level: Level, model: str) -> Vacancy:
     return Vacancy(level.cpu_milli, level.memory_mb, gpus, model)
 
 
-PLACEMENTS: Registry[Score] = Registry(
-    "placement",
-    {
-        "first-fit": _first_fit,
-        "best-fit": _best_fit,
-        "packing": _packing,
-        "clustering": _clustering,
-        "dot-product": _dot_product,
-        "fgd": _fgd,
-        "random": _random,
-        "shoal": _foresight,
-    },
-    fallback="shoal",
-)
+PLACEMENTS: dict[str, Score] = {
+    "first-fit": first_fit,
+    "best-fit": _best_fit,
+    "packing": _packing,
+    "clustering": _clustering,
+    "dot-product": _dot_product,
+    "fgd": _fgd,
+    "random": _random,
+    "shoal": _foresight,
+}

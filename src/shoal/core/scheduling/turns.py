@@ -13,7 +13,6 @@ from itertools import islice
 
 from shoal.core.phases.round import Round
 from shoal.core.scheduling.keep import line_key
-from shoal.core.scheduling.order import ORDERINGS
 from shoal.core.scheduling.sleeping import turn_ms, why_not
 from shoal.core.scheduling.victims import VICTIMS_MAX, Victim, asleep_of, of_use, scope
 from shoal.core.state.queue import Gang
@@ -69,7 +68,7 @@ def _may_take(state: State, job: Job, other: Job, now_ms: int) -> bool:
         return other.spec.priority < job.spec.priority
     if other.spec.tenant == job.spec.tenant:
         return True
-    standing = ORDERINGS[state.policy.order].tenant
+    standing = state.ordering.tenant
     return standing(state, job.spec.tenant, now_ms) <= standing(state, other.spec.tenant, now_ms)
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 
-from shoal.core.scheduling.order import ORDERINGS
 from shoal.core.scheduling.stoppable import Stoppable
 from shoal.core.state.apply_array import drop_from, element_added, element_dropped, element_placed
 from shoal.core.state.apply_labels import ask, ask_no_more
 from shoal.core.state.apply_room import change, hold
 from shoal.core.state.estimates import SPANS, begin_ms, key_of, octave, span
 from shoal.core.state.queue import Lane, gang_of
-from shoal.core.state.state import State
+from shoal.core.state.state import Functions, State
 from shoal.core.state.tally import Tally
 from shoal.model.job import Job, Phase
 from shoal.model.policy import Policy
@@ -21,7 +20,6 @@ from shoal.model.resources import Slice
 
 def adopt_policy(state: State, policy: Policy) -> None:
     """Reorder the queue if the policy's order has changed."""
-    reorders = policy.order != state.policy.order
     state.policy = policy
     state.accounts.obey(policy)
     state.tally = Tally()  # another tree has other branches
@@ -32,8 +30,7 @@ def adopt_policy(state: State, policy: Policy) -> None:
         state.tally.job(state.accounts, job, 1)
     for service in state.services.values():
         state.tally.service(state.accounts, service.spec, 1)
-    if reorders:
-        _reorder(state)
+    _obey_order(state)
     agenda = state.agenda
     agenda.hopeless = set()
     agenda.other_gaps()
@@ -41,6 +38,18 @@ def adopt_policy(state: State, policy: Policy) -> None:
     agenda.stoppable = Stoppable()
     for job in state.jobs.values():
         agenda.stoppable.joins(job, policy.run_ms_min, policy.turn_ms_min)
+
+
+def adopt_functions(state: State, functions: Functions) -> None:
+    state.functions = functions
+    _obey_order(state)
+
+
+def _obey_order(state: State) -> None:
+    ordering = state.functions.order(state.policy.order)
+    if ordering != state.ordering:
+        state.ordering = ordering
+        _reorder(state)
 
 
 def _reorder(state: State) -> None:
@@ -66,7 +75,7 @@ def _stand(state: State, job: Job) -> None:
     if state.accounts.held_by(job.spec.tenant):
         state.queue.hold(job)
         return
-    ordering = ORDERINGS[state.policy.order]
+    ordering = state.ordering
     kin = ordering.kin(state, job)
     lane = Lane(job.spec.tenant, job.spec.priority, gang_of(job), kin, job.elder)
     state.queue.stand(job, lane, ordering.job(job))
@@ -74,7 +83,7 @@ def _stand(state: State, job: Job) -> None:
 
 
 def leave_queue(state: State, job: Job) -> None:
-    lane = state.queue.remove(job, ORDERINGS[state.policy.order].job(job))
+    lane = state.queue.remove(job, state.ordering.job(job))
     if lane is not None:
         state.agenda.left(lane, empty=lane not in state.queue.lanes)
 

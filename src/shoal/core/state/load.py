@@ -10,12 +10,12 @@ from shoal.core.state.apply_queue import add_job, adopt_policy, claim
 from shoal.core.state.apply_room import add_node
 from shoal.core.state.apply_schedule import add_schedule
 from shoal.core.state.estimates import Estimates
-from shoal.core.state.state import Snapshot, State
+from shoal.core.state.state import Functions, Snapshot, State
 from shoal.model.job import Phase
 
 
-def restore(snapshot: Snapshot) -> State:
-    state = State()
+def restore(snapshot: Snapshot, functions: Functions | None = None) -> State:
+    state = State(functions)
     state.epoch, state.next_job = snapshot.epoch, snapshot.next_job
     state.next_port, state.drift_ms = snapshot.next_port, snapshot.drift_ms
     state.restored_job = snapshot.restored_job

@@ -14,10 +14,11 @@ from typing import Any
 
 import msgspec
 
+from shoal.control.plugins import PolicyFunctions
 from shoal.core.answers.why import waiting_reason
 from shoal.core.health.quarantine import wants_check
 from shoal.core.phases.admit import impossible
-from shoal.core.scheduling.order import ORDERINGS
+from shoal.core.scheduling.functions import FUNCTIONS
 from shoal.core.scheduling.predict import predict
 from shoal.core.state.apply_queue import adopt_policy
 from shoal.core.state.apply_room import add_node
@@ -149,6 +150,7 @@ class Replay:
         }
         self.suppliers = SimSuppliers(self.policy, self.cluster, seed)
         self.tick = Tick(self, self.policy, self.cluster.take, verify=self._verify)
+        self.tick.functions = PolicyFunctions().load(self.policy)
         self.tick.supply = self.suppliers.take
         self.tick.load()
         self.tick.begin(0)
@@ -266,7 +268,9 @@ class Replay:
         """A policy that needs run times gets the true ones. A job that saves its work is willing to
         be stopped."""
         spec = arrival.spec
-        estimate_ms = arrival.work_ms if ORDERINGS[self.policy.order].clairvoyant else 0
+        estimate_ms = (
+            arrival.work_ms if self.tick.functions.order(self.policy.order).clairvoyant else 0
+        )
         if arrival.lived:
             return msgspec.structs.replace(spec, estimate_ms=estimate_ms)
         every_ms = arrival.checkpoint_ms
@@ -295,7 +299,7 @@ class Replay:
         return Used(next_job, epoch)
 
     def load(self) -> tuple[State, int]:
-        return State(), 0
+        return State(FUNCTIONS), 0
 
     def commit(self, events: Sequence[Event], finished: Sequence[Job]) -> int:
         handlers = self._handlers
