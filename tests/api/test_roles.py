@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 import pytest
+from litestar.handlers import BaseRouteHandler
 from litestar.routes import HTTPRoute, WebSocketRoute
 
-from shoal.api.principal import Needs
+from shoal.api.handling import call_of
+from shoal.calls.call import Needs
 from tests.api.server import Reply, serving
 from tests.api.world import OURS, POLICY, World
 
@@ -262,16 +264,21 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         yield World(server)
 
 
+def needs_of(handler: BaseRouteHandler) -> Needs | None:
+    call = call_of(handler)
+    return call.may if call is not None else None
+
+
 def routes(world: World) -> Iterator[tuple[str, str, Needs | None]]:
     for route in world.server.app.routes:
         if isinstance(route, WebSocketRoute):  # the same guard; its own tests open it
-            yield "WEBSOCKET", route.path, route.route_handler.opt.get("needs")
+            yield "WEBSOCKET", route.path, needs_of(route.route_handler)
             continue
         assert isinstance(route, HTTPRoute), f"{route.path}: the test has to learn this kind"
         for handler in route.route_handlers:
             for method in handler.http_methods:
                 if method != "OPTIONS":
-                    yield method, route.path, handler.opt.get("needs")
+                    yield method, route.path, needs_of(handler)
 
 
 def test_every_route_says_what_it_needs_and_is_in_the_table(world: World) -> None:

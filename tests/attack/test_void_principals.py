@@ -23,7 +23,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from shoal.api.access import new_token
 from shoal.api.forwarded import ACCESS
-from shoal.api.tickets import STREAM
+from shoal.api.handling import call_of
 from shoal.api.try_service import Tries
 from shoal.api.watcher import ENDED
 from shoal.engines.linked.engine import LinkedEngine
@@ -210,7 +210,7 @@ def streaming(app: Litestar) -> set[tuple[str, str]]:
         for handler in route.route_handlers if isinstance(route, HTTPRoute) else ():
             signature = handler.parsed_fn_signature
             if (
-                handler.opt.get(STREAM)
+                ((call := call_of(handler)) is not None and call.streams)
                 or "wait_s" in signature.parameters
                 or signature.return_type.is_subclass_of((Stream, File))
             ):

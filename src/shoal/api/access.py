@@ -17,12 +17,12 @@ from litestar.exceptions import NotAuthorizedException
 from litestar.handlers import BaseRouteHandler
 
 from shoal.api.forwarded import FORWARDED
+from shoal.api.handling import call_of, is_schema
 from shoal.api.limits import PROVEN
 from shoal.api.principal import (
     SAFE_METHODS,
     SCOPE,
     THE_OPERATOR,
-    Needs,
     Principal,
     Proof,
     Session,
@@ -33,6 +33,7 @@ from shoal.api.problems import Refusal
 from shoal.api.quotas import Quotas
 from shoal.api.tickets import ENTRY, enter, is_stream
 from shoal.api.watcher import Entry, Watcher
+from shoal.calls.call import Needs
 from shoal.model.identity import OPERATOR, Identity, NodeKey, Token
 
 SESSION_MS = 12 * 3600 * 1000
@@ -101,13 +102,14 @@ class Access:
             return not name.endswith(".localhost")
 
     async def guard(self, connection: Connection, handler: BaseRouteHandler) -> None:
-        needs = handler.opt.get("needs", Needs.ADMIN)
+        call = call_of(handler)
+        needs = call.may if call is not None else Needs.ADMIN
         # A browser holds no key of a node, and a proxy before us may have any name.
         if needs is not Needs.NODE and self.is_foreign(connection):
             name = _host_name(connection)[:64]
             message = f"{name!r} is not a name of this controller; use its address, or localhost"
             raise Refusal(421, message, "host")
-        if needs is Needs.OPEN or connection.scope["path"].startswith("/schema"):
+        if needs is Needs.OPEN or is_schema(connection.scope["path"]):
             enter(self.quotas, connection, handler, None)
             return  # the list of requests is not secret
         if not self.bears_token(connection):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
-from litestar import Controller, Litestar, Request, get, post, put
+from litestar import Controller, Litestar, Request
 from litestar.datastructures import State
 from litestar.di import Provide
 from litestar.exceptions import HTTPException
@@ -27,6 +27,7 @@ from shoal.api.feed import Feed
 from shoal.api.files import Files
 from shoal.api.finding import Annotations, provide_wanted
 from shoal.api.forwarded import ACCESS, SERVED, entry_for, head_urls, headed
+from shoal.api.handling import handles
 from shoal.api.heads import HeadsOfCluster, checked
 from shoal.api.identity import Me, Tenants, Tokens, Users
 from shoal.api.jobs import Jobs, WaitS
@@ -42,7 +43,6 @@ from shoal.api.notices import Rules
 from shoal.api.packages import Packages, refuse_unknown_package
 from shoal.api.page import HANDLERS, provided
 from shoal.api.policy import Policies
-from shoal.api.principal import Needs
 from shoal.api.problems import (
     SAFE_HEADERS,
     Refusal,
@@ -73,6 +73,7 @@ from shoal.api.views import (
     version_before,
 )
 from shoal.api.workflows import Workflows
+from shoal.calls.cluster import ClusterCalls, NodeCalls, ServiceCalls
 from shoal.control.history.history import History
 from shoal.control.home import Home
 from shoal.control.loop import Busy, ControlLoop, Unreadable
@@ -114,10 +115,7 @@ INTENTS = {
 
 
 class Cluster(Controller):
-    path = "/v1"
-    opt = Needs.READ.opt
-
-    @get("/status", sync_to_thread=False)
+    @handles(ClusterCalls.status)
     def status(self, reach: Reach) -> StatusView:
         view = status_view(reach)
         view.caps = caps_of(reach.loop.state, reach.who.sees)
@@ -131,11 +129,11 @@ class Cluster(Controller):
         view.unenforced = unenforced_lines(there)
         return view
 
-    @get("/nodes", sync_to_thread=False)
+    @handles(NodeCalls.nodes)
     def nodes(self, reach: Reach) -> list[NodeView]:
         return [node_view(reach, node) for node in known_nodes(reach.loop)]
 
-    @post("/nodes/{node:str}/{verb:str}", status_code=200, opt=Needs.ADMIN.opt)
+    @handles(NodeCalls.change_node)
     async def set_intent(
         self,
         reach: Reach,
@@ -144,7 +142,6 @@ class Cluster(Controller):
         in_ms: Annotated[int | None, Parameter(ge=0, le=ENDS_IN_MS_MAX)] = None,
         why: Annotated[str, Parameter(max_length=INTENT_WHY_MAX)] = "",
     ) -> Done:
-        """`in_ms`: drain the node so that it is free after this time. `why`: for the history."""
         request: SetIntent | SetEnd = SetIntent(node, INTENTS[verb], reach.name, why)
         if in_ms is not None and verb != "drain":
             raise Refusal(422, "is for drain only", "in_ms")
@@ -153,21 +150,20 @@ class Cluster(Controller):
         answer = accepted(await reach.loop.request(request))
         return Done(id=answer.id, note=answer.note)
 
-    @post("/nodes/{node:str}/labels", status_code=200, opt=Needs.ADMIN.opt)
+    @handles(NodeCalls.set_labels)
     async def set_labels(self, reach: Reach, node: str, data: LabelChange) -> Done:
         answer = accepted(await reach.loop.request(SetLabels(node, data, reach.name)))
         return Done(id=answer.id, note=answer.note)
 
-    @post("/nodes/{node:str}/check", status_code=200, opt=Needs.ADMIN.opt)
+    @handles(NodeCalls.check)
     async def check(self, loop: ControlLoop, node: str) -> CheckView:
         answer = accepted(await loop.request(CheckNode(node)))
         return CheckView(node=node, id=answer.id)
 
-    @get("/nodes/{node:str}/checks/{check:str}")
+    @handles(NodeCalls.check_result)
     async def check_result(
         self, reach: Reach, node: str, check: str, wait_s: WaitS = 0
     ) -> CheckView:
-        """Answers when there is a verdict, or after `wait_s`."""
         loop = reach.loop
         deadline_ms = loop.clock.now_ms() + int(wait_s * 1000)
         while (view := check_view(loop, node, check)) is not None and view.verdict is None:
@@ -181,18 +177,15 @@ class Cluster(Controller):
 
 
 class Services(Controller):
-    path = "/v1/services"
-    opt = Needs.READ.opt
-
-    @get(sync_to_thread=False)
+    @handles(ServiceCalls.services)
     def listing(self, reach: Reach, entry: GatewayEntry) -> list[ServiceView]:
         return [service_view(reach, service, entry) for service in reach.services()]
 
-    @get("/{name:str}", sync_to_thread=False)
+    @handles(ServiceCalls.service)
     def one(self, reach: Reach, entry: GatewayEntry, name: str) -> ServiceView:
         return service_view(reach, reach.service(name), entry)
 
-    @put("/{name:str}", opt=Needs.WRITE.opt)
+    @handles(ServiceCalls.submit_service)
     async def serve(
         self, reach: Reach, entry: GatewayEntry, name: str, data: ServiceSpec
     ) -> ServiceView:
@@ -204,7 +197,7 @@ class Services(Controller):
                 data = msgspec.structs.replace(data, replica=known.spec.replica)
         return await self._set(reach, entry, data)
 
-    @post("/{name:str}/rollback", status_code=200, opt=Needs.WRITE.opt)
+    @handles(ServiceCalls.roll_back_service)
     async def roll_back(
         self,
         reach: Reach,
@@ -212,8 +205,6 @@ class Services(Controller):
         name: str,
         version: Annotated[int, Parameter(ge=0, le=1 << 53)] = 0,
     ) -> ServiceView:
-        """What ran before is rolled out as a new version; the scale stays as it is now.
-        `version`: the one that is meant, so that two senders do not go back and forth; 0: any."""
         service = reach.service(name)
         known = version_before(service)
         if service.before is None or not known:
@@ -233,7 +224,7 @@ class Services(Controller):
         await reach.loop.settled()
         return service_view(reach, reach.service(spec.name), entry)
 
-    @post("/{name:str}/stop", status_code=200, opt=Needs.WRITE.opt)
+    @handles(ServiceCalls.stop_service)
     async def stop(self, reach: Reach, name: str) -> Done:
         reach.service(name)
         request = StopService(name, reach.name, reach.tenant)

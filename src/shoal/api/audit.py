@@ -7,15 +7,17 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Annotated, Any
 
-from litestar import Controller, get
+from litestar import Controller
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 from litestar.params import Parameter
 from litestar.types import Message, Scope
 
-from shoal.api.principal import SAFE_METHODS, SCOPE, Needs, Principal
+from shoal.api.handling import handles
+from shoal.api.principal import SAFE_METHODS, SCOPE, Principal
 from shoal.api.problems import Refusal
 from shoal.api.read_threads import aside
+from shoal.calls.people import PeopleCalls
 from shoal.control.audit_lines import without_secret
 from shoal.control.audit_queue import AuditQueue
 from shoal.control.loop import ControlLoop
@@ -192,10 +194,7 @@ def _source(scope: Scope) -> str:
 
 
 class Audit(Controller):
-    path = "/v1/audit"
-    opt = Needs.ADMIN.opt
-
-    @get()
+    @handles(PeopleCalls.audit)
     async def audit(
         self,
         auditor: Auditor | None,
@@ -204,7 +203,6 @@ class Audit(Controller):
         verb: Word = "",
         limit: Annotated[int, Parameter(ge=1, le=ENTRIES_MAX)] = 100,
     ) -> AuditView:
-        """The newest first. `verb` is one as in an entry, or the part of it before the dot."""
         if auditor is None:
             return AuditView(entries=[], head="")
         found, head = auditor.log.newest_first, auditor.log.head

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from litestar import Controller, get
+from litestar import Controller
 
-from shoal.api.principal import Needs
+from shoal.api.handling import handles
 from shoal.api.reach import Reach
+from shoal.calls.page import PageCalls
 from shoal.core.phases.budget import (
     GPU_US_PER_GPU_HOUR,
     WARNED_MILLI,
@@ -25,13 +26,8 @@ BUDGETS_MAX = 1_000
 
 
 class Budgets(Controller):
-    path = "/v1/budgets"
-    opt = Needs.READ.opt
-
-    @get()
+    @handles(PageCalls.budgets)
     async def budgets(self, reach: Reach, live_ledger: LiveLedger | None) -> list[BudgetView]:
-        """Of the tenants that the sender sees; those that have used most of theirs come first, at
-        most 1,000."""
         loop = reach.loop
         if live_ledger is None or not wants_spendings(reach.policy()):
             return []

@@ -7,16 +7,17 @@ from collections.abc import Callable, Iterable
 from typing import Annotated
 
 import msgspec
-from litestar import Controller, Response, get
+from litestar import Controller, Response
 from litestar.params import Parameter
 
+from shoal.api.handling import handles
 from shoal.api.identity import without_hash
 from shoal.api.jobs import NUMBER_MAX, WaitS
 from shoal.api.keys import event_without_keys
-from shoal.api.principal import Needs
 from shoal.api.reach import Reach
 from shoal.api.read_threads import aside, encoded, respond
 from shoal.api.seen import seen_events
+from shoal.calls.cluster import ClusterCalls
 from shoal.model.events import ArraySubmitted, JobEvent, JobSubmitted, Recorded
 from shoal.model.finding import JobFilter
 from shoal.model.views import EventsView
@@ -32,10 +33,7 @@ Read = Callable[[int, int], list[Recorded]]
 
 
 class Events(Controller):
-    path = "/v1/events"
-    opt = Needs.READ.opt
-
-    @get()
+    @handles(ClusterCalls.events)
     async def events(
         self,
         reach: Reach,
@@ -47,8 +45,6 @@ class Events(Controller):
         notable: bool = False,
         wait_s: WaitS = 0,
     ) -> Response[EventsView]:
-        """`notable` leaves out frequent events that would hide the rest. `since_ms` leaves out
-        earlier ones. Other wishes about jobs leave only events of the jobs that match."""
         loop = reach.loop
         since_ms, wanted = wanted.since_ms, msgspec.structs.replace(wanted, since_ms=0)
         first = await aside(lambda: loop.store.seq_at(since_ms)) if since_ms else 0

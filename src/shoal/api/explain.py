@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import shlex
 
-from litestar import Controller, get
+from litestar import Controller
 
+from shoal.api.handling import handles
 from shoal.api.keys import event_without_keys
-from shoal.api.principal import Needs
 from shoal.api.progress_views import Samples, bound_of, progress_view
 from shoal.api.reach import Reach
 from shoal.api.read_threads import aside
 from shoal.api.seen import seen_events
 from shoal.api.views import job_state, seen_remedies
+from shoal.calls.jobs import JobCalls
 from shoal.control.history.history import History
 from shoal.control.loop import ControlLoop
 from shoal.core.answers.advice import advise
@@ -42,12 +43,8 @@ AFTER_END_MS = 3_600_000  # what happens to its nodes later than this has other 
 
 
 class Explanations(Controller):
-    path = "/v1/jobs"
-    opt = Needs.READ.opt
-
-    @get("/{job_id:str}/explanation")
+    @handles(JobCalls.explanation)
     async def explanation(self, reach: Reach, history: History, job_id: str) -> Explanation:
-        """The job's attempts, how and why each ended, and the last lines of the first failure."""
         loop = reach.loop
         reach.job(job_id)
         read = await aside(lambda: _read(loop, job_id))

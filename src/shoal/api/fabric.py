@@ -5,12 +5,13 @@ from __future__ import annotations
 from statistics import median
 
 import msgspec
-from litestar import Controller, get, post
+from litestar import Controller
 
+from shoal.api.handling import handles
 from shoal.api.jobs import WaitS
-from shoal.api.principal import Needs
 from shoal.api.problems import Refusal, accepted
 from shoal.api.reach import Reach
+from shoal.calls.cluster import NodeCalls
 from shoal.control.history.history import History
 from shoal.core.state.heard import Touring
 from shoal.core.state.state import State
@@ -22,13 +23,8 @@ from shoal.model.speeds import rate_text
 
 
 class FabricApi(Controller):
-    path = "/v1/fabric"
-    opt = Needs.READ_ALL.opt
-
-    @get("/")
+    @handles(NodeCalls.fabric)
     async def last(self, reach: Reach, history: History) -> FabricView:
-        """The last tour that somebody asked for, also before a restart, with what is known now:
-        small tours that check a suspect change the conclusions, not the picture."""
         state, kept = reach.loop.state, history.measured.last
         tours = list(state.heard.tours.values())
         view = FabricView(id="")
@@ -39,7 +35,7 @@ class FabricApi(Controller):
         view.running = next((tour.id for tour in tours if tour.ended_ms is None), "")
         return view
 
-    @post("/check", status_code=200, opt=Needs.ADMIN.opt)
+    @handles(NodeCalls.check_network)
     async def check(self, reach: Reach, data: NetworkRequest) -> FabricView:
         request = CheckNetwork(tuple(data.nodes), data.collectives, reach.name)
         answer = accepted(await reach.loop.request(request))
@@ -47,11 +43,10 @@ class FabricApi(Controller):
         view.notes += [answer.note] if answer.note else []
         return view
 
-    @get("/tours/{tour:str}")
+    @handles(NodeCalls.tour)
     async def tour(
         self, reach: Reach, history: History, tour: str, wait_s: WaitS = 0
     ) -> FabricView:
-        """Answers when the tour has ended, or after `wait_s`."""
         loop = reach.loop
         deadline_ms = loop.clock.now_ms() + int(wait_s * 1000)
         while (view := _heard(loop.state, tour)) is not None and view.ended_ms is None:

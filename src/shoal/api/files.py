@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 from typing import Annotated
 
-from litestar import Controller, get
+from litestar import Controller
 from litestar.exceptions import HTTPException
 from litestar.params import Parameter
 
-from shoal.api.principal import Needs
+from shoal.api.handling import handles
 from shoal.api.problems import Refusal
 from shoal.api.reach import Reach
 from shoal.api.read_threads import aside
+from shoal.calls.jobs import JobCalls
 from shoal.control.filedesk import FileDesk
 from shoal.control.outputs import OutputStore
 from shoal.model.job import Phase
@@ -25,14 +26,10 @@ RelPath = Annotated[str, Parameter(max_length=PATH_BYTES_MAX)]
 
 
 class Files(Controller):
-    path = "/v1/jobs/{job_id:str}/files"
-    opt = Needs.READ.opt
-
-    @get()
+    @handles(JobCalls.files)
     async def listing(
         self, reach: Reach, job_id: str, path: RelPath = "", folder: Kind = Kind.OUTPUT
     ) -> FilesView:
-        """All files, or those at and below `path`."""
         job, store = reach.job(job_id), _store(reach)
         files = await aside(lambda: store.listing(job.id, folder))
         top = path.strip("/")
@@ -46,7 +43,7 @@ class Files(Controller):
             live=job.phase is not Phase.FINISHED,
         )
 
-    @get("/part")
+    @handles(JobCalls.file_part)
     async def part(
         self,
         reach: Reach,
@@ -55,7 +52,6 @@ class Files(Controller):
         offset: Annotated[int, Parameter(ge=0, le=OFFSET_MAX)] = 0,
         folder: Kind = Kind.OUTPUT,
     ) -> FilePart:
-        """At most 4 MiB from `offset` on."""
         job, store = reach.job(job_id), _store(reach)
         try:
             return await aside(lambda: _read(store, job.id, path, offset, folder))

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import msgspec
-from litestar import Controller, post
+from litestar import Controller
 from litestar.params import Parameter, QueryParameter
 
-from shoal.api.principal import Needs
+from shoal.api.handling import handles
 from shoal.api.problems import Refusal, accepted
 from shoal.api.reach import Reach
-from shoal.model.finding import TEXT_CHARACTERS_MAX, JobFilter
-from shoal.model.job import NOTE_CHARACTERS_MAX
-from shoal.model.labels import CONDITION_CHARACTERS_MAX, LabelKey, LabelValue
+from shoal.calls.jobs import JobCalls
+from shoal.model.finding import TEXT_CHARACTERS_MAX, JobFilter, LabelsChange, NoteText
+from shoal.model.labels import CONDITION_CHARACTERS_MAX
 from shoal.model.report import LabelJob, NoteJob, Refused
 from shoal.model.views import Done
 
@@ -56,25 +55,10 @@ def provide_wanted(
     return wanted
 
 
-class LabelsChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """None removes a label."""
-
-    labels: Annotated[dict[LabelKey, LabelValue | None], msgspec.Meta(max_length=256)]
-
-
-class NoteText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An empty text removes all notes."""
-
-    text: Annotated[str, msgspec.Meta(max_length=NOTE_CHARACTERS_MAX)]
-
-
 class Annotations(Controller):
     """Jobs that ended can be labelled and noted, too."""
 
-    path = "/v1/jobs/{job_id:str}"
-    opt = Needs.WRITE.opt
-
-    @post("/labels", status_code=200)
+    @handles(JobCalls.label_job)
     async def label(self, reach: Reach, job_id: str, data: LabelsChange) -> Done:
         reach.job(job_id)
         said = await reach.loop.request(LabelJob(job_id, data.labels, reach.name))
@@ -86,7 +70,7 @@ class Annotations(Controller):
         answer = accepted(said)
         return Done(id=answer.id, note=answer.note)
 
-    @post("/notes", status_code=200)
+    @handles(JobCalls.note_job)
     async def note(self, reach: Reach, job_id: str, data: NoteText) -> Done:
         reach.job(job_id)
         text = data.text.strip()

@@ -6,15 +6,16 @@ import shlex
 from typing import Any
 
 import msgspec
-from litestar import Controller, Request, get, post
+from litestar import Controller, Request
 
 from shoal.api.audit import note
+from shoal.api.handling import handles
 from shoal.api.jobs import KEY_MAX, Key, entered, on_its_own
 from shoal.api.keys import HIDDEN, without_keys
-from shoal.api.principal import Needs
 from shoal.api.problems import Refusal
 from shoal.api.reach import Reach
 from shoal.api.views import job_view
+from shoal.calls.page import PageCalls
 from shoal.forms.datafile import TEXT_BYTES_MAX
 from shoal.forms.failure import BadField
 from shoal.forms.fields import COMMON, JOB, Field
@@ -87,30 +88,24 @@ class FormView(msgspec.Struct, kw_only=True):
 
 
 class Forms(Controller):
-    path = "/v1"
-    opt = Needs.READ.opt
-
-    @get("/fields", sync_to_thread=False)
+    @handles(PageCalls.fields)
     def fields(self) -> list[FieldView]:
         return [_field(field) for field in JOB.values() if field.targets]
 
-    @get("/form", sync_to_thread=False)
+    @handles(PageCalls.form)
     def form(self, reach: Reach, like: Key = "", instead: bool = False) -> FormView:
-        """The form of a job that is to run again; `instead`: in the place of the one that waits."""
         job = reach.job(like)
         return _view(without_keys(_again(job, instead)), job)
 
-    @post("/form", status_code=200, opt=Needs.WRITE.opt, sync_to_thread=False)
+    @handles(PageCalls.check_form)
     def check(self, reach: Reach, data: Filled) -> FormView:
-        """What was filled in, as a form, a file and a command line, or what is wrong with it so
-        far. Nothing is submitted."""
         job = reach.job(data.like) if data.like else None
         try:
             return _view(_spec(data, job), job)
         except BadField as error:
             return FormView(problem=Problem(message=error.message, field=error.field))
 
-    @post("/form/submit", opt=Needs.WRITE.opt)
+    @handles(PageCalls.submit_form)
     async def submit(self, request: Request[Any, Any, Any], reach: Reach, data: Filled) -> JobView:
         if len(data.key) > KEY_MAX:
             raise Refusal(422, f"is longer than {KEY_MAX} characters", "key")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import ssl
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
@@ -33,13 +32,16 @@ from shoal.api.forwarded import (
     headed,
     header,
 )
+from shoal.api.handling import is_schema
 from shoal.api.principal import SAFE_METHODS, Principal
 from shoal.api.problems import Refusal
 from shoal.api.relay import Line, Relay, Unsent
 from shoal.api.tunnel import hold_link, refuse, tunnel
+from shoal.calls.call import Head, Needs
+from shoal.calls.table import match
 from shoal.channel import LINK_PATH
 from shoal.control.loop import Unreadable
-from shoal.model.ids import JOB_ID_PATTERN
+from shoal.model.ids import number_of
 from shoal.model.service import GatewayEntry
 
 BEHIND_S_MAX = 1.0  # a reader who has seen newer events waits this long for them
@@ -48,11 +50,6 @@ RETRY_S = 1
 UNDER_WAY_MAX = 512  # requests at the leader ...
 STRANGERS_MAX = 64  # ... and those of callers who have not shown a token that we know
 AS_OF = reaching.AS_OF.lower().encode()
-OURS = re.compile(r"/|/favicon\.ico|/web/[^/]+|/schema(/.*)?|/v1/certificate|/v1/heads")
-ENDED_JOB = re.compile(rf"/v1/jobs/({JOB_ID_PATTERN})(/(logs|explanation|files))?")
-# They change something, though they are read: sign-ins are in the leader's memory.
-NEVER_OURS = re.compile(r"/v1/(oidc|session)(/.*)?")
-NODES_OWN = ("/v1/join", LINK_PATH)  # a proxy before us may have any name
 OF_ONE_CONNECTION = frozenset(
     b"connection keep-alive transfer-encoding te trailer upgrade expect proxy-connection".split()
 )
@@ -154,14 +151,16 @@ class Forwarding:
                 send, 503, "this head does not lead", retry_s=RETRY_S, standby="no leader"
             )
         if await self._is_ours(scope, who, leader is None):
-            if leader is None and not OURS.fullmatch(scope["path"]):
+            if leader is None and _meant(scope)[0] is not Head.ANY:
                 await self._app(scope, self._until_led(receive), self._dated(send))
             else:
                 await self._app(scope, receive, send)
             return
         if leader is None:
             await _answer(send, 503, NOBODY, retry_s=RETRY_S, standby="no leader")
-        if scope["path"] not in NODES_OWN and self._access.is_foreign(Connection(scope)):
+        called = match(scope["method"], scope["path"])
+        node = called is not None and called[0].may is Needs.NODE  # a proxy may have any name
+        if not node and self._access.is_foreign(Connection(scope)):
             message = "this is not a name of this controller; use its address, or localhost"
             await _answer(send, 421, message, "host")
         async with self._room(who, send):
@@ -177,26 +176,25 @@ class Forwarding:
             return None
 
     async def _is_ours(self, scope: Any, who: Principal | None, alone: bool) -> bool:
-        path: str = scope["path"]
-        if scope["method"] not in SAFE_METHODS or NEVER_OURS.fullmatch(path):
+        head, job = _meant(scope)
+        if scope["method"] not in SAFE_METHODS or head is Head.ONLY_LEADER:
             return False
-        if OURS.fullmatch(path):
+        if head is Head.ANY:
             return True
         seen = header(scope, SEQ)
         # The first request of a client goes to the leader: what it has done before, by another
         # program, is not known here.
-        if not alone and (who is None or not seen or not await self._decided(path)):
+        if not alone and (who is None or not seen or not await self._decided(head, job)):
             return False
         number = int(seen) if seen.isdigit() and len(seen) <= reaching.DIGITS_MAX else 0
         return number <= self._heads.last_seq or await self._heads.wait_for(number, BEHIND_S_MAX)
 
-    async def _decided(self, path: str) -> bool:
+    async def _decided(self, head: Head, job: str) -> bool:
         """By the log alone."""
-        if path == "/v1/events":
-            return True
-        job = ENDED_JOB.fullmatch(path)
+        if head is not Head.ENDED:
+            return head is Head.LOG
         try:
-            return job is not None and await self._ended(job[1])
+            return number_of(job) > 0 and await self._ended(job)
         except Unreadable:
             return False
 
@@ -339,6 +337,17 @@ class Forwarding:
                 await tunnel(scope, receive, send, leader.url, headers, self._trust)
             finally:
                 self._under_way -= 1
+
+
+def _meant(scope: Any) -> tuple[Head, str]:
+    """Which head answers what is read here, and the job that it is about."""
+    path: str = scope["path"]
+    if is_schema(path):
+        return Head.ANY, ""
+    called = match("GET", path)
+    if called is None:
+        return Head.LEADER, ""
+    return called[0].head, called[1].get("job_id", "")
 
 
 class _Answered(Exception):

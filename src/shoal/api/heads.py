@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from litestar import Controller, delete, get
+from litestar import Controller
 from litestar.datastructures import State
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
-from shoal.api.principal import Needs
+from shoal.api.handling import handles
 from shoal.api.problems import Refusal
+from shoal.calls.cluster import ClusterCalls
 from shoal.control.heads import Heads
 from shoal.model.views import Done, HeadView
 
@@ -17,12 +18,8 @@ HEADS = "heads"  # in the application's state; None: the cluster has one head
 
 
 class HeadsOfCluster(Controller):
-    path = "/v1/heads"
-    opt = Needs.READ.opt
-
-    @get(sync_to_thread=False)
+    @handles(ClusterCalls.heads)
     def listing(self, state: State) -> list[HeadView]:
-        """Empty without a database."""
         heads: Heads | None = state.get(HEADS)
         if heads is None:
             return []
@@ -41,9 +38,8 @@ class HeadsOfCluster(Controller):
             for head in heads.known
         ]
 
-    @delete("/{name:str}", status_code=200, opt=Needs.ADMIN.opt)
+    @handles(ClusterCalls.forget_head)
     async def forget(self, state: State, name: str) -> Done:
-        """A head that will not come back."""
         heads: Heads | None = state.get(HEADS)
         known = {head.name for head in heads.known} if heads is not None else set()
         if heads is None or name not in known:

@@ -6,13 +6,15 @@ from collections import Counter
 from typing import Annotated, Any
 
 import msgspec
-from litestar import Controller, Request, delete, get, post, put
+from litestar import Controller, Request
 from litestar.params import Parameter
 
 from shoal.api.access import NO_HASH, new_token
 from shoal.api.audit import note
-from shoal.api.principal import Needs, Principal
+from shoal.api.handling import handles
+from shoal.api.principal import Principal
 from shoal.api.problems import Refusal, accepted
+from shoal.calls.people import PeopleCalls
 from shoal.control.loop import ControlLoop
 from shoal.model.events import Event, KeySet, Recorded, TokenSet
 from shoal.model.identity import EVERY_TENANT, Identity, Role, TenantRecord, Token, User, role_in
@@ -43,9 +45,7 @@ Word = Annotated[str, Parameter(max_length=64)]
 
 
 class Me(Controller):
-    path = "/v1/me"
-
-    @get(opt=Needs.SIGNED_IN.opt, sync_to_thread=False)
+    @handles(PeopleCalls.me)
     def me(self, loop: ControlLoop, who: Principal) -> MeView:
         token = loop.state.identity.tokens.get(who.token)
         until_ms = token.until_ms if token is not None else 0
@@ -55,10 +55,7 @@ class Me(Controller):
 
 
 class Tenants(Controller):
-    path = "/v1/tenants"
-    opt = Needs.ADMIN.opt
-
-    @get(sync_to_thread=False)
+    @handles(PeopleCalls.tenants)
     def listing(self, loop: ControlLoop) -> list[TenantView]:
         identity = loop.state.identity
         users = Counter(name for user in identity.users.values() for name in user.roles)
@@ -68,7 +65,7 @@ class Tenants(Controller):
             for name, record in sorted(identity.tenants.items())
         ]
 
-    @post()
+    @handles(PeopleCalls.add_tenant)
     async def add(
         self, request: AnyRequest, loop: ControlLoop, who: Principal, data: NewTenant
     ) -> TenantView:
@@ -80,22 +77,19 @@ class Tenants(Controller):
             raise Refusal(404, f"there is no tenant {answer.id}; see: shoal tenant list", "tenant")
         return _tenant_view(record, 0, 0)
 
-    @delete("/{name:str}", status_code=200)
+    @handles(PeopleCalls.remove_tenant)
     async def remove(self, loop: ControlLoop, who: Principal, name: Word) -> Done:
         return Done(id=accepted(await loop.request(RemoveTenant(name, who.user))).id)
 
 
 class Users(Controller):
-    path = "/v1/users"
-    opt = Needs.ADMIN.opt
-
-    @get(sync_to_thread=False)
+    @handles(PeopleCalls.users)
     def listing(self, loop: ControlLoop) -> list[UserView]:
         identity = loop.state.identity
         tokens = Counter(token.user for token in identity.tokens.values())
         return [_user_view(user, tokens[name]) for name, user in sorted(identity.users.items())]
 
-    @post()
+    @handles(PeopleCalls.add_user)
     async def add(
         self, request: AnyRequest, loop: ControlLoop, who: Principal, data: NewUser
     ) -> UserView:
@@ -105,33 +99,28 @@ class Users(Controller):
         await loop.settled()
         return _one_user(loop, answer.id)
 
-    @put("/{name:str}")
+    @handles(PeopleCalls.set_user)
     async def change(self, loop: ControlLoop, who: Principal, name: Word, data: Roles) -> UserView:
-        """Replaces all of the user's roles."""
         user = User(name=name, roles=data.roles)
         answer = accepted(await loop.request(SetUser(user, who=who.user)))
         await loop.settled()
         return _one_user(loop, answer.id)
 
-    @delete("/{name:str}", status_code=200)
+    @handles(PeopleCalls.remove_user)
     async def remove(self, loop: ControlLoop, who: Principal, name: Word) -> Done:
-        """The user's tokens go as well. The user's jobs continue."""
         return Done(id=accepted(await loop.request(RemoveUser(name, who.user))).id)
 
 
 class Tokens(Controller):
     """Whoever is not an admin has only tokens of their own, in the tenant of the token they use."""
 
-    path = "/v1/tokens"
-    opt = Needs.SIGNED_IN.opt
-
-    @get(sync_to_thread=False)
+    @handles(PeopleCalls.tokens)
     def listing(self, loop: ControlLoop, who: Principal) -> list[TokenView]:
         tokens = loop.state.identity.tokens.values()
         seen = [_token_view(loop, token) for token in tokens if _may_see(who, token)]
         return sorted(seen, key=lambda view: (view.user, view.since_ms, view.id))
 
-    @post()
+    @handles(PeopleCalls.add_token)
     async def add(
         self, request: AnyRequest, loop: ControlLoop, who: Principal, data: NewToken
     ) -> SecretTokenView:
@@ -157,11 +146,10 @@ class Tokens(Controller):
         accepted(await loop.request(SetToken(token, who=who.user)))
         return await _shown_once(loop, token_id, secret)
 
-    @post("/{token_id:str}/rotate", status_code=200)
+    @handles(PeopleCalls.rotate_token)
     async def rotate(
         self, loop: ControlLoop, who: Principal, token_id: Word, data: Rotation
     ) -> SecretTokenView:
-        """Another secret for the token; the one before is void at once."""
         before = _own(loop, who, token_id)
         if not who.admin and before.role.rank > who.role.rank:
             raise Refusal(403, f"is for the role {before.role.value}; ask an admin", "token")
@@ -175,9 +163,8 @@ class Tokens(Controller):
         accepted(await loop.request(SetToken(token, rotate=True, who=who.user)))
         return await _shown_once(loop, token_id, secret)
 
-    @delete("/{token_id:str}", status_code=200)
+    @handles(PeopleCalls.remove_token)
     async def remove(self, loop: ControlLoop, who: Principal, token_id: Word) -> Done:
-        """The token is void from the next request on."""
         token = _own(loop, who, token_id)
         return Done(id=accepted(await loop.request(RemoveToken(token.id, who.user))).id)
 

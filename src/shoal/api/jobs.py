@@ -5,19 +5,20 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import msgspec
-from litestar import Controller, Request, Response, get, post
+from litestar import Controller, Request, Response
 from litestar.params import Parameter
 
 from shoal.api.audit import note
 from shoal.api.explain import HISTORY_MAX, why_view
+from shoal.api.handling import handles
 from shoal.api.listing import CURSOR_MAX, listed, paged, place_of
 from shoal.api.packages import note_package, refuse_unknown_package
-from shoal.api.principal import Needs
 from shoal.api.problems import Refusal, accepted
 from shoal.api.reach import Reach, scoped_key
 from shoal.api.read_threads import aside
 from shoal.api.secrets import refuse_unknown_secrets
 from shoal.api.views import job_state, job_view
+from shoal.calls.jobs import JobCalls
 from shoal.control.history.history import History
 from shoal.model.finding import JobFilter
 from shoal.model.ids import array_of
@@ -37,10 +38,7 @@ Index = Annotated[int, Parameter(ge=0, le=NUMBER_MAX)]
 
 
 class Jobs(Controller):
-    path = "/v1/jobs"
-    opt = Needs.READ.opt
-
-    @post(opt=Needs.WRITE.opt)
+    @handles(JobCalls.submit)
     async def submit(
         self, request: Request[Any, Any, Any], reach: Reach, data: Submission
     ) -> JobView:
@@ -50,7 +48,7 @@ class Jobs(Controller):
         note(request.scope, on=job_id)
         return job_view(reach, reach.job(job_id))
 
-    @get()
+    @handles(JobCalls.jobs)
     async def listing(
         self,
         reach: Reach,
@@ -62,14 +60,6 @@ class Jobs(Controller):
         cursor: Annotated[str, Parameter(max_length=CURSOR_MAX)] = "",
         count: bool = False,
     ) -> Response[list[JobRow]]:
-        """Arrays as one row each; with `wanted.array`, the elements of that one. `before`: only
-        finished jobs, those that ended before this one: the next page.
-
-        `sort` (submitted, started, ended, name, user, tenant, state, priority, gpus, time,
-        attempts; with "-" before it, the largest first) lists live and finished jobs together. The
-        header `shoal-next` is the `cursor` of the next page; without it, this was the last. With
-        `count`, the header `shoal-count` says how many match ("about 812" if some only may).
-        `shoal-left-out` is there if too many match to sort all of them."""
         if wanted.array:
             reach.job(wanted.array)
         if sort:
@@ -78,7 +68,7 @@ class Jobs(Controller):
             return await listed(reach, wanted, limit, before=before)
         return await listed(reach, wanted, limit, finished=finished)
 
-    @get("/{job_id:str}")
+    @handles(JobCalls.job)
     async def one(
         self,
         reach: Reach,
@@ -97,7 +87,7 @@ class Jobs(Controller):
                 job = reach.job(job_id)
         return job_view(reach, job)
 
-    @post("/{job_id:str}/cancel", status_code=200, opt=Needs.WRITE.opt)
+    @handles(JobCalls.cancel)
     async def cancel(self, reach: Reach, job_id: str) -> Done:
         job = reach.job(job_id)
         if job.phase is Phase.FINISHED:
@@ -109,19 +99,16 @@ class Jobs(Controller):
         answer = accepted(said)
         return Done(id=answer.id, note=answer.note)
 
-    @post("/{job_id:str}/sleep", status_code=200, opt=Needs.WRITE.opt)
+    @handles(JobCalls.sleep)
     async def sleep(self, reach: Reach, job_id: str) -> Done:
-        """Put the running job to sleep, until it is used or woken."""
         return await _nap(reach, job_id, SleepJob(job_id, reach.name))
 
-    @post("/{job_id:str}/wake", status_code=200, opt=Needs.WRITE.opt)
+    @handles(JobCalls.wake)
     async def wake(self, reach: Reach, job_id: str) -> Done:
-        """Wake the job as soon as there is room."""
         return await _nap(reach, job_id, WakeJob(job_id, reach.name))
 
-    @post("/{job_id:str}/requeue", status_code=200, opt=Needs.WRITE.opt)
+    @handles(JobCalls.requeue)
     async def requeue(self, reach: Reach, job_id: str, key: Key = "") -> Done:
-        """Run the job again from its last checkpoint. A finished job: once for each key."""
         job = reach.job(job_id)
         if job.phase is not Phase.FINISHED:
             said = await reach.loop.request(Requeue(job_id, reach.name, reach.tenant))
@@ -145,9 +132,8 @@ class Jobs(Controller):
         answer = accepted(await reach.loop.request(request))
         return Done(id=answer.id, note=f"submitted again, because {job_id} has ended")
 
-    @post("/{job_id:str}/retry", status_code=200, opt=Needs.WRITE.opt)
+    @handles(JobCalls.retry)
     async def retry(self, reach: Reach, job_id: str) -> Done:
-        """Run elements of an array again that ended without success: one, or all of them."""
         job = reach.job(array_of(job_id) or job_id)
         if job.elements is None:
             message = f"{job.id} is not an array; run it again with: shoal requeue {job.id}"
@@ -160,7 +146,7 @@ class Jobs(Controller):
         )
         return Done(id=answer.id, note=answer.note)
 
-    @get("/{job_id:str}/why")
+    @handles(JobCalls.why)
     async def why(self, reach: Reach, history: History, job_id: str) -> WhyView:
         loop = reach.loop
         reach.job(job_id)

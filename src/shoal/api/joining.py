@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from litestar import Controller, Request, delete, get, post
+from litestar import Controller, Request
 from litestar.params import Parameter
 
 from shoal import __version__
@@ -15,8 +15,11 @@ from shoal.api.access import Access, new_token
 from shoal.api.audit import note
 from shoal.api.certificate import STATE
 from shoal.api.forwarded import HEAD_URLS
-from shoal.api.principal import Needs, Principal
+from shoal.api.handling import handles
+from shoal.api.principal import Principal
 from shoal.api.problems import Refusal, accepted
+from shoal.calls.page import MachineCalls
+from shoal.calls.people import PeopleCalls
 from shoal.control.jointoken import NOTE, standing, standing_id, write_standing
 from shoal.control.loop import ControlLoop
 from shoal.control.stores import Stores
@@ -37,10 +40,7 @@ NODE_URL, FINGERPRINT = "node_url", "fingerprint"
 
 
 class Join(Controller):
-    path = "/v1/join"
-    opt = Needs.NODE.opt
-
-    @post(status_code=200)
+    @handles(MachineCalls.join)
     async def join(
         self,
         request: AnyRequest,
@@ -49,7 +49,6 @@ class Join(Controller):
         who: Principal,
         data: Joining,
     ) -> Joined:
-        """A key for this machine; every key that its node had before is void."""
         spec = data.spec
         note(request.scope, on=spec.id)
         if who.node:
@@ -76,18 +75,13 @@ class Join(Controller):
 
 
 class Keys(Controller):
-    path = "/v1/keys"
-    opt = Needs.ADMIN.opt
-
-    @get(sync_to_thread=False)
+    @handles(PeopleCalls.keys)
     def listing(self, loop: ControlLoop) -> list[KeyView]:
-        """Join tokens first, then the nodes' keys."""
         keys = sorted(loop.state.identity.keys.values(), key=lambda key: (key.node, key.since_ms))
         return [_view(loop, key) for key in keys]
 
-    @get("/join")
+    @handles(PeopleCalls.join_key)
     async def join_token(self, stores: Stores | None) -> JoinTokenView:
-        """The cluster's own, with which machines join. A head uses it for its own nodes."""
         token = ""
         if stores is not None:
             with contextlib.suppress(StoreError):  # no head has led yet, so there are no tables
@@ -96,11 +90,10 @@ class Keys(Controller):
             raise Refusal(503, "there is no join token yet; try again in a moment", retry_s=1)
         return JoinTokenView(token=token)
 
-    @post("/join")
+    @handles(PeopleCalls.rotate_join_token)
     async def rotate(
         self, request: AnyRequest, loop: ControlLoop, who: Principal, stores: Stores | None
     ) -> SecretKeyView:
-        """Another standing join token; the one before is void. Nodes keep their keys."""
         settings = stores.settings if stores is not None else None
         before = await asyncio.to_thread(standing_id, settings) if settings is not None else ""
         key_id, secret, hash_ = new_token()
@@ -116,11 +109,10 @@ class Keys(Controller):
             accepted(await loop.request(RemoveKey(before, who.user)))
         return SecretKeyView(key=_view(loop, key), secret=text)
 
-    @delete("/{key_id:str}", status_code=200)
+    @handles(PeopleCalls.remove_key)
     async def remove(
         self, loop: ControlLoop, who: Principal, key_id: Word, stores: Stores | None
     ) -> Done:
-        """The key is void: a node's link is closed, or no machine can join with the token."""
         own = await asyncio.to_thread(standing_id, stores.settings) if stores is not None else ""
         if own and key_id == own:
             message = "is the cluster's own join token; replace it with: shoal token rotate join"

@@ -6,12 +6,15 @@ import asyncio
 from typing import Annotated
 
 import msgspec
-from litestar import Controller, Response, get, put
+from litestar import Controller, Response
 from litestar.params import Parameter
 
-from shoal.api.principal import Needs
+from shoal.api.handling import handles
 from shoal.api.problems import Refusal
 from shoal.api.reach import Reach
+from shoal.calls.cluster import ClusterCalls
+from shoal.calls.jobs import JobCalls
+from shoal.calls.page import PageCalls
 from shoal.core.phases.budget import spent_by_branch, used
 from shoal.forms import ledger_csv
 from shoal.ledger.accounts import HOUR_MS
@@ -26,10 +29,7 @@ Owner = Annotated[str | None, Parameter(max_length=128)]
 
 
 class Ledger(Controller):
-    path = "/v1"
-    opt = Needs.READ.opt
-
-    @get("/ledger")
+    @handles(ClusterCalls.ledger)
     async def ledger(
         self,
         live_ledger: LiveLedger | None,
@@ -40,10 +40,6 @@ class Ledger(Controller):
         tenant: Owner = None,
         user: Owner = None,
     ) -> LedgerView:
-        """Whole hours (UTC) that the range touches; `to_ms` 0 is now, `from_ms` 0 the beginning.
-        By job, node, user or tenant: the 1,000 largest rows, and one for all others. A sender who
-        sees one tenant gets what that tenant's jobs used. `tenant`, `user`: only what their jobs
-        used; empty: jobs without a user."""
         books, only = _kept(live_ledger), _only(reach, tenant, user)
         view = await _view(reach, books, by, from_ms, to_ms, only)
         if by is By.TENANT and wants_spendings(reach.loop.policy):
@@ -51,7 +47,7 @@ class Ledger(Controller):
             view = msgspec.structs.replace(view, notes=[*view.notes, *notes])
         return view
 
-    @get("/ledger/csv")
+    @handles(PageCalls.ledger_csv)
     async def as_csv(
         self,
         live_ledger: LiveLedger | None,
@@ -62,7 +58,6 @@ class Ledger(Controller):
         tenant: Owner = None,
         user: Owner = None,
     ) -> Response[str]:
-        """The rows of the same report as a file, with exact amounts."""
         only = _only(reach, tenant, user)
         view = await _view(reach, _kept(live_ledger), by, from_ms, to_ms, only)
         name = f"ledger-by-{by.value}.csv"
@@ -72,18 +67,17 @@ class Ledger(Controller):
             headers={"content-disposition": f'attachment; filename="{name}"'},
         )
 
-    @get("/jobs/{job_id:str}/cost")
+    @handles(JobCalls.cost)
     async def cost(self, reach: Reach, live_ledger: LiveLedger | None, job_id: str) -> CostView:
         reach.job(job_id)
         return await _kept(live_ledger).cost(job_id)
 
-    @get("/prices", sync_to_thread=False)
+    @handles(ClusterCalls.prices)
     def prices(self, live_ledger: LiveLedger | None) -> PriceList:
         return _kept(live_ledger).prices
 
-    @put("/prices", opt=Needs.ADMIN.opt)
+    @handles(ClusterCalls.set_prices)
     async def set_prices(self, live_ledger: LiveLedger | None, data: PriceList) -> PriceList:
-        """Sets the prices at once, for the past too."""
         wrong = problem_with(data)
         if wrong is not None:
             field, _, message = wrong.partition(": ")

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from litestar import Controller, WebSocket, websocket
+from litestar import Controller, WebSocket
 from litestar.exceptions import WebSocketException
 
 from shoal.api.audit import QUIET
-from shoal.api.principal import SCOPE, Needs, Principal
+from shoal.api.handling import handles
+from shoal.api.principal import SCOPE, Principal
 from shoal.api.tickets import TICKET
 from shoal.api.upgraded import LINE, Upgraded
 from shoal.api.watcher import REFUSED
+from shoal.calls.page import MachineCalls
 from shoal.engines.linked.engine import LinkedEngine
 
 AnySocket = WebSocket[Any, Any, Any]
 
 
 class NodeLink(Controller):
-    path = "/v1/link"
-
-    @websocket(opt=Needs.NODE.opt)
+    @handles(MachineCalls.link)
     async def link(self, socket: AnySocket, linked: LinkedEngine | None) -> None:
         """Messages go straight to the engine. What is left here is the end of the connection."""
         who: Principal = socket.scope[SCOPE]  # type: ignore[literal-required]

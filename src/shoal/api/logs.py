@@ -6,17 +6,19 @@ import time
 from contextlib import closing
 from typing import Annotated, NamedTuple
 
-from litestar import Controller, get
+from litestar import Controller
 from litestar.params import Parameter
 
+from shoal.api.handling import handles
 from shoal.api.jobs import NUMBER_MAX, Index, WaitS
 from shoal.api.log_find import Search, find
 from shoal.api.log_parts import Together
 from shoal.api.log_search import matching
-from shoal.api.principal import Needs
 from shoal.api.problems import Refusal
 from shoal.api.reach import Reach
 from shoal.api.read_threads import aside
+from shoal.calls.jobs import JobCalls
+from shoal.calls.page import PageCalls
 from shoal.control.logs import LogStore
 from shoal.control.loop import ControlLoop
 from shoal.core.state.apply_array import parts_of
@@ -33,10 +35,7 @@ Share = Annotated[float | None, Parameter(ge=0, le=1)]
 
 
 class Logs(Controller):
-    path = "/v1/jobs"
-    opt = Needs.READ.opt
-
-    @get("/{job_id:str}/logs")
+    @handles(JobCalls.logs)
     async def logs(
         self,
         reach: Reach,
@@ -48,7 +47,6 @@ class Logs(Controller):
         grep: Annotated[str, Parameter(max_length=256)] = "",
         since_ms: Index = 0,
     ) -> LogView:
-        """`grep`: only lines that contain this text. `since_ms`: from what was written then."""
         loop, job = reach.loop, _job(reach, job_id, member, attempt)
         if since_ms:
             offset = loop.logs.offset_at(
@@ -64,7 +62,7 @@ class Logs(Controller):
             view = await _search(reach, job, attempt or job.attempt, member, offset, search)
         return view
 
-    @get("/{job_id:str}/logs/part")
+    @handles(PageCalls.log_part)
     async def part(
         self,
         reach: Reach,
@@ -79,9 +77,6 @@ class Logs(Controller):
         grep: Text = "",
         wait_s: WaitS = 0,
     ) -> LogPart:
-        """Without a member, the first 64 in the order in which their output came. It begins at
-        `places` (a byte of each member), at a share of the whole, at a time or at a line
-        (MEMBER:BYTE); `back`: what is before that, or before the end. `grep`: only these lines."""
         job = _job(reach, job_id, member or 0, attempt)
         offsets = [int(place) for place in places.split(",")] if places else []
         want = _Want(offsets, back, share, since_ms, line, grep.encode())
@@ -101,7 +96,7 @@ class Logs(Controller):
             want = want._replace(places=view.ends)
             job = reach.job(job_id)
 
-    @get("/{job_id:str}/logs/find")
+    @handles(PageCalls.log_find)
     async def find(
         self,
         reach: Reach,
@@ -112,8 +107,6 @@ class Logs(Controller):
         from_member: Index = 0,
         from_offset: Index = 0,
     ) -> LogHits:
-        """Where lines with this text are; without a text: where each member's first error is. The
-        answer says where to go on."""
         job = _job(reach, job_id, member or 0, attempt)
         attempt = attempt or job.attempt
         refs, logs = _refs(job, attempt, member), reach.loop.logs

@@ -14,15 +14,17 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import msgspec
-from litestar import Controller, WebSocket, websocket
+from litestar import Controller, WebSocket
 from litestar.exceptions import WebSocketException
 from litestar.params import Parameter
 
 from shoal.api.access import NO_HASH
+from shoal.api.handling import handles
 from shoal.api.limits import PROVEN
-from shoal.api.principal import SCOPE, Needs, Principal
+from shoal.api.principal import SCOPE, Principal
 from shoal.api.tickets import TICKET
 from shoal.api.watcher import REFUSED
+from shoal.calls.page import MachineCalls
 from shoal.meeting import DONE, KEY_HEADER, PARTNER_GONE, Announced, Opening, key_hash
 
 MEETINGS_MAX = 256
@@ -219,19 +221,17 @@ async def _close(end: AnySocket, code: int) -> None:
 
 
 class Meeting(Controller):
-    path = "/v1/meetings/{meeting:str}"
-
-    @websocket("/host", opt=Needs.WRITE.opt)
+    @handles(MachineCalls.hold_meeting)
     async def hold(self, socket: AnySocket, meetings: Meetings, meeting: MeetingId) -> None:
         await meetings.hold(socket, meeting)
 
-    @websocket("/guests/{guest:int}", opt=Needs.WRITE.opt)
+    @handles(MachineCalls.receive_guest)
     async def receive(
         self, socket: AnySocket, meetings: Meetings, meeting: MeetingId, guest: int
     ) -> None:
         await meetings.receive(socket, meeting, guest)
 
-    @websocket("/enter", opt=Needs.OPEN.opt)
+    @handles(MachineCalls.enter_meeting)
     async def enter(self, socket: AnySocket, meetings: Meetings, meeting: MeetingId) -> None:
         await meetings.enter(socket, meeting)
 

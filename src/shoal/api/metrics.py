@@ -10,7 +10,7 @@ import asyncio
 import os
 from collections.abc import Callable, Iterator
 
-from litestar import Response, get
+from litestar import Response
 
 from shoal import __version__
 from shoal.api.exposition import (
@@ -22,10 +22,11 @@ from shoal.api.exposition import (
     large_family,
     simple,
 )
+from shoal.api.handling import handles
 from shoal.api.nap_views import sleepers_of
-from shoal.api.principal import Needs
 from shoal.api.progress_views import progress_view
 from shoal.api.views import DRAINED, gpu_counts, known_nodes, node_state
+from shoal.calls.page import MachineCalls
 from shoal.control.counters import OTHERS, TENANTS_MAX
 from shoal.control.history.history import History
 from shoal.control.loop import ControlLoop
@@ -50,7 +51,7 @@ NODE_STATES = (
 )
 
 
-@get("/metrics", media_type=CONTENT_TYPE, opt=Needs.READ_ALL.opt)
+@handles(MachineCalls.metrics, media_type=CONTENT_TYPE)
 async def metrics(loop: ControlLoop, history: History) -> Response[bytes]:
     """For Prometheus, which sends the token from its `authorization: credentials_file`."""
     parts: list[str] = []

@@ -11,15 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from litestar import Controller, Response, get
+from litestar import Controller, Response
 
 from shoal.api.child import NICENESS
+from shoal.api.handling import handles
 from shoal.api.moment_reader import MomentAsk, MomentView
-from shoal.api.principal import Needs
 from shoal.api.problems import Refusal
 from shoal.api.reach import Reach
 from shoal.api.read_threads import respond
 from shoal.api.timeline import Moment
+from shoal.calls.page import PageCalls
 from shoal.model.views import Problem
 
 MOMENTS = "moments"  # in the app's state
@@ -121,12 +122,8 @@ class Moments:
 
 
 class MomentApi(Controller):
-    path = "/v1/moment"
-    opt = Needs.READ.opt
-
-    @get()
+    @handles(PageCalls.moment)
     async def moment(self, reach: Reach, moments: Moments, at_ms: Moment) -> Response[MomentView]:
-        """Steps and loads are not part of it: they are samples, and no events."""
         loop = reach.loop
         ask = MomentAsk(
             at_ms=at_ms, now_ms=loop.clock.now_ms(), who=reach.who, others=loop.policy.others

@@ -7,16 +7,17 @@ import ipaddress
 import secrets
 from typing import Annotated, Any
 
-from litestar import Controller, Request, delete, get, post, put
+from litestar import Controller, Request
 from litestar.datastructures import State
 from litestar.exceptions import HTTPException
 from litestar.params import Parameter
 
 from shoal.api.audit import note
-from shoal.api.principal import Needs
+from shoal.api.handling import handles
 from shoal.api.problems import Refusal, accepted
 from shoal.api.reach import Reach
 from shoal.api.secrets import refuse_unknown_receivers
+from shoal.calls.people import NoticeCalls
 from shoal.control.handing import tenant_since_ms
 from shoal.control.notices.outbox import receiver_key
 from shoal.control.notices.posting import Posting
@@ -48,10 +49,7 @@ RuleId = Annotated[str, Parameter(max_length=32)]
 class Rules(Controller):
     """A rule is its owner's; admins see and remove those of others."""
 
-    path = "/v1/rules"
-    opt = Needs.WRITE.opt
-
-    @get()
+    @handles(NoticeCalls.rules)
     async def listing(self, reach: Reach, state: State) -> RulesView:
         posting, who = _posting(state), reach.who
         rules = [rule for rule in reach.loop.state.rules.values() if _own(reach, rule)]
@@ -61,7 +59,7 @@ class Rules(Controller):
         others = [view for key, view in known.items() if key not in used]
         return RulesView(rules=[_view(rule, known) for rule in rules], others=others)
 
-    @post()
+    @handles(NoticeCalls.add_rule)
     async def add(self, request: Request[Any, Any, Any], reach: Reach, data: NewRule) -> Done:
         who = reach.who
         tenant = who.tenant
@@ -78,15 +76,14 @@ class Rules(Controller):
         note(request.scope, on=answer.id)
         return Done(id=answer.id, note=answer.note)
 
-    @delete("/{rule_id:str}", status_code=200)
+    @handles(NoticeCalls.remove_rule)
     async def remove(self, reach: Reach, rule_id: RuleId) -> Done:
         owner = "" if reach.who.admin else _owner(reach)
         answer = accepted(await reach.loop.request(RemoveRule(rule_id, owner, reach.name)))
         return Done(id=answer.id, note=answer.note)
 
-    @post("/test", status_code=200)
+    @handles(NoticeCalls.test_rule)
     async def test(self, reach: Reach, state: State, data: NoticeTest) -> Done:
-        """Sends a notice now; `note` says what went wrong, and is empty if nothing did."""
         rule = reach.loop.state.rules.get(data.to)
         if rule is not None and _own(reach, rule):
             tenant, to = _home(rule.tenant), wanted_of(rule.wish).to
@@ -109,18 +106,17 @@ class Rules(Controller):
         problem = await _posting(state).test(notice)
         return Done(id=masked(data.to) if rule is None else rule.id, note=problem)
 
-    @get("/key", sync_to_thread=False)
+    @handles(NoticeCalls.notice_key)
     def key(self, reach: Reach, state: State) -> SigningKey:
-        """Webhooks of this tenant are signed with it."""
         tenant = _home(reach.who.tenant)
         since_ms = tenant_since_ms(reach.loop.state.identity, tenant)
         return SigningKey(key=_posting(state).key(tenant, since_ms))
 
-    @get("/settings", sync_to_thread=False, opt=Needs.ADMIN.opt)
+    @handles(NoticeCalls.notice_settings)
     def settings(self, state: State) -> NoticeSettings:
         return _posting(state).settings
 
-    @put("/settings", opt=Needs.ADMIN.opt)
+    @handles(NoticeCalls.set_notice_settings)
     async def set_settings(
         self, reach: Reach, state: State, data: NoticeSettings
     ) -> NoticeSettings:

@@ -10,17 +10,20 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any, TypeVar
 
 import msgspec
-from litestar import Controller, Request, Response, delete, get, post, put
+from litestar import Controller, Request, Response
 from litestar.datastructures import Cookie
 from litestar.params import Parameter, QueryParameter
 from litestar.response import Redirect
 
 from shoal.api.access import Access, new_token
 from shoal.api.audit import note, quiet
+from shoal.api.handling import handles
 from shoal.api.oidc_provider import Claims, Provider
-from shoal.api.principal import Needs, Principal
+from shoal.api.principal import Principal
 from shoal.api.problems import Refusal, accepted
 from shoal.api.web import session_cookie
+from shoal.calls.page import PageCalls
+from shoal.calls.people import PeopleCalls
 from shoal.control.alarms import Alarms
 from shoal.control.loop import ControlLoop
 from shoal.database.settings import Settings
@@ -180,15 +183,12 @@ class SignIns:
 
 
 class OpenId(Controller):
-    path = "/v1/oidc"
-
-    @get(opt=Needs.ADMIN.opt, sync_to_thread=False)
+    @handles(PeopleCalls.oidc)
     def shown(self, sign_ins: SignIns) -> OidcView:
         return _view(sign_ins.provider.config)
 
-    @put(opt=Needs.ADMIN.opt)
+    @handles(PeopleCalls.set_oidc)
     async def set(self, sign_ins: SignIns, data: OidcConfig) -> OidcView:
-        """In force at once, if the provider answers. People who are signed in stay signed in."""
         wrong = problem_with(data)
         if wrong is not None:
             field, _, message = wrong.partition(": ")
@@ -198,17 +198,16 @@ class OpenId(Controller):
         await asyncio.to_thread(sign_ins.set, provider)
         return _view(data)
 
-    @delete(opt=Needs.ADMIN.opt, status_code=200)
+    @handles(PeopleCalls.remove_oidc)
     async def remove(self, sign_ins: SignIns) -> Done:
         issuer = sign_ins.provider.config.issuer
         await asyncio.to_thread(sign_ins.set, None)
         return Done(id=issuer)
 
-    @get("/begin", opt=Needs.OPEN.opt)
+    @handles(PageCalls.begin_sign_in)
     async def begin(
         self, request: AnyRequest, access: Access, sign_ins: SignIns, tenant: Word = ""
     ) -> Redirect:
-        """Sends the browser to the provider."""
         provider, redirect = sign_ins.provider, f"{request.base_url}v1/oidc/callback"
         state, pending = sign_ins.begin(redirect, tenant)
         where = await _aside(
@@ -217,7 +216,7 @@ class OpenId(Controller):
         cookie = _state_cookie(request, access, pending.binding, PENDING_MS // 1000)
         return Redirect(where, status_code=302, cookies=[cookie])
 
-    @get("/callback", opt=Needs.OPEN.opt)
+    @handles(PageCalls.end_sign_in)
     async def callback(
         self,
         request: AnyRequest,
@@ -228,7 +227,6 @@ class OpenId(Controller):
         given: Annotated[str, QueryParameter(name="state", max_length=4000)] = "",
         error: Word = "",
     ) -> Response[bytes]:
-        """The provider sends the browser back to here."""
         note(request.scope, on=NOTE)
         provider = sign_ins.provider
         pending = sign_ins.end(given, request.cookies.get(_state_name(access), ""))
@@ -246,16 +244,15 @@ class OpenId(Controller):
             "/", status_code=302, cookies=[session_cookie(request, access, cookie, seconds), over]
         )
 
-    @post("/device", opt=Needs.OPEN.opt, status_code=200)
+    @handles(PeopleCalls.begin_device)
     async def device(self, sign_ins: SignIns, tenant: Word = "") -> DeviceView:
         answer = await _aside(sign_ins.provider.begin_device)
         return sign_ins.add_device(answer, tenant)
 
-    @post("/device/{handle:str}", opt=Needs.OPEN.opt, status_code=200)
+    @handles(PeopleCalls.poll_device)
     async def poll(
         self, request: AnyRequest, loop: ControlLoop, sign_ins: SignIns, handle: Word
     ) -> DeviceAnswer:
-        """The token, once the person has agreed at the provider."""
         note(request.scope, on=NOTE)  # not the handle: it is a secret
         device, provider = sign_ins.device(handle), sign_ins.provider
         if not sign_ins.may_poll(device):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from litestar import Controller, Request, get, put
+from litestar import Controller, Request
 from litestar.exceptions import HTTPException
 
 from shoal.api.audit import quiet
-from shoal.api.principal import Needs
+from shoal.api.handling import handles
 from shoal.api.problems import Refusal
 from shoal.api.reach import Reach
+from shoal.calls.jobs import JobCalls
 from shoal.control.loop import ControlLoop
 from shoal.control.packages import EVERYBODY, PackageError, PackageStore
 from shoal.model.identity import EVERY_TENANT
@@ -22,23 +23,18 @@ RETRY_S = 2
 
 
 class Packages(Controller):
-    path = "/v1/packages"
-    opt = Needs.READ.opt
-
-    @get("/{package:str}", sync_to_thread=False)
+    @handles(JobCalls.package)
     def one(self, request: Request[Any, Any, Any], reach: Reach, package: str) -> PackageView:
-        """Whether the package is here, so that a client need not send it."""
         size = _size(reach, package)
         if size is None:
             quiet(request.scope)  # every client asks before it sends: nobody was refused anything
             raise Refusal(404, f"there is no package {package[:64]!r}", "package")
         return PackageView(package=package, size=size)
 
-    @put("/{package:str}", request_max_body_size=None, opt=Needs.WRITE.opt)
+    @handles(JobCalls.put_package, request_max_body_size=None)
     async def send(
         self, request: Request[Any, Any, Any], reach: Reach, package: str
     ) -> PackageView:
-        """The body is the archive, its SHA-256 the name; streamed to disk, not held in memory."""
         loop, store = reach.loop, _store(reach.loop)
         owner = _owner(reach)
         size = _size(reach, package)

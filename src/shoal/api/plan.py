@@ -8,12 +8,13 @@ import sys
 from typing import Annotated, Any
 
 import msgspec
-from litestar import Controller, Response, get, post
+from litestar import Controller, Response
 
 from shoal.api.child import run_child
-from shoal.api.principal import Needs
+from shoal.api.handling import handles
 from shoal.api.problems import Refusal
 from shoal.api.simulate import BOUND
+from shoal.calls.page import PageCalls
 from shoal.plan import library
 
 LIMIT_S = 60.0
@@ -69,14 +70,11 @@ class Planner:
 
 
 class Plans(Controller):
-    path = "/v1/plan"
-    opt = Needs.SIGNED_IN.opt  # it computes, and shows nothing of the cluster
-
-    @get(sync_to_thread=False)
+    @handles(PageCalls.plan_choices)
     def choices(self) -> PlanChoices:
         return PlanChoices(models=[*library.models()], gpus=[*library.hardware().accelerators])
 
-    @post(status_code=200)
+    @handles(PageCalls.plan)
     async def plan(self, planner: Planner, data: PlanAsk) -> Response[bytes]:
         for field, known in (("model", library.models()), ("gpu", library.hardware().accelerators)):
             name = getattr(data, field)

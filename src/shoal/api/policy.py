@@ -6,13 +6,15 @@ import asyncio
 from itertools import pairwise
 from typing import Annotated
 
-from litestar import Controller, get, post, put
+from litestar import Controller
 from litestar.params import Parameter
 
-from shoal.api.principal import Needs
+from shoal.api.handling import handles
 from shoal.api.problems import Refusal, accepted
 from shoal.api.reach import Reach
 from shoal.api.read_threads import aside
+from shoal.calls.cluster import ClusterCalls
+from shoal.calls.page import PageCalls
 from shoal.control import tryout
 from shoal.control.loop import ControlLoop
 from shoal.control.plugins import problem
@@ -37,33 +39,25 @@ Limit = Annotated[int, Parameter(ge=1, le=RECORDS_MAX)]
 
 
 class Policies(Controller):
-    path = "/v1/policy"
-    opt = Needs.READ.opt
-
-    @get(sync_to_thread=False)
+    @handles(ClusterCalls.policy)
     def policy(self, reach: Reach) -> Policy:
         return reach.policy()
 
-    @put(opt=Needs.ADMIN.opt)
+    @handles(ClusterCalls.set_policy)
     async def set_policy(self, reach: Reach, data: Policy, expected: Version = "") -> Policy:
-        """Tries the policy out, then sets it: in force when this answers. A change is an event.
-        `expected`: refused with 409 if the version in force is another one by then."""
         loop = reach.loop
         await _tried(loop, data)
         accepted(await loop.request(SetPolicy(data, reach.name, expected)))
         loop.look_at_policy()  # functions that were lost may be there again
         return loop.policy
 
-    @get("/form")
+    @handles(PageCalls.policy_form)
     async def form(self, reach: Reach) -> PolicyForm:
-        """The policy in force, as its reader may see it, with what its fields mean."""
         shown, whole = reach.policy(), reach.who.sees_all
         return await asyncio.to_thread(lambda: _form(shown, version_of(shown) if whole else ""))
 
-    @post("/draft", status_code=200, opt=Needs.ADMIN.opt)
+    @handles(PageCalls.policy_draft)
     async def draft(self, reach: Reach, data: PolicyDraft) -> PolicyDiff:
-        """Reads a draft and tries it out; says where it differs from the policy in force. Nothing
-        is changed."""
         loop, now = reach.loop, reach.loop.policy
         try:
             wanted = await asyncio.to_thread(lambda: _read(data, now))
@@ -72,9 +66,8 @@ class Policies(Controller):
         await _tried(loop, wanted)
         return await asyncio.to_thread(lambda: _diff(now, wanted))
 
-    @get("/history", opt=Needs.READ_ALL.opt)
+    @handles(PageCalls.policy_history)
     async def history(self, reach: Reach, limit: Limit = 20) -> list[PolicyRecord]:
-        """The policies that the log still has, the newest first."""
         store = reach.loop.store
 
         def read() -> list[PolicyRecord]:
@@ -84,7 +77,7 @@ class Policies(Controller):
 
         return await aside(read)
 
-    @get("/history/{seq:int}", opt=Needs.READ_ALL.opt)
+    @handles(PageCalls.earlier_policy)
     async def earlier(self, reach: Reach, seq: int) -> PolicyForm:
         store = reach.loop.store
 

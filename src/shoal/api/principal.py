@@ -1,35 +1,19 @@
-"""Who sends a request, and what a route needs of them."""
+"""Who sends a request, and what they may send."""
 
 from __future__ import annotations
 
-import enum
 from typing import Any
 
 import msgspec
 from litestar import Request
 
+from shoal.calls.call import Needs
 from shoal.model.identity import EVERY_TENANT, OPERATOR, Identity, NodeKey, Role, Token, User
 from shoal.model.ids import number_of
 
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")  # these change nothing
 JOINING = "a machine that joins"
 SCOPE = "shoal.principal"  # in a request's scope, once its sender is known
-
-
-class Needs(enum.Enum):
-    """What a route needs: each declares it with `opt=Needs....opt`, and a test walks them all."""
-
-    OPEN = "open"  # nothing: before a sign-in
-    SIGNED_IN = "signed in"  # about the sender alone
-    READ = "read"  # a role in a tenant; the answer shows that tenant alone
-    READ_ALL = "read all"  # the whole cluster, with all tenants
-    WRITE = "write"  # member; changes that tenant alone
-    ADMIN = "admin"
-    NODE = "node"  # a join token or a node's key, which open nothing else
-
-    @property
-    def opt(self) -> dict[str, Any]:
-        return {"needs": self}
 
 
 class Principal(msgspec.Struct, frozen=True, kw_only=True):

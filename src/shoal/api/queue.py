@@ -9,12 +9,13 @@ from time import monotonic
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
-from litestar import Controller, get
+from litestar import Controller
 from litestar.params import Parameter
 
-from shoal.api.principal import Needs
+from shoal.api.handling import handles
 from shoal.api.reach import Reach
 from shoal.api.views import job_row, seen_remedies
+from shoal.calls.page import PageCalls
 from shoal.control.loop import ControlLoop
 from shoal.core.answers.advice import advise
 from shoal.core.answers.caps import caps_of
@@ -130,10 +131,7 @@ class QueueView(msgspec.Struct, kw_only=True):
 
 
 class Waiting(Controller):
-    path = "/v1/queue"
-    opt = Needs.READ.opt
-
-    @get(sync_to_thread=False)
+    @handles(PageCalls.queue)
     def listing(
         self,
         reach: Reach,
@@ -141,7 +139,6 @@ class Waiting(Controller):
         limit: Annotated[int, Parameter(ge=1, le=ROWS_MAX)] = 100,
         group: Annotated[str, Parameter(max_length=16)] = "",
     ) -> QueueView:
-        """`group`: only jobs of this one, by its key."""
         loop, who = reach.loop, reach.who
         if group:
             front, outlooks = _of_group(reach, group, limit), foresight.known

@@ -6,15 +6,16 @@ import shlex
 from typing import Any
 
 import msgspec
-from litestar import Controller, Request, delete, get, post, put
+from litestar import Controller, Request
 
 from shoal.api.audit import note
+from shoal.api.handling import handles
 from shoal.api.jobs import Key
-from shoal.api.principal import Needs
 from shoal.api.problems import Refusal, accepted
 from shoal.api.reach import Reach, scoped_key
 from shoal.api.views import COMMAND_CHARACTERS_MAX, job_state
 from shoal.api.workflows import note_packages, own_jobs
+from shoal.calls.jobs import FlowCalls
 from shoal.cron import BadCron, due_times, parse, zone_of
 from shoal.model.identity import EVERY_TENANT
 from shoal.model.job import DEFAULT_TENANT
@@ -27,23 +28,19 @@ from shoal.timetable import next_due
 class Schedules(Controller):
     """A schedule is named by its tenant: `tenant` is for admins, who may name any."""
 
-    path = "/v1/schedules"
-    opt = Needs.READ.opt
-
-    @get(sync_to_thread=False)
+    @handles(FlowCalls.schedules)
     def listing(self, reach: Reach) -> list[ScheduleView]:
         found = reach.loop.state.schedules.values()
         return [_view(reach, one) for one in found if reach.who.sees(one.spec.tenant)]
 
-    @get("/{name:str}", sync_to_thread=False)
+    @handles(FlowCalls.schedule)
     def one(self, reach: Reach, name: str, tenant: Key = "") -> ScheduleView:
         return _view(reach, _find(reach, name, tenant))
 
-    @put("/{name:str}", opt=Needs.WRITE.opt)
+    @handles(FlowCalls.set_schedule)
     async def set(
         self, request: Request[Any, Any, Any], reach: Reach, name: str, data: ScheduleSpec
     ) -> ScheduleView:
-        """Add it, or change it."""
         if data.name != name:
             raise Refusal(422, f"is {data.name!r}, but the URL has {name[:64]!r}", "name")
         loop = reach.loop
@@ -57,28 +54,27 @@ class Schedules(Controller):
         note_packages(reach, spec.jobs)
         return _view(reach, _find(reach, name, spec.tenant))
 
-    @post("/{name:str}/pause", status_code=200, opt=Needs.WRITE.opt)
+    @handles(FlowCalls.pause_schedule)
     async def pause(self, reach: Reach, name: str, tenant: Key = "") -> Done:
         key = _find(reach, name, tenant).spec.key
         answer = await reach.loop.request(PauseSchedule(key, 0, reach.name, reach.tenant))
         return _done(accepted(answer))
 
-    @post("/{name:str}/resume", status_code=200, opt=Needs.WRITE.opt)
+    @handles(FlowCalls.resume_schedule)
     async def resume(self, reach: Reach, name: str, tenant: Key = "") -> Done:
         spec = _find(reach, name, tenant).spec
         next_ms = _next(spec, reach.loop.clock.now_ms())
         wanted = PauseSchedule(spec.key, next_ms, reach.name, reach.tenant)
         return _done(accepted(await reach.loop.request(wanted)))
 
-    @post("/{name:str}/run", status_code=200, opt=Needs.WRITE.opt)
+    @handles(FlowCalls.run_schedule)
     async def run(self, reach: Reach, name: str, tenant: Key = "", key: Key = "") -> Done:
-        """One run now, once for each key."""
         spec = _find(reach, name, tenant).spec
         once = scoped_key(reach, spec.jobs[0].spec, key)
         wanted = RunSchedule(spec.key, once, reach.name, reach.tenant)
         return _done(accepted(await reach.loop.request(wanted)))
 
-    @delete("/{name:str}", status_code=200, opt=Needs.WRITE.opt)
+    @handles(FlowCalls.remove_schedule)
     async def remove(self, reach: Reach, name: str, tenant: Key = "") -> Done:
         key = _find(reach, name, tenant).spec.key
         answer = await reach.loop.request(RemoveSchedule(key, reach.name, reach.tenant))

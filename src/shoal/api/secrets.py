@@ -8,12 +8,14 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Annotated, Any
 
-from litestar import Controller, Request, delete, get, put
+from litestar import Controller, Request
 from litestar.exceptions import HTTPException
 from litestar.params import Parameter
 
-from shoal.api.principal import Needs, Principal
+from shoal.api.handling import handles
+from shoal.api.principal import Principal
 from shoal.api.problems import Refusal
+from shoal.calls.people import SecretCalls
 from shoal.control.handing import tenant_since_ms
 from shoal.control.loop import ControlLoop
 from shoal.control.secretstore import Sealed, SecretError, SecretStore
@@ -34,10 +36,7 @@ Tenant = Annotated[str, Parameter(max_length=63)]
 class Secrets(Controller):
     """A viewer gets none of this: even the names say what a tenant works with."""
 
-    path = "/v1/secrets"
-    opt = Needs.WRITE.opt
-
-    @get()
+    @handles(SecretCalls.secrets)
     async def listing(
         self, loop: ControlLoop, who: Principal, tenant: Tenant = ""
     ) -> list[SecretView]:
@@ -55,7 +54,7 @@ class Secrets(Controller):
             for one, problem in zip(found, problems, strict=True)
         ]
 
-    @put("/{name:str}", request_max_body_size=SECRET_BYTES_MAX + 1)
+    @handles(SecretCalls.set_secret, request_max_body_size=SECRET_BYTES_MAX + 1)
     async def set(
         self,
         request: Request[Any, Any, Any],
@@ -64,7 +63,6 @@ class Secrets(Controller):
         name: str,
         tenant: Tenant = "",
     ) -> SecretView:
-        """The body is the value, byte for byte. Members that start from now on get it."""
         owner, store = _tenant(who, tenant), _store(loop)
         if not NAME.fullmatch(name):
             message = "begins with a letter, and has at most 63 letters, digits, '.', '_' and '-'"
@@ -85,11 +83,10 @@ class Secrets(Controller):
             raise Refusal(507, f"cannot be kept: {error}", "value") from None
         return _view(sealed)
 
-    @delete("/{name:str}", status_code=200)
+    @handles(SecretCalls.remove_secret)
     async def remove(
         self, loop: ControlLoop, who: Principal, name: str, tenant: Tenant = ""
     ) -> Done:
-        """Members that have it keep it until they end."""
         owner, store = _tenant(who, tenant), _store(loop)
         since_ms = tenant_since_ms(loop.state.identity, owner)
         try:

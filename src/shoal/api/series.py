@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from litestar import Controller, get
+from litestar import Controller
 from litestar.params import Parameter
 
-from shoal.api.principal import Needs
+from shoal.api.handling import handles
 from shoal.api.problems import Refusal
 from shoal.api.reach import Reach
+from shoal.calls.cluster import NodeCalls, ServiceCalls
+from shoal.calls.jobs import JobCalls
 from shoal.control.history.history import History
 from shoal.control.loop import ControlLoop
 from shoal.model.node import NodeIntent
@@ -22,10 +24,7 @@ SinceMs = Annotated[int, Parameter(ge=0, le=2**53 - 1)]
 class Series(Controller):
     """`since_ms`: only points after it, for a client that has the earlier ones."""
 
-    path = "/v1"
-    opt = Needs.READ.opt
-
-    @get("/jobs/{job_id:str}/series")
+    @handles(JobCalls.job_series)
     async def job(
         self,
         reach: Reach,
@@ -34,16 +33,14 @@ class Series(Controller):
         since_ms: SinceMs = 0,
         members: bool = True,
     ) -> JobSeries:
-        """`members`: false leaves out what each member did, which is most of it."""
         reach.job(job_id)
         return await history.job(job_id, since_ms, members=members)
 
-    @get("/samples", sync_to_thread=False)
+    @handles(NodeCalls.samples)
     def samples(self, history: History) -> dict[str, NodeSample]:
-        """The newest sample of each node that reports its load."""
         return history.newest
 
-    @get("/nodes/{node:str}/series", sync_to_thread=False)
+    @handles(NodeCalls.node_series)
     def node(
         self, loop: ControlLoop, history: History, node: str, since_ms: SinceMs = 0
     ) -> NodeSeries:
@@ -52,7 +49,7 @@ class Series(Controller):
             raise Refusal(404, f"there is no node {node[:64]!r}; see: shoal nodes", "node")
         return history.node(node, since_ms)
 
-    @get("/services/{name:str}/series", sync_to_thread=False)
+    @handles(ServiceCalls.service_series)
     def service(
         self, reach: Reach, history: History, name: str, since_ms: SinceMs = 0
     ) -> ServiceSeries:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from litestar import Controller, Request, post
+from litestar import Controller, Request
 
 from shoal.api.audit import note
-from shoal.api.principal import Needs
+from shoal.api.handling import handles
 from shoal.api.problems import Refusal, accepted
 from shoal.api.reach import Reach
 from shoal.api.views import job_state
+from shoal.calls.jobs import JobCalls
 from shoal.core.answers.why import explain
 from shoal.model.job import COMMAND_BYTES_MAX, Job, Member, MemberRef, MemberStatus, Phase
 from shoal.model.report import WakeJob
@@ -32,9 +33,7 @@ TOUCHES = {
 
 
 class Sessions(Controller):
-    path = "/v1/jobs/{job_id:str}/sessions"
-
-    @post(status_code=200, opt=Needs.WRITE.opt)
+    @handles(JobCalls.open_session)
     async def open(
         self, request: Request[Any, Any, Any], reach: Reach, job_id: str, data: SessionRequest
     ) -> SessionView:

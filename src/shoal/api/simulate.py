@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
-from litestar import Controller, get, post
+from litestar import Controller
 
 from shoal.api.child import run_child
-from shoal.api.principal import Needs
+from shoal.api.handling import handles
 from shoal.api.problems import Refusal
+from shoal.calls.page import PageCalls
 from shoal.control.loop import ControlLoop
 from shoal.control.plugins import problem
 from shoal.core.policies import SHIPPED
@@ -139,19 +140,16 @@ class Simulator:
 
 
 class Simulations(Controller):
-    path = "/v1/simulation"
-    opt = Needs.ADMIN.opt  # it replays everybody's jobs
-
-    @get(sync_to_thread=False)
+    @handles(PageCalls.simulation)
     def newest(self, simulator: Simulator) -> SimulationView:
         return simulator.view
 
-    @post(status_code=200)
+    @handles(PageCalls.simulate)
     async def start(self, simulator: Simulator, data: Ask) -> SimulationView:
         simulator.start(data)
         return simulator.view
 
-    @post("/cancel", status_code=200)
+    @handles(PageCalls.cancel_simulation)
     async def cancel(self, simulator: Simulator) -> SimulationView:
         await simulator.cancel()
         return simulator.view

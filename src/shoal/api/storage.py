@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from litestar import Controller, get, post
+from litestar import Controller
 
+from shoal.api.handling import handles
 from shoal.api.jobs import WaitS
-from shoal.api.principal import Needs
 from shoal.api.problems import Refusal, accepted
 from shoal.api.reach import Reach
+from shoal.calls.cluster import NodeCalls
 from shoal.core.state.heard import Storing
 from shoal.core.state.state import State
 from shoal.model.health import CheckResult
@@ -27,10 +28,7 @@ from shoal.model.storage import (
 class StorageApi(Controller):
     """Only admins: probes run as the agents' users, and write wherever those may."""
 
-    path = "/v1/storage"
-    opt = Needs.ADMIN.opt
-
-    @post("/check", status_code=200)
+    @handles(NodeCalls.check_storage)
     async def check(self, reach: Reach, data: StorageRequest) -> StorageView:
         request = CheckStorage(data.target, tuple(data.nodes), data.phase_ms, reach.name)
         answer = accepted(await reach.loop.request(request))
@@ -38,9 +36,8 @@ class StorageApi(Controller):
         view.notes += [answer.note] if answer.note else []
         return view
 
-    @get("/checks/{check:str}")
+    @handles(NodeCalls.storage_check)
     async def result(self, reach: Reach, check: str, wait_s: WaitS = 0) -> StorageView:
-        """Answers when the check has ended, or after `wait_s`."""
         loop = reach.loop
         deadline_ms = loop.clock.now_ms() + int(wait_s * 1000)
         while (view := _view(loop.state, check)) is not None and view.ended_ms is None:

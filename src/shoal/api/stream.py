@@ -6,24 +6,23 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from litestar import Controller, Request, get
+from litestar import Controller, Request
 from litestar.response import Stream
 
 from shoal.api.feed import Feed, Page, TooMany
-from shoal.api.principal import Needs, Principal
+from shoal.api.handling import handles
+from shoal.api.principal import Principal
 from shoal.api.problems import Refusal
 from shoal.api.quotas import STREAM_RETRY_S
-from shoal.api.tickets import STREAM
+from shoal.calls.page import PageCalls
 
 BEAT_S = 2.0  # a page gets something at least this often
 
 
 class Live(Controller):
-    path = "/v1/stream"
-    opt = {**Needs.READ.opt, STREAM: True}
     include_in_schema = False  # it never ends
 
-    @get()
+    @handles(PageCalls.stream)
     async def stream(self, feed: Feed, request: Request[Any, Any, Any], who: Principal) -> Stream:
         try:
             tenant = "" if who.sees_all else who.tenant

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from litestar import Controller, get
+from litestar import Controller
 
-from shoal.api.principal import Needs
+from shoal.api.handling import handles
+from shoal.calls.cluster import ClusterCalls
 from shoal.control.loop import ControlLoop
 from shoal.core.answers.supplies import state_text
 from shoal.core.state.state import State
@@ -16,12 +17,8 @@ from shoal.model.supply_views import OrderView, SuppliesView, SupplyView
 
 
 class Supplies(Controller):
-    path = "/v1/supply"
-    opt = Needs.READ_ALL.opt
-
-    @get(sync_to_thread=False)
+    @handles(ClusterCalls.supply)
     def listing(self, loop: ControlLoop, live_ledger: LiveLedger | None) -> SuppliesView:
-        """Supplies of the policy, and those that it no longer has but that still bring nodes."""
         state, now_ms = loop.state, loop.clock.now_ms()
         named = {one.name: one for one in loop.policy.supply}
         for order in state.orders.values():

@@ -6,17 +6,16 @@ from __future__ import annotations
 from typing import Any
 
 from litestar.connection import ASGIConnection
-from litestar.enums import ScopeType
 from litestar.handlers import BaseRouteHandler
 from litestar.types import ASGIApp, Receive, Scope, Send
 
+from shoal.api.handling import call_of
 from shoal.api.principal import Principal
 from shoal.api.quotas import STREAMED_BODY_BYTES, UNKNOWN_BODY_BYTES, Ask, Quotas, Ticket
 from shoal.api.watcher import Entry, watched
 
 TICKET, ENTRY = "shoal.ticket", "shoal.entry"  # in a request's scope
 LENGTH_DIGITS = 20
-STREAM = "stream"  # in a route's `opt`: it answers for as long as the client listens
 
 Connection = ASGIConnection[Any, Any, Any, Any]
 
@@ -53,7 +52,8 @@ def enter(
 
 
 def is_stream(connection: Connection, handler: BaseRouteHandler) -> bool:
-    if handler.opt.get(STREAM) or connection.scope["type"] == ScopeType.WEBSOCKET:
+    call = call_of(handler)
+    if call is not None and call.streams:
         return True
     if b"wait_s=" not in connection.scope.get("query_string", b""):
         return False

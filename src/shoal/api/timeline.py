@@ -8,16 +8,17 @@ from heapq import nlargest
 from typing import Annotated
 
 import msgspec
-from litestar import Controller, Response, get
+from litestar import Controller, Response
 from litestar.datastructures import State
 from litestar.params import Parameter
 
+from shoal.api.handling import handles
 from shoal.api.jobs import NUMBER_MAX
-from shoal.api.principal import Needs
 from shoal.api.problems import Refusal
 from shoal.api.reach import ANOTHER, Reach
 from shoal.api.read_threads import ROWS_AT_ONCE, aside, encoded, respond
 from shoal.api.views import STANDING_HIDDEN
+from shoal.calls.page import PageCalls
 from shoal.control.past.following import Bars
 from shoal.control.past.store import ShownBar, ShownSpan, gpus_of
 from shoal.model.durations import HOUR_MS
@@ -84,10 +85,7 @@ class TimelineView(msgspec.Struct, kw_only=True):
 
 
 class Timeline(Controller):
-    path = "/v1/timeline"
-    opt = Needs.READ.opt
-
-    @get()
+    @handles(PageCalls.timeline)
     async def timeline(
         self,
         reach: Reach,
@@ -98,8 +96,6 @@ class Timeline(Controller):
         job: Name = "",
         least_ms: Moment = 0,
     ) -> Response[TimelineView]:
-        """Of the last hour, unless a range is named. Neighbours shorter than `least_ms` on the same
-        GPUs become one bar without a job."""
         bars: Bars | None = state.get(BARS)
         if bars is None:
             raise Refusal(503, "this head keeps no time line: it does not lead", retry_s=RETRY_S)

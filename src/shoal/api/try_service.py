@@ -17,14 +17,14 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Annotated, Any
 
 import msgspec
-from litestar import Controller, post
+from litestar import Controller
 from litestar.response import Stream
 
-from shoal.api.principal import Needs
+from shoal.api.handling import handles
 from shoal.api.problems import SAFE_HEADERS, Refusal
 from shoal.api.reach import Reach
 from shoal.api.relay import Headers, Line, Relay, Unsent
-from shoal.api.tickets import STREAM
+from shoal.calls.page import PageCalls
 from shoal.model.service import GatewayEntry
 
 AT_ONCE = 4
@@ -113,12 +113,8 @@ class Tries:
 
 
 class Trying(Controller):
-    path = "/v1/services"
-    opt = {**Needs.WRITE.opt, STREAM: True}
-
-    @post("/{name:str}/try", status_code=200, request_max_body_size=REQUEST_BYTES_MAX)
+    @handles(PageCalls.try_service, request_max_body_size=REQUEST_BYTES_MAX)
     async def send(self, reach: Reach, tries: Tries, name: str, data: Try) -> Stream:
-        """Answers with lines of JSON: `status` first, then `text`, and a `problem` if it broke."""
         if reach.service(name).stopping:
             raise Refusal(409, f"{name} is stopping", "service")
         if data.body is not None and len(data.body.encode()) > BODY_BYTES_MAX:

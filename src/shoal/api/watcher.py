@@ -18,8 +18,9 @@ from litestar.enums import ScopeType
 from litestar.exceptions import NotAuthorizedException
 from litestar.types import Receive, Send
 
-from shoal.api.principal import Needs, Principal, Proof
+from shoal.api.principal import Principal, Proof
 from shoal.api.problems import SAFE_HEADERS
+from shoal.calls.call import Needs
 from shoal.model.views import Problem
 from shoal.ports import StoreError
 

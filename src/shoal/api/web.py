@@ -9,15 +9,19 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
-from litestar import Controller, Request, Response, get, post
+from litestar import Controller, Request, Response
 from litestar.datastructures import Cookie
 from litestar.response import Redirect
 
 from shoal.api.access import SESSION_MS, Access
 from shoal.api.audit import note
-from shoal.api.principal import Needs, Principal, Session
+from shoal.api.handling import handles
+from shoal.api.principal import Principal, Session
 from shoal.api.problems import Refusal, accepted
+from shoal.calls.page import PageCalls
+from shoal.calls.people import PeopleCalls
 from shoal.control.loop import ControlLoop
+from shoal.model.people import CodeView
 from shoal.model.report import EndSignIn
 
 FOLDER = Path(__file__).parent.parent / "web"
@@ -65,32 +69,24 @@ class SessionView(msgspec.Struct, kw_only=True):
     token: str = ""  # its id; empty: the operator's own
 
 
-class CodeView(msgspec.Struct, kw_only=True):
-    code: str
-    until_ms: int
-
-
 class Files(Controller):
-    opt = Needs.OPEN.opt
     include_in_schema = False
 
-    @get("/", sync_to_thread=False)
+    @handles(PageCalls.index)
     def index(self, request: AnyRequest) -> Response[bytes]:
         return served("index.html", request)
 
-    @get("/favicon.ico", sync_to_thread=False)
+    @handles(PageCalls.icon)
     def icon(self) -> Redirect:
         return Redirect("/web/icon.svg", status_code=302)
 
-    @get("/web/{name:str}", sync_to_thread=False)
+    @handles(PageCalls.file)
     def file(self, request: AnyRequest, name: str) -> Response[bytes]:
         return served(name, request)
 
 
 class Sessions(Controller):
-    path = "/v1/session"
-
-    @post(opt=Needs.OPEN.opt, status_code=200, request_max_body_size=SIGN_IN_BYTES_MAX)
+    @handles(PageCalls.sign_in, request_max_body_size=SIGN_IN_BYTES_MAX)
     async def sign_in(
         self, request: AnyRequest, access: Access, data: SignIn
     ) -> Response[SessionView]:
@@ -104,16 +100,15 @@ class Sessions(Controller):
             cookies=[session_cookie(request, access, cookie, SESSION_MS // 1000)],
         )
 
-    @get(opt=Needs.OPEN.opt)
+    @handles(PageCalls.session)
     async def session(self, request: AnyRequest, access: Access, openid_on: bool) -> SessionView:
-        """Empty if the browser is not signed in: that is an answer, not an error."""
         await access.settled()
         session = access.session(request)
         view = _session_view(access, session, access.of_session(session))
         view.openid = openid_on
         return view
 
-    @post("/end", status_code=200, opt=Needs.SIGNED_IN.opt)
+    @handles(PageCalls.sign_out)
     async def sign_out(
         self, request: AnyRequest, access: Access, loop: ControlLoop, who: Principal
     ) -> Response[None]:
@@ -124,7 +119,7 @@ class Sessions(Controller):
             accepted(await loop.request(ended))
         return Response(None, cookies=[session_cookie(request, access, "", 0)])
 
-    @post("/code", status_code=200, opt=Needs.SIGNED_IN.opt)
+    @handles(PeopleCalls.page_code)
     async def code(self, request: AnyRequest, access: Access, who: Principal) -> CodeView:
         await access.settled()
         if access.principal(request) is None:

@@ -6,16 +6,17 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from litestar import Controller, Request, get, post
+from litestar import Controller, Request
 
 from shoal.api.audit import note
+from shoal.api.handling import handles
 from shoal.api.packages import note_package, refuse_unknown_package
-from shoal.api.principal import Needs
 from shoal.api.problems import Refusal, accepted
 from shoal.api.reach import Reach, scoped_key
 from shoal.api.read_threads import aside
 from shoal.api.secrets import refuse_unknown_secrets
 from shoal.api.views import job_state
+from shoal.calls.jobs import FlowCalls
 from shoal.core.answers.why import explain
 from shoal.model.after import conditions
 from shoal.model.job import Job, Phase
@@ -34,10 +35,7 @@ Look = Callable[[str], Job | None]
 
 
 class Workflows(Controller):
-    path = "/v1/workflows"
-    opt = Needs.READ.opt
-
-    @post(opt=Needs.WRITE.opt)
+    @handles(FlowCalls.submit_workflow)
     async def submit(
         self, request: Request[Any, Any, Any], reach: Reach, data: WorkflowSubmission
     ) -> WorkflowView:
@@ -51,11 +49,11 @@ class Workflows(Controller):
         note_packages(reach, jobs)
         return await view_of(reach, answer.id)
 
-    @get("/{workflow:str}")
+    @handles(FlowCalls.workflow)
     async def one(self, reach: Reach, workflow: str) -> WorkflowView:
         return await view_of(reach, workflow)
 
-    @post("/{workflow:str}/cancel", status_code=200, opt=Needs.WRITE.opt)
+    @handles(FlowCalls.cancel_workflow)
     async def cancel(self, reach: Reach, workflow: str) -> Done:
         await view_of(reach, workflow)  # whoever does not see it cannot cancel it
         answer = accepted(await reach.loop.request(CancelWorkflow(workflow, reach.name)))

@@ -12,8 +12,15 @@ from typing import Annotated, NamedTuple, TypeVar
 import msgspec
 
 from shoal.model.ids import number_of
-from shoal.model.job import Job, Outcome, Phase
-from shoal.model.labels import CONDITION_PATTERN, CONDITIONS_MAX, meets, words_of
+from shoal.model.job import NOTE_CHARACTERS_MAX, Job, Outcome, Phase
+from shoal.model.labels import (
+    CONDITION_PATTERN,
+    CONDITIONS_MAX,
+    LabelKey,
+    LabelValue,
+    meets,
+    words_of,
+)
 
 LIVE = tuple(phase.value for phase in Phase if phase is not Phase.FINISHED)
 ENDED = tuple(outcome.value for outcome in Outcome)
@@ -168,3 +175,15 @@ class Found(NamedTuple):
     jobs: list[tuple[Mark, Job]]
     next: Mark | None = None
     left_out: bool = False
+
+
+class LabelsChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """None removes a label."""
+
+    labels: Annotated[dict[LabelKey, LabelValue | None], msgspec.Meta(max_length=256)]
+
+
+class NoteText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An empty text removes all notes."""
+
+    text: Annotated[str, msgspec.Meta(max_length=NOTE_CHARACTERS_MAX)]

@@ -90,3 +90,10 @@ class Rotation(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Without `lifetime_ms`, the token ends when it would have ended before."""
 
     lifetime_ms: LifetimeMs | None = None
+
+
+class CodeView(msgspec.Struct, kw_only=True):
+    """Signs a browser in once."""
+
+    code: str
+    until_ms: int

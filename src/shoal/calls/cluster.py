@@ -1,0 +1,181 @@
+"""Calls about the cluster: nodes, services, events, the policy, the ledger, heads and supplies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from shoal.calls.call import Calls, Head, Needs, call
+from shoal.model.fabric_views import FabricView, NetworkRequest
+from shoal.model.finding import EVERY_JOB, JobFilter
+from shoal.model.ledger import By, LedgerView
+from shoal.model.node import LabelChange
+from shoal.model.policy import Policy
+from shoal.model.prices import PriceList
+from shoal.model.samples import NodeSample
+from shoal.model.series import NodeSeries, ServiceSeries
+from shoal.model.service import ServiceSpec
+from shoal.model.storage import StorageRequest, StorageView
+from shoal.model.supply_views import SuppliesView
+from shoal.model.views import (
+    CheckView,
+    Done,
+    EventsView,
+    HeadView,
+    NodeView,
+    ServiceView,
+    StatusView,
+)
+
+
+class ClusterCalls(Calls):
+    @call("GET", "/v1/status", Needs.READ)
+    def status(self) -> StatusView:
+        """The cluster in one screen: nodes, GPUs, jobs, alarms."""
+
+    @call("GET", "/v1/events", Needs.READ, head=Head.LOG)
+    def events(
+        self,
+        *,
+        after: int = 0,
+        limit: int = 1000,
+        job: str = "",
+        node: str = "",
+        notable: bool = False,
+        wait_s: float = 0,
+        wanted: JobFilter = EVERY_JOB,
+    ) -> EventsView:
+        """Events after a sequence number, oldest first; a negative `after` gives the last ones.
+        `notable` leaves out frequent ones: submissions, exits of members, checkpoints. `wanted`
+        leaves only events of jobs that match, and later than its `since_ms`."""
+
+    @call("GET", "/v1/policy", Needs.READ)
+    def policy(self) -> Policy:
+        """The policy in force."""
+
+    @call("PUT", "/v1/policy", Needs.ADMIN, body="policy")
+    def set_policy(self, policy: Policy, *, expected: str = "") -> Policy:
+        """Tries the policy out, then sets it: in force when this returns. `expected`: refused with
+        409 if the version in force is another one by then."""
+
+    @call("GET", "/v1/ledger", Needs.READ)
+    def ledger(
+        self,
+        *,
+        by: By = By.ACCOUNT,
+        from_ms: int = 0,
+        to_ms: int = 0,
+        tenant: str | None = None,
+        user: str | None = None,
+    ) -> LedgerView:
+        """Where GPU time went, in whole hours (UTC); `to_ms` 0 is now, `from_ms` 0 the beginning.
+        By job, node, user or tenant: the 1,000 largest rows, and one for all others. A sender who
+        sees one tenant gets what that tenant's jobs used. `tenant`, `user`: only what their jobs
+        used; empty: jobs without one."""
+
+    @call("GET", "/v1/prices", Needs.READ)
+    def prices(self) -> PriceList:
+        """The prices by which the ledger counts."""
+
+    @call("PUT", "/v1/prices", Needs.ADMIN, body="prices")
+    def set_prices(self, prices: PriceList) -> PriceList:
+        """Sets the prices at once, for the past too."""
+
+    @call("GET", "/v1/supply", Needs.READ_ALL)
+    def supply(self) -> SuppliesView:
+        """Supplies of the policy, and those that it no longer has but that still bring nodes."""
+
+    @call("GET", "/v1/heads", Needs.READ, head=Head.ANY)
+    def heads(self) -> list[HeadView]:
+        """The heads of the cluster; empty without a database."""
+
+    @call("DELETE", "/v1/heads/{name}", Needs.ADMIN)
+    def forget_head(self, name: str) -> Done:
+        """Forgets a head that will not come back."""
+
+
+class NodeCalls(Calls):
+    @call("GET", "/v1/nodes", Needs.READ)
+    def nodes(self) -> list[NodeView]:
+        """All nodes."""
+
+    @call("POST", "/v1/nodes/{node}/{verb}", Needs.ADMIN)
+    def change_node(
+        self,
+        node: str,
+        verb: Literal["cordon", "drain", "uncordon"],
+        *,
+        in_ms: int | None = None,
+        why: str = "",
+    ) -> Done:
+        """Cordons, drains or reopens a node. `in_ms`: drain it so that it is free after this time.
+        `why` is kept in the node's history."""
+
+    @call("POST", "/v1/nodes/{node}/labels", Needs.ADMIN, body="change")
+    def set_labels(self, node: str, change: LabelChange) -> Done:
+        """Sets and removes labels and taints of a node."""
+
+    @call("POST", "/v1/nodes/{node}/check", Needs.ADMIN)
+    def check(self, node: str) -> CheckView:
+        """Starts measuring the node; `check_result` returns the verdict."""
+
+    @call("GET", "/v1/nodes/{node}/checks/{check}", Needs.READ)
+    def check_result(self, node: str, check: str, *, wait_s: float = 0) -> CheckView:
+        """Returns when there is a verdict, or after `wait_s` (30 at most)."""
+
+    @call("GET", "/v1/fabric", Needs.READ_ALL)
+    def fabric(self) -> FabricView:
+        """The last tour of the network that somebody asked for, with what is known now: small tours
+        that check a suspect change the conclusions, not the picture. It has no id if there was
+        none."""
+
+    @call("POST", "/v1/fabric/check", Needs.ADMIN, body=NetworkRequest)
+    def check_network(self, nodes: Sequence[str] = (), *, collectives: bool = False) -> FabricView:
+        """Starts measuring the network; `tour` returns the result."""
+
+    @call("GET", "/v1/fabric/tours/{tour}", Needs.READ_ALL)
+    def tour(self, tour: str, *, wait_s: float = 0) -> FabricView:
+        """Returns when the tour has ended, or after `wait_s` (30 at most)."""
+
+    @call("POST", "/v1/storage/check", Needs.ADMIN, body="request")
+    def check_storage(self, request: StorageRequest) -> StorageView:
+        """Starts measuring a storage; `storage_check` returns the result."""
+
+    @call("GET", "/v1/storage/checks/{check}", Needs.ADMIN)
+    def storage_check(self, check: str, *, wait_s: float = 0) -> StorageView:
+        """Returns when it has ended, or after `wait_s` (30 at most)."""
+
+    @call("GET", "/v1/samples", Needs.READ)
+    def samples(self) -> dict[str, NodeSample]:
+        """How busy each node and its GPUs were a moment ago, where that is known."""
+
+    @call("GET", "/v1/nodes/{node}/series", Needs.READ)
+    def node_series(self, node: str, *, since_ms: int = 0) -> NodeSeries:
+        """The node's curves; `since_ms` leaves out older points."""
+
+
+class ServiceCalls(Calls):
+    @call("GET", "/v1/services", Needs.READ)
+    def services(self) -> list[ServiceView]:
+        """All services that the sender may see."""
+
+    @call("GET", "/v1/services/{name}", Needs.READ)
+    def service(self, name: str) -> ServiceView:
+        """A service and its replicas."""
+
+    @call("PUT", "/v1/services/{name}", Needs.WRITE, body="spec")
+    def submit_service(self, spec: ServiceSpec) -> ServiceView:
+        """Starts the service, or rolls the new version out without a failed request."""
+
+    @call("POST", "/v1/services/{name}/rollback", Needs.WRITE)
+    def roll_back_service(self, name: str, *, version: int = 0) -> ServiceView:
+        """Rolls the version before out again; the scale stays as it is. `version`: refuse if that
+        is another one by now."""
+
+    @call("POST", "/v1/services/{name}/stop", Needs.WRITE)
+    def stop_service(self, name: str) -> Done:
+        """Returns at once; the replicas finish their requests first."""
+
+    @call("GET", "/v1/services/{name}/series", Needs.READ)
+    def service_series(self, name: str, *, since_ms: int = 0) -> ServiceSeries:
+        """The service's curves; `since_ms` leaves out older points."""
