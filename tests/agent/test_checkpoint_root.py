@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from shoal.agent.checkpoint_root import NAME_FILE, root_name
+from shoal.agent.agent import NAME_FILE, root_name
 
 
 def test_all_who_look_at_once_read_one_name(tmp_path: Path) -> None:

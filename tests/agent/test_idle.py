@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 from harness.waiting import until
 
-from shoal.agent import idle
-from shoal.agent.idle import IdleWatch, session_cpu_s
+from shoal.agent import beats as idle
+from shoal.agent.beats import IdleWatch, session_cpu_s
 from shoal.model.commands import Launch
 from shoal.model.job import MemberRef
 from shoal.model.samples import GpuSample, NodeSample

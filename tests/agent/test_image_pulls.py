@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.agent.images.pull import Progress
-from shoal.agent.images.reasons import not_started, problem_in
+from shoal.agent.images.pull import Progress, not_started, problem_in
 from shoal.model.job import Fault, MemberRef
 from shoal.model.secret import SecretsOf
 from tests.agent.rig import Rig, rig

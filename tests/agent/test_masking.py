@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.agent.masking import PIECE_BYTES, PIECES_MAX, Mask, Piece, pieces_of
+from shoal.agent.secrets import PIECE_BYTES, PIECES_MAX, Mask, Piece, pieces_of
 from shoal.agent.shipping import Output
 
 VALUE = b"p4ss/w:rd+x=1"

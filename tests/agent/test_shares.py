@@ -10,17 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from shoal.agent.shares.mps import MpsDaemons
-from shoal.agent.shares.rules import (
+from shoal.agent.shares import (
     CONTEXT_MB,
+    LOOKS,
+    MpsDaemons,
     Share,
+    Shares,
     allocator_env,
     client_env,
     daemon_env,
     knows_fraction,
     share_of,
 )
-from shoal.agent.shares.shares import LOOKS, Shares
 from shoal.model.commands import Launch, Limits
 from shoal.model.job import MemberRef
 from shoal.model.policy import GpuOver

@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 
 from shoal.agent.sleeping import cuda, cuda_work
-from shoal.agent.sleeping.choice import described, way_of, why_not
-from shoal.agent.sleeping.cuda import Cuda
+from shoal.agent.sleeping.cuda import Cuda, free_mb
 from shoal.agent.sleeping.cuda_driver import (
     CHECKPOINTED,
     FAILED,
@@ -28,9 +27,8 @@ from shoal.agent.sleeping.cuda_driver import (
     too_old,
 )
 from shoal.agent.sleeping.freeze import Freeze
-from shoal.agent.sleeping.host_memory import free_mb
+from shoal.agent.sleeping.naps import described, uses, way_of, why_not
 from shoal.agent.sleeping.port import Full, Lost, Refused
-from shoal.agent.sleeping.uses import uses
 from shoal.model.commands import Launch
 from shoal.model.job import MemberRef
 from shoal.model.naps import Uses

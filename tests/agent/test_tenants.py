@@ -14,10 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from shoal.agent.confine.binding import Binding
-from shoal.agent.confine.devices import renumbered
-from shoal.agent.confine.limits import unenforced
-from shoal.agent.confine.plan import Bound, Covered, Mounts, Shown, mounts
+from shoal.agent.confine.launcher import Bound, Covered, Mounts, Shown, mounts
+from shoal.agent.confine.limits import renumbered, unenforced
+from shoal.agent.confine.tenant import Binding
 from shoal.agent.inherited import for_tenant
 from shoal.cgroups.groups import Cgroups
 from shoal.model.job import MemberRef

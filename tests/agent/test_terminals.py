@@ -6,7 +6,7 @@ import asyncio
 import os
 from pathlib import Path
 
-from shoal.agent.terminals import Console
+from shoal.agent.process import Console
 
 
 def test_a_member_that_opens_its_terminal_late_is_heard(tmp_path: Path) -> None:

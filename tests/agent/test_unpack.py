@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.agent.unpack import BadPackage, Damaged, remove, unpack
+from shoal.agent.packages import BadPackage, Damaged, remove, unpack
 
 
 def entry(name: str, kind: bytes = tarfile.REGTYPE, link: str = "", mode: int = 0o644) -> bytes:
@@ -139,7 +139,7 @@ def test_it_is_all_there_or_not_at_all(tmp_path: Path, monkeypatch: pytest.Monke
             raise OSError(28, "No space left on device")
         real(source, target, length)
 
-    monkeypatch.setattr("shoal.agent.unpack.shutil.copyfileobj", full)
+    monkeypatch.setattr("shoal.agent.packages.shutil.copyfileobj", full)
     with pytest.raises(OSError, match="No space left"):
         unpacked(tmp_path, entry("a") + entry("b") + END)
     assert list((tmp_path / "packages").iterdir()) == []

@@ -11,7 +11,7 @@ import pytest
 from shoal.agent.faults import CannotStart
 from shoal.agent.images.render import Mount
 from shoal.agent.keeping import url_helper
-from shoal.agent.keeping.url_cache import FILES, UrlCache
+from shoal.agent.keeping.url_volumes import FILES, UrlCache
 from shoal.agent.keeping.volumes import mounts_of
 from shoal.model.commands import Launch
 from shoal.model.job import Fault, MemberRef

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from harness.waiting import until
 
-from shoal.agent.memory import MemoryWatch
+from shoal.agent.members import MemoryWatch
 from shoal.client import ShoalError
 from tests.observe.conftest import Observed
 
@@ -93,7 +93,7 @@ def test_a_kill_of_the_kernel_is_seen_only_at_its_moment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr("shoal.agent.memory.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("shoal.agent.members.time.monotonic", lambda: now[0])
     file = tmp_path / "vmstat"
     file.write_text("nr_free_pages 5\noom_kill 3\n")
     watch = MemoryWatch(file)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from shoal.agent.checkpoint_root import root_name
 from shoal.agent.checks import Checks
-from shoal.agent.confine.devices import devices
-from shoal.agent.confine.limits import unenforced
+from shoal.agent.confine.limits import devices, unenforced
 from shoal.agent.images.runtimes import find
 from shoal.agent.keeping.copying import Message
 from shoal.agent.keeping.keeping import Keeping
@@ -23,10 +23,9 @@ from shoal.agent.members import Members
 from shoal.agent.numbers import own_gpus
 from shoal.agent.sampling import Sampler
 from shoal.agent.secrets import Secrets
-from shoal.agent.shares.mps import MpsDaemons
-from shoal.agent.shares.shares import Shares
+from shoal.agent.shares import MpsDaemons, Shares
 from shoal.agent.shipping import Shipping
-from shoal.agent.sleeping.choice import described, way_of
+from shoal.agent.sleeping.naps import described, way_of
 from shoal.agent.supplies import Supplies
 from shoal.core.nodebook import Action, NodeBook
 from shoal.ends import EndFile
@@ -78,6 +77,7 @@ from shoal.wire import (
 if TYPE_CHECKING:
     from shoal.agent.sessions.sessions import Sessions
     from shoal.model.session import SessionOrder
+
 
 log = logging.getLogger("shoal.agent")
 
@@ -350,3 +350,32 @@ class Agent:
         while True:
             self._tell(self._book.heartbeat)
             await asyncio.sleep(HEARTBEAT_S)
+
+
+# Which checkpoint directory a node sees, by a name that is written in the directory itself.
+
+
+NAME_FILE = ".shoal-root"
+NAME_CHARACTERS_MAX = 64
+
+
+def root_name(root: str) -> str:
+    """Nodes that read the same name share the directory. An address (s3://...) is its own name. The
+    first node that looks writes the name, atomically. Empty: unknown."""
+    if "://" in root:
+        return root
+    path = Path(root) / NAME_FILE
+    fresh = path.with_name(f"{NAME_FILE}.{uuid.uuid4().hex}")
+    try:
+        os.makedirs(root, mode=0o700, exist_ok=True)
+        if not path.exists():
+            fresh.write_text(uuid.uuid4().hex)
+            try:
+                with contextlib.suppress(FileExistsError):
+                    os.link(fresh, path)
+            finally:
+                fresh.unlink()
+        return path.read_text()[:NAME_CHARACTERS_MAX].strip()
+    except (OSError, UnicodeDecodeError) as error:
+        log.warning("cannot find out whether %s is shared between nodes: %s", root, error)
+        return ""

@@ -15,15 +15,15 @@ import signal
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import BinaryIO
+from weakref import WeakValueDictionary
 
 from shoal.agent.confine.tenant import Apart
 from shoal.agent.faults import CannotStart
 from shoal.agent.inherited import build_env, inherited_env
 from shoal.agent.shipping import last_words
-from shoal.agent.turns import Turns
 from shoal.cgroups.groups import Group
 from shoal.kernel import NODE_MARK
 from shoal.model.commands import Launch, Prepare
@@ -252,3 +252,29 @@ def _copy(source: Path, start: int, target: Path) -> int:
             return start + len(data)
     except OSError:
         return start  # the member is gone, or the disk is full: the build goes on
+
+
+# Whose turn it is to use what a node has little of: one at a time of each tenant, and few in all.
+#
+# Who waits for longer than a while goes on anyway: nobody's slow work keeps others from starting.
+
+
+class Turns:
+    def __init__(self, places: int, wait_s_max: float) -> None:
+        self._places = asyncio.Semaphore(places)
+        self._wait_s_max = wait_s_max
+        self._of: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    @contextlib.asynccontextmanager
+    async def of(self, tenant: str) -> AsyncIterator[None]:
+        lock = self._of.setdefault(tenant, asyncio.Lock())
+        async with lock:
+            placed = False
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._wait_s_max):
+                    placed = await self._places.acquire()
+            try:
+                yield
+            finally:
+                if placed:
+                    self._places.release()

@@ -12,14 +12,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from shoal.agent.beats import Beats
+from shoal.agent.beats import Beats, IdleWatch
 from shoal.agent.doors import Doors
 from shoal.agent.faults import CannotStart, disk_problem, fault_of, fills_disk, must_have_room
-from shoal.agent.idle import IdleWatch
-from shoal.agent.images.reasons import not_started
+from shoal.agent.images.pull import not_started
 from shoal.agent.keeping.keeping import Keeping
 from shoal.agent.member import LIVING, NAPPING, Member, State, grace_s
-from shoal.agent.memory import OUT_OF_MEMORY, MemoryWatch, refusal
 from shoal.agent.numbers import own_gpus
 from shoal.agent.process import Ended
 from shoal.agent.processes import CANNOT_START_CODE, KILLED_CODE, MARK, Processes
@@ -29,6 +27,7 @@ from shoal.agent.stacks import stacks
 from shoal.agent.supplies import Supplies
 from shoal.agent.surroundings import Surroundings
 from shoal.cgroups.groups import Cgroups
+from shoal.cgroups.values import Ceiling, Used
 from shoal.core.nodebook import STOPPED_BEFORE_START_CODE, NodeBook
 from shoal.exits import FROM_OUTSIDE, MEMBERS, keep_exit, member_ref, remove_exit
 from shoal.model.commands import Launch, Prepare, Stop
@@ -426,3 +425,52 @@ class Members:
         self._supplies.secrets.close()
         self._supplies.shares.daemons.close()
         self.processes.groups.close()
+
+
+# Did a member end because it, or this machine, ran out of memory or processes?
+
+
+RECENT_S = 5.0
+OUT_OF_MEMORY = "killed, and the kernel ran out of memory at that moment"
+
+
+def refusal(used: Used, ceiling: Ceiling) -> str:
+    """What the kernel refused the member, in words; empty if nothing."""
+    if used.killed and used.filled and ceiling.memory_mb:
+        return f"it used more than its {ceiling.memory_mb} MB of memory and was ended (memory)"
+    if used.killed:
+        return OUT_OF_MEMORY
+    if used.refused:
+        return f"it wanted more than its {ceiling.processes} processes and threads (processes)"
+    return ""
+
+
+class MemoryWatch:
+    """The kernel counts its kills without naming the victims. A member that was killed at the same
+    time was probably one of them."""
+
+    def __init__(self, vmstat: Path = Path("/proc/vmstat")) -> None:
+        self._vmstat = vmstat
+        self._count = self._kills()
+        self._seen = float("-inf")
+
+    def look(self) -> None:
+        """Called about once a second, so that an old kill does not explain a new death."""
+        before, self._count = self._count, self._kills()
+        if self._count > before:
+            self._seen = time.monotonic()
+
+    def killed(self) -> bool:
+        """Has the kernel killed a process a moment ago?"""
+        self.look()
+        return time.monotonic() - self._seen < RECENT_S
+
+    def _kills(self) -> int:
+        try:
+            for line in self._vmstat.read_text().splitlines():
+                name, _, count = line.partition(" ")
+                if name == "oom_kill":
+                    return int(count)
+        except (OSError, ValueError):
+            pass
+        return 0

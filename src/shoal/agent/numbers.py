@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from shoal.agent.confine.devices import VISIBLE
-from shoal.agent.shares.rules import PIPES
+from shoal.agent.confine.limits import VISIBLE
+from shoal.agent.shares import PIPES
 from shoal.model.commands import Launch
 from shoal.model.node import NodeSpec
 

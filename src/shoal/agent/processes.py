@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -11,27 +12,32 @@ import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
-from shoal.agent.confine.devices import VISIBLE, Device, devices, renumbered, withheld
-from shoal.agent.confine.limits import ceiling_of, joining
+from shoal.agent.confine.limits import (
+    VISIBLE,
+    Device,
+    ceiling_of,
+    devices,
+    joining,
+    renumbered,
+    withheld,
+)
 from shoal.agent.confine.read_only import PREFIX
 from shoal.agent.confine.tenant import Apart
-from shoal.agent.entered import Entered, Helper
 from shoal.agent.faults import CannotStart
 from shoal.agent.images.containers import Containers
-from shoal.agent.images.runs import Runs
+from shoal.agent.images.runtimes import Runs
 from shoal.agent.inherited import inherited_env
 from shoal.agent.keeping.volumes import read_only
 from shoal.agent.launch.files import through
 from shoal.agent.numbers import renamed
 from shoal.agent.ownership import Ownership
-from shoal.agent.process import Ended, Place, Process, started
-from shoal.agent.programs import find_program
-from shoal.agent.shares.rules import PIPES
+from shoal.agent.process import Console, Ended, Place, Process, console_of, started
+from shoal.agent.shares import PIPES
 from shoal.agent.surroundings import Found
-from shoal.agent.terminals import Console, console_of
 from shoal.agent.warm.pool import ZYGOTES_MAX, WarmPool
 from shoal.agent.warm.rules import Recipe, default_modules, recipe, wanted_modules
 from shoal.cgroups.groups import Cgroups, Group
@@ -40,7 +46,7 @@ from shoal.exits import MEMBERS
 from shoal.kernel import NODE_MARK, children
 from shoal.leftovers import end_marked
 from shoal.model.commands import Launch, Prepare
-from shoal.model.job import MemberRef
+from shoal.model.job import Fault, MemberRef
 
 log = logging.getLogger("shoal.agent")
 
@@ -396,3 +402,58 @@ class Processes:
 
     def __len__(self) -> int:
         return len(self._processes)
+
+
+# Processes that users have started beside members: children of the agent, each with its member.
+
+
+class Helper(Protocol):
+    """Part of the agent with processes of its own."""
+
+    def pids(self) -> set[int]: ...
+
+    def ended(self, pid: int, code: int) -> bool: ...
+
+
+class Entered:
+    """A helper, but what its processes leave belongs to members."""
+
+    def __init__(self) -> None:
+        self.refs: dict[int, MemberRef] = {}
+        self._ends: dict[int, asyncio.Future[int]] = {}
+
+    def add(self, pid: int, ref: MemberRef) -> asyncio.Future[int]:
+        """Gets its exit code as a shell reports it."""
+        self.refs[pid] = ref
+        end = self._ends[pid] = asyncio.get_running_loop().create_future()
+        return end
+
+    def pids(self) -> set[int]:
+        return set(self.refs)
+
+    def ended(self, pid: int, code: int) -> bool:
+        if self.refs.pop(pid, None) is None:
+            return False
+        end = self._ends.pop(pid)
+        if not end.done():
+            end.set_result(code if code >= 0 else 128 - code)
+        return True
+
+
+# Finds the program of a member on this node, before it starts.
+
+
+def find_program(program: str, workdir: str, path: str) -> str:
+    if not os.path.isdir(workdir):
+        raise CannotStart(f"workdir {workdir} is not a directory on this node", Fault.MISSING)
+    if "/" in program:
+        found = os.path.join(workdir, program)
+        if not os.path.exists(found):
+            raise CannotStart(f"{found} does not exist on this node", Fault.MISSING)
+        if os.path.isdir(found) or not os.access(found, os.X_OK):
+            raise CannotStart(f"{found} cannot be executed: is it a program, with chmod +x?")
+        return found
+    found_in_path = shutil.which(program, path=path)
+    if found_in_path is None:
+        raise CannotStart(f"no program {program!r} in PATH on this node", Fault.MISSING)
+    return found_in_path

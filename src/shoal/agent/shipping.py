@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from shoal.agent.masking import Mask
+from shoal.agent.secrets import Mask
 from shoal.kernel import punch_hole
 from shoal.model.job import MemberRef
 from shoal.model.last_error import last_error

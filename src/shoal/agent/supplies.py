@@ -14,12 +14,12 @@ import msgspec
 
 from shoal.agent.environments import Environments
 from shoal.agent.images.pull import Images
-from shoal.agent.images.runs import Runs
+from shoal.agent.images.runtimes import Runs
 from shoal.agent.keeping.fetching import Fetching
 from shoal.agent.keeping.url_volumes import Means, UrlVolumes, means
 from shoal.agent.packages import Packages
 from shoal.agent.secrets import WAITING, Secrets
-from shoal.agent.shares.shares import Shares
+from shoal.agent.shares import Shares
 from shoal.core.nodebook import NodeBook
 from shoal.model.commands import Launch, Prepare
 

@@ -21,16 +21,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shoal.agent.faults import CannotStart
-from shoal.agent.images import mounts
-from shoal.agent.images.inside import handles, inside, is_apart
+from shoal.agent.images import render as mounts
 from shoal.agent.images.render import LABEL, VARIABLES, Box, Mount, render
-from shoal.agent.images.runs import Runs
-from shoal.agent.images.runtimes import Facts, Runtime, facts, find
+from shoal.agent.images.runtimes import Facts, Runs, Runtime, facts, find
 from shoal.agent.keeping.volumes import mounts_of
 from shoal.agent.launch.files import HOSTFILE
 from shoal.agent.ownership import read_process
 from shoal.agent.secrets import SECRETS
-from shoal.agent.shares.rules import PIPES
+from shoal.agent.shares import PIPES
 from shoal.cgroups.groups import Group
 from shoal.kernel import NODE_MARK
 from shoal.leftovers import FOLDER, SWEEP, SWEEP_S_MAX, sweep
@@ -354,3 +352,44 @@ def _number(path: Path) -> int:
         return int(path.read_text())
     except (OSError, ValueError):
         return 0
+
+
+# What the kernel shows of the processes in a container.
+
+
+def is_apart(pid: int) -> bool:
+    """Is it in a process namespace other than ours?"""
+    with contextlib.suppress(OSError):
+        return os.stat(f"/proc/{pid}/ns/pid").st_ino != os.stat("/proc/self/ns/pid").st_ino
+    return False
+
+
+def inside(first: int) -> list[int]:
+    """All living processes in the same namespace as this one, itself first."""
+    try:
+        space = os.stat(f"/proc/{first}/ns/pid").st_ino
+    except OSError:
+        return []
+    found = [first]
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != first:
+            with contextlib.suppress(OSError):
+                seen = read_process(int(name))
+                same = os.stat(f"/proc/{name}/ns/pid").st_ino == space
+                if same and seen is not None and seen.state != "Z":
+                    found.append(int(name))
+    return found
+
+
+def handles(pid: int, number: int) -> bool:
+    """Does the process catch, ignore or hold back the signal?"""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return True
+    masks = [
+        int(line.split()[1], 16)
+        for line in lines
+        if line.startswith(("SigBlk", "SigIgn", "SigCgt"))
+    ]
+    return any(mask >> (number - 1) & 1 for mask in masks)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
 import logging
 import re
-from collections.abc import Callable, Set
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Set
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
 
 from shoal.agent.faults import CannotStart
-from shoal.agent.images.login import credentials
-from shoal.agent.images.reasons import last_line, problem_in
-from shoal.agent.images.runs import Runs
-from shoal.agent.images.runtimes import Runtime, find
+from shoal.agent.images.runtimes import Runs, Runtime, find
+from shoal.kernel import memory_folder
 from shoal.model.commands import Launch, Prepare
 from shoal.model.job import Fault
 from shoal.model.secret import registry_secret
@@ -200,3 +205,112 @@ def registry(image: str) -> str:
 
 def _key(order: Launch | Prepare) -> tuple[str, str]:
     return order.image, order.tenant if order.uid else ""
+
+
+# Credentials for a registry: in memory, for as long as a pull takes, on no command line.
+
+
+HUB = "docker.io"
+HUB_KEY = "https://index.docker.io/v1/"  # what docker calls it in its own file
+
+
+@contextmanager
+def credentials(directory: Path, host: str, login: str) -> Iterator[Mapping[str, str]]:
+    """Variables that make podman, docker and apptainer use `login` (USER:PASSWORD) for the host."""
+    if not login:
+        yield {}
+        return
+    user, colon, password = login.partition(":")
+    if not colon:
+        raise CannotStart(f"the secret registry-{host} is not USER:PASSWORD")
+    parent = memory_folder(directory)
+    if parent is None:
+        raise CannotStart("this node has no folder in memory for the credentials of a registry")
+    folder = tempfile.mkdtemp(prefix="registry-", dir=parent)  # the next life empties the parent
+    try:
+        auth = {"auth": base64.b64encode(login.encode()).decode()}
+        names = [host, HUB_KEY] if host == HUB else [host]
+        file = Path(folder) / "config.json"
+        file.touch(mode=0o600)
+        file.write_bytes(msgspec.json.encode({"auths": dict.fromkeys(names, auth)}))
+        yield {
+            "REGISTRY_AUTH_FILE": str(file),
+            "DOCKER_CONFIG": folder,
+            "APPTAINER_DOCKER_USERNAME": user,
+            "APPTAINER_DOCKER_PASSWORD": password,
+        }
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+# What a runtime prints when something is wrong, and what that means for the job and the node.
+
+
+LINE_LETTERS_MAX = 500
+
+
+class Problem(NamedTuple):
+    """What a runtime prints (in lower case) when something is wrong, and what that means."""
+
+    signs: tuple[str, ...]
+    why: str
+    fault: Fault = Fault.NONE
+    again: bool = False
+
+
+# The first that matches counts.
+PROBLEMS = (
+    Problem(("no space left", "disk quota"), "the disk of this node is full", Fault.START),
+    Problem(
+        ("newuidmap", "newgidmap", "subuid", "subgid", "insufficient uids or gids"),
+        "podman cannot map users on this node: install newuidmap (the package uidmap), and give "
+        "the agent's user a range in /etc/subuid and /etc/subgid",
+        Fault.MISSING,
+    ),
+    Problem(
+        ("unauthorized", "authentication required", "denied", "forbidden", "invalid username"),
+        "its registry does not allow it: is the name right, and is there a secret {secret}?",
+    ),
+    Problem(
+        ("manifest unknown", "not found", "name unknown", "not known", "repository does not exist"),
+        "there is no such image",
+    ),
+    Problem(
+        (
+            *("dial tcp", "timeout", "connection re", "no such host", "tls handshake", "eof"),
+            *("i/o error", "network is unreachable", "too many requests", "longer than"),
+            *("server misbehaving", "502", "503", "504"),
+        ),
+        "its registry cannot be reached from this node",
+        Fault.MISSING,
+        again=True,
+    ),
+)
+OTHERWISE = Problem((), "it could not be pulled", Fault.MISSING)
+
+
+def problem_in(text: str) -> Problem:
+    lowered = last_line(text).lower()
+    for problem in PROBLEMS:
+        if any(sign in lowered for sign in problem.signs):
+            return problem
+    return OTHERWISE
+
+
+def last_line(text: str) -> str:
+    lines = [line.strip() for line in re.split(r"[\r\n]", text) if line.strip()]
+    said = lines[-1][:LINE_LETTERS_MAX] if lines else "it printed nothing"
+    return "".join(letter for letter in said if letter.isprintable())
+
+
+def not_started(said: str, program: str) -> tuple[str, Fault]:
+    """Why a container did not run its command. Another node has the same image, but perhaps a
+    runtime that works."""
+    lowered = said.lower()
+    if "uidmap" in lowered or "gidmap" in lowered:
+        return problem_in(said).why, problem_in(said).fault
+    if "exec:" in lowered and ("not found" in lowered or "no such file" in lowered):
+        return f"no program {program!r} in the image", Fault.NONE
+    if "exec:" in lowered and "permission denied" in lowered:
+        return f"{program} cannot be executed in the image", Fault.NONE
+    return f"its container could not start: {said}", problem_in(said).fault or Fault.MISSING

@@ -6,12 +6,11 @@ import functools
 import os
 import subprocess
 
-from shoal.agent.confine.plan import PRIVATE, within
+from shoal.agent.confine.launcher import PRIVATE, within
 from shoal.agent.confine.read_only import PREFIX
 from shoal.agent.confine.tenant import barrier
 from shoal.agent.faults import CannotStart
-from shoal.agent.images.mounts import named_by_user
-from shoal.agent.images.render import Mount
+from shoal.agent.images.render import Mount, named_by_user
 from shoal.model.commands import Launch
 from shoal.model.job import Fault
 from shoal.model.volume import Volume, parse

@@ -21,7 +21,7 @@ import threading
 import time
 from typing import IO, Any
 
-from shoal.agent.launch.common import (
+from shoal.agent.launch.ways import (
     HANDSHAKE_S,
     KEY,
     PIECE_BYTES,

@@ -15,12 +15,10 @@ from collections.abc import Mapping
 from shoal.agent.confine.launcher import Ends
 from shoal.agent.confine.limits import joining
 from shoal.agent.faults import CannotStart
-from shoal.agent.images.inside import inside
+from shoal.agent.images.containers import inside
 from shoal.agent.ownership import read_process
-from shoal.agent.process import Place, Process
-from shoal.agent.processes import Processes
-from shoal.agent.programs import find_program
-from shoal.agent.terminals import COLUMNS, ROWS, resize, taking
+from shoal.agent.process import COLUMNS, ROWS, Place, Process, resize, taking
+from shoal.agent.processes import Processes, find_program
 from shoal.kernel import variable
 from shoal.model.job import MemberRef
 

@@ -8,11 +8,12 @@ import os
 import signal
 from typing import Any, Protocol, cast
 
+from shoal.agent.process import Console, resize
 from shoal.agent.processes import Processes
 from shoal.agent.sessions import beside
 from shoal.agent.sessions.beside import Beside
 from shoal.agent.sessions.visit import Visit
-from shoal.sessions.streams import PIECE_BYTES, Began, Ended, Resize, Signal, Word
+from shoal.sessions.streams import PIECE_BYTES, Began, Ended, Resize, Signal, Stream, Word
 
 # After the end of the process, for what others that it started still hold open.
 DRAIN_S = 0.3
@@ -156,3 +157,51 @@ async def _readable(
     finally:
         loop.remove_reader(handle)
         ready.cancel()
+
+
+# A session with the terminal of an interactive member: several users may be attached at once.
+
+
+async def attach(visit: Visit, processes: Processes) -> Ended:
+    process = processes.get(visit.order.ref)
+    console = process.console if process is not None else None
+    job = visit.order.ref.job
+    if console is None:
+        why = f"{job} has no terminal, because it was not submitted with --interactive"
+        return Ended(code=1, why=f"{why}; for a shell beside it: shoal exec {job}")
+    request = visit.order.request
+    resize(console.master, request.rows, request.columns)
+
+    def heard(word: Word) -> None:
+        if isinstance(word, Resize) and console.code is None:
+            resize(console.master, word.rows, word.columns)
+
+    visit.heard = heard
+    visit.streams.say(Began())
+    first, second = visit.fixed
+    second.end()
+    feeding = asyncio.create_task(_feed(console, first))
+    try:
+        place = 0
+        while True:
+            place, data = await console.after(place)
+            if not data:
+                break
+            await first.write(data)
+        first.end()
+        return Ended(code=console.code or 0)
+    finally:
+        feeding.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await feeding
+
+
+async def _feed(console: Console, stream: Stream) -> None:
+    loop = asyncio.get_running_loop()
+    with contextlib.suppress(OSError):
+        while data := await stream.read():
+            while data and console.code is None:
+                try:
+                    data = data[os.write(console.master, data) :]
+                except BlockingIOError:
+                    await writable(loop, console.master)

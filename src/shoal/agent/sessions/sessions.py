@@ -12,10 +12,8 @@ from pathlib import Path
 import msgspec
 
 from shoal.agent.processes import Processes
-from shoal.agent.sessions.attaching import attach
-from shoal.agent.sessions.ports import Ports, Unheard
-from shoal.agent.sessions.running import run
-from shoal.agent.sessions.visit import Visit
+from shoal.agent.sessions.running import attach, run
+from shoal.agent.sessions.visit import Ports, Unheard, Visit
 from shoal.core.nodebook import NodeBook
 from shoal.model.job import MemberRef
 from shoal.model.session import Kind, SessionOrder

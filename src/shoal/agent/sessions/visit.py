@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from shoal.agent.faults import CannotStart
-from shoal.agent.sessions.door import enter
-from shoal.meeting import DONE, ws_error
+from shoal.folder import LINK_FILE
+from shoal.listening import Listener, listeners, sockets_of
+from shoal.meeting import DONE, KEY_HEADER, NotAdmitted, dial, ws_error
 from shoal.model.session import SessionOrder
 from shoal.sessions.reliable import Broken
 from shoal.sessions.streams import Ended, Signal, Stream, Streams, Word
+from shoal.transport import SOCKET_NAME
+
+if TYPE_CHECKING:
+    from websockets.asyncio.client import ClientConnection
+
 
 log = logging.getLogger("shoal.agent")
 
@@ -113,3 +120,67 @@ class Visit:
                     since, pause_s = time.monotonic(), PAUSE_S[0]
             await asyncio.sleep(pause_s)
             pause_s = min(PAUSE_S[1], 2 * pause_s)
+
+
+# How this node's agent reaches meetings at the head: as it reaches the head itself, never by an
+# address that a user names.
+
+
+async def enter(directory: Path, meeting: str, key: str) -> ClientConnection:
+    """NotAdmitted if the head does not know the meeting, OSError if no head answers."""
+    path, headers = f"/v1/meetings/{meeting}/enter", {KEY_HEADER: key}
+    if not (directory / LINK_FILE).exists():  # a node of the head's own machine
+        socket = directory.parent.parent / SOCKET_NAME
+        return await dial("http://localhost", path, headers, "", "", socket)
+    from shoal.agent.dialling import read_link_file
+
+    try:
+        file = read_link_file(directory)
+    except ValueError as error:
+        raise OSError(str(error)) from None
+    problem: Exception = OSError(f"{LINK_FILE} names no URL")
+    for url, name in file.ways.items():
+        try:
+            return await dial(url, path, headers, name, file.certificate)
+        except NotAdmitted:
+            raise
+        except (OSError, TimeoutError, ws_error()) as error:
+            problem = error
+    raise OSError(str(problem) or "no answer") from problem
+
+
+# On which ports a member listens. Others of its node are not reached through a session.
+
+
+SHOWN_MAX = 8
+
+
+class Unheard(Exception):
+    """No process of the member listens on the port; the message says so, and what it does."""
+
+
+class Ports:
+    """`pids`: the processes of the member, as they are now."""
+
+    def __init__(self, name: str, pids: Callable[[], Iterable[int]]) -> None:
+        self._name = name
+        self._pids = pids
+        self._known: set[int] = set()  # inodes of its listeners: looked for only once
+
+    def find(self, port: int) -> Listener:
+        every = listeners()
+        asked = [one for one in every if one.port == port]
+        own = self._own(asked)
+        if own:
+            return min(own, key=lambda one: not ipaddress.ip_address(one.address).is_loopback)
+        others = sorted({one.port for one in self._own(every)})
+        shown = ", ".join(map(str, others[:SHOWN_MAX])) + (
+            ", ..." if len(others) > SHOWN_MAX else ""
+        )
+        hint = f"it listens on {shown}" if others else "it listens on no port"
+        raise Unheard(f"no process of {self._name} listens on port {port}; {hint}")
+
+    def _own(self, listeners: list[Listener]) -> list[Listener]:
+        if listeners and not any(one.inode in self._known for one in listeners):
+            self._known = sockets_of(self._pids())
+        return [one for one in listeners if one.inode in self._known]

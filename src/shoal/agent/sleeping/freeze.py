@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from shoal.agent.images.inside import inside
+from shoal.agent.images.containers import inside
 from shoal.agent.ownership import Seen, read_process
 from shoal.agent.processes import Processes
 from shoal.agent.sleeping.port import Processes as Port

@@ -7,19 +7,20 @@ import contextlib
 import logging
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
-from shoal.agent.beats import Beats
-from shoal.agent.idle import IdleWatch
+import msgspec
+
+from shoal.agent.beats import Beats, IdleWatch
 from shoal.agent.member import NAPPING, Member, State
 from shoal.agent.processes import Processes
-from shoal.agent.sleeping.choice import why_not
 from shoal.agent.sleeping.freeze import Freeze, Tree
 from shoal.agent.sleeping.port import Full, Lost, Refused, Sleeping
-from shoal.agent.sleeping.uses import uses
 from shoal.core.nodebook import NodeBook
 from shoal.model.commands import Launch, Sleep, Wake
 from shoal.model.job import Fault, MemberRef
+from shoal.model.naps import Uses
+from shoal.model.node import NodeSpec
 
 log = logging.getLogger("shoal.agent")
 
@@ -234,3 +235,55 @@ class Naps:
 
 def _since_ms(began: float) -> int:
     return int((time.monotonic() - began) * 1000)
+
+
+# What members have on GPUs: as much memory of the node is set aside before one is put to sleep.
+
+
+WHOLE_MB = 1_000
+
+
+def uses(
+    usage: Mapping[int, Mapping[int, int]],
+    owner: Callable[[int], MemberRef | None],
+    alive: Collection[MemberRef],
+) -> tuple[Uses, ...]:
+    """`usage`: MB by GPU and process, as the driver reports them."""
+    found: dict[MemberRef, int] = {}
+    for processes in usage.values():
+        for pid, memory_mb in processes.items():
+            ref = owner(pid)
+            if ref is not None and ref in alive:
+                found[ref] = found.get(ref, 0) + memory_mb
+    return tuple(Uses(ref, -(-mb // WHOLE_MB) * WHOLE_MB) for ref, mb in sorted(found.items()))
+
+
+# Which way to sleep this node has.
+
+
+WHY_LETTERS_MAX = 200
+
+
+def way_of(spec: NodeSpec, *, real: bool) -> Sleeping:
+    """`real`: this machine has NVIDIA's devices. Members without GPUs only have to be stopped."""
+    if not (spec.gpus and real):
+        return Freeze()
+    from shoal.agent.sleeping.cuda import Cuda  # other nodes do without ctypes and its memory
+
+    return Cuda()
+
+
+def why_not(way: Sleeping, launch: Launch) -> str:
+    """What is known before its processes are looked at; empty if it may sleep."""
+    if way.name == Freeze.name or not launch.gpus or launch.env.get("WORLD_SIZE", "1") == "1":
+        return ""
+    return "it is one of a gang on GPUs, and NCCL's memory cannot be brought back"
+
+
+def described(spec: NodeSpec, way: Sleeping) -> NodeSpec:
+    """What the controller has to know of it. `why_not` may take a moment."""
+    why = way.why_not()[:WHY_LETTERS_MAX]
+    frozen = way.name == Freeze.name  # GPUs that exist only in the books can be any
+    return msgspec.structs.replace(
+        spec, sleep="" if why else way.name, sleep_why=why, remaps=frozen
+    )
