@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from harness.postgres import Postgres, postgres
 from tests.needs import need
+from tests.skips import is_expected, must_run_everything
 
 # A shell starts what it puts into the background with interrupts ignored, and children inherit
 # that: the tests that press Ctrl-C would wait for ever.
@@ -57,45 +58,48 @@ LONGEST = (
 )
 
 
-# Tests in these folders compute and nothing else: one that fails there is wrong at once. Elsewhere
-# they start real processes, servers or machines, and what they see depends on more than our code,
-# as that of a test marked `outside` does.
-PURE = ("core", "forms", "ledger", "model", "plan", "sim")
-# A run with more second tries than this fails: it is not the machine.
-SECOND_TRIES = 6
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A test that depends on more than our code is tried once more if it fails. Both tries are
-    printed."""
+    """Only a test that is marked `outside` is tried once more if it fails."""
     places = {config.rootpath / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path, len(LONGEST)))
-    pure = tuple(f"{config.rootpath / 'tests' / name}/" for name in PURE)
     for item in items:
         mark = item.get_closest_marker("outside")
-        if mark is not None and len(mark.args) != 1:
-            raise pytest.UsageError(f"{item.nodeid}: say in `outside(...)` what it depends on")
-        if mark is None and str(item.path).startswith(pure):
-            continue
-        if config.pluginmanager.hasplugin("rerunfailures"):  # -p no:rerunfailures: no second try
+        if mark is not None and config.pluginmanager.hasplugin("rerunfailures"):
             item.add_marker(pytest.mark.flaky(reruns=1))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    tried = len(reporter.stats.get("rerun", [])) if reporter else 0
-    if tried > SECOND_TRIES and session.exitstatus == pytest.ExitCode.OK:
+    if _unexpected_skips(session.config) and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    tried = terminalreporter.stats.get("rerun", [])
-    for report in tried:
-        terminalreporter.section(f"tried again: {report.nodeid}")
-        terminalreporter.line("\n".join(report.longreprtext.splitlines()[-30:]))
-    if len(tried) > SECOND_TRIES:
-        told = f"{len(tried)} tests were tried again, and {SECOND_TRIES} may be: the run has failed"
-        terminalreporter.section(told)
+    again = terminalreporter.stats.get("rerun", [])
+    terminalreporter.section(f"second tries: {len(again)}")
+    for report in again:
+        terminalreporter.line(f"{report.nodeid}\n" + "\n".join(_end_of(report.longreprtext)))
+    if skips := _unexpected_skips(terminalreporter.config):
+        terminalreporter.section("skipped, which tests/skips.py does not allow: the run has failed")
+        terminalreporter.line("\n".join(skips))
+
+
+def _end_of(text: str) -> list[str]:
+    return text.splitlines()[-30:]
+
+
+def _unexpected_skips(config: pytest.Config) -> list[str]:
+    """Of a run of all tests, on a machine like CI's. The workers of a run do not know them."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.option.keyword
+    if reporter is None or not whole or not must_run_everything():
+        return []
+    skipped = [(report.nodeid, _reason(report)) for report in reporter.stats.get("skipped", [])]
+    return [f"{test}: {why}" for test, why in skipped if not is_expected(test, why)]
+
+
+def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
+    place = report.longrepr  # of a skip: file, line and "Skipped: ..."
+    return str(place[2]).removeprefix("Skipped: ") if isinstance(place, tuple) else str(place)
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
 from pathlib import Path
@@ -13,6 +14,7 @@ import yaml
 import shoal
 
 ROOT = Path(__file__).parent.parent
+SECOND_TRIES_MAX = 25
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 LOCK = (ROOT / "requirements.lock").read_text()
 YAML_FILES = sorted([*(ROOT / ".github").rglob("*.yml"), ROOT / ".pre-commit-config.yaml"])
@@ -79,3 +81,22 @@ def test_the_lock_names_every_dependency_with_one_version_and_nothing_else() -> 
 def test_the_lock_keeps_to_the_constraints() -> None:
     constraints = (ROOT / "constraints.txt").read_text().splitlines()
     assert {line for line in constraints if not line.startswith("#")} <= set(LOCK.splitlines())
+
+
+def test_second_tries_are_few_each_has_a_reason_and_none_covers_a_whole_file() -> None:
+    marked = []
+    for path in sorted([*(ROOT / "tests").rglob("*.py"), *(ROOT / "bench").rglob("*.py")]):
+        tree = ast.parse(path.read_text())
+        marks = [one for one in ast.walk(tree) if isinstance(one, ast.Attribute)]
+        marks = [one for one in marks if ast.unparse(one) == "pytest.mark.outside"]
+        on_tests = [
+            mark
+            for test in ast.walk(tree)
+            if isinstance(test, ast.FunctionDef)
+            for mark in test.decorator_list
+            if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.outside"
+        ]
+        assert len(on_tests) == len(marks), f"{path}: mark its tests one by one"
+        assert all(len(mark.args) == 1 for mark in on_tests), f"{path}: outside of what?"
+        marked += [path] * len(marks)
+    assert len(marked) <= SECOND_TRIES_MAX

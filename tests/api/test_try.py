@@ -70,7 +70,6 @@ def chat(words: str) -> str:
     return json.dumps({"messages": [{"role": "user", "content": words}], "stream": True})
 
 
-@pytest.mark.outside("a real service behind a real proxy")
 def test_a_request_reaches_the_service_alone_and_the_version_before_comes_back(live: Live) -> None:
     serving, mine = Serving(live, "talk"), live.home.read_token()
     chatting(serving, "one")

@@ -105,7 +105,6 @@ def test_what_is_too_large_is_refused_in_one_line(
     assert message
 
 
-@pytest.mark.outside("hundreds of real connections at once")
 def test_headers_without_end_cost_neither_memory_nor_time(live: Live) -> None:
     before = memory_mib(live.controller_pid())
     stop = threading.Event()
@@ -130,7 +129,6 @@ def test_headers_without_end_cost_neither_memory_nor_time(live: Live) -> None:
     assert memory_mib(live.controller_pid()) - before < 100
 
 
-@pytest.mark.outside("hundreds of real connections at once")
 def test_a_thousand_half_sent_requests_starve_nobody(live: Live) -> None:
     pid = live.controller_pid()
     links: list[socket.socket] = []

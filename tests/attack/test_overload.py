@@ -46,7 +46,6 @@ def ask(live: Live, token: str, path: str) -> socket.socket:
     return link
 
 
-@pytest.mark.outside("hundreds of real connections at once")
 def test_three_hundred_streams_and_a_busy_cluster(live: Live) -> None:
     """Half are pages, half follow the log of a job that says little; none of them is read."""
     token, pid = live.home.read_token(), live.controller_pid()
@@ -70,7 +69,6 @@ def test_three_hundred_streams_and_a_busy_cluster(live: Live) -> None:
     assert live.controller_pid() == pid
 
 
-@pytest.mark.outside("hundreds of real connections at once")
 def test_streams_of_a_killed_client_are_free_again(live: Live) -> None:
     """The limit is refused with a line, and nothing but the kernel says goodbye."""
     token = live.client.add_token(NewToken(user="ann", tenant="red")).secret

@@ -30,7 +30,6 @@ from tests.live.cluster import all_pids
 CLIENTS = 16
 
 
-@pytest.mark.outside("the pace of answers on a machine that does other things")
 def test_the_loop_answers_while_long_lists_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

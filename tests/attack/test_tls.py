@@ -73,7 +73,6 @@ def test_who_never_finishes_the_handshake_is_let_go(live: Live) -> None:
         assert idle.recv(4096).startswith(b"HTTP/1.1 408 "), "after the handshake, too"
 
 
-@pytest.mark.outside("hundreds of real connections at once")
 def test_hundreds_of_half_open_handshakes_starve_nobody(live: Live) -> None:
     pid = live.controller_pid()
     with secure(live) as ours, contextlib.ExitStack() as stack:

@@ -246,7 +246,6 @@ def test_a_run_that_goes_on_is_drawn_with_its_gap_and_its_checkpoint() -> None:
     assert served.words == "80 requests, 1 failed"
 
 
-@pytest.mark.outside("the demo plays by the clock")
 def test_the_whole_demo_is_as_promised_and_who_watches_may_kill_a_node(place: Path) -> None:
     ours, its = pty.openpty()
 

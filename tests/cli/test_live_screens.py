@@ -17,7 +17,6 @@ from tests.cli.conftest import Shoal
 from tests.cli.glass import terminal
 from tests.live.cluster import Live, live_cluster
 
-pytestmark = pytest.mark.outside("a real terminal is drawn by the clock")
 LOOP = 'i=0; while true; do i=$((i+1)); echo "row $i"; sleep 0.05; done'
 
 IMPATIENT = """

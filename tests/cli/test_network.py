@@ -165,7 +165,6 @@ def test_what_cannot_be_measured_is_said_in_one_line(live_shoal: Shoal) -> None:
         assert_one_clear_line(live_shoal("check", *args, "--json"))
 
 
-@pytest.mark.outside("each node starts a process that measures")
 def test_a_real_tour_between_two_nodes(live_shoal: Shoal) -> None:
     found = live_shoal("check", "--network", "n1", "n2", "--json")
     assert found.code == 0, found

@@ -87,7 +87,6 @@ def test_bad_amounts_and_flags_are_one_clear_line(live_shoal: Shoal) -> None:
         assert_one_clear_line(live_shoal("check", *args, "--json"))
 
 
-@pytest.mark.outside("each node starts a process that measures")
 def test_a_real_folder_is_measured_from_two_nodes_alone_and_together(
     live_shoal: Shoal, tmp_path: Path
 ) -> None:

@@ -26,7 +26,6 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 INPUTS = 20
 
 
-@pytest.mark.outside("torch's members meet on a port by clocks of their own")
 @pytest.mark.soak  # tests/live and tests/netns train, serve and map with each run
 @pytest.mark.parametrize("engine", ["kubernetes", "slurm", "ray"])
 def test_the_examples_run_unchanged(engine: str, tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from tests.gateway.world import Answer, Clients, World, raw, read_until
 CHAT = Route(service="chat", concurrency=8)
 
 
-@pytest.mark.outside("HAProxy counts rates, failures and waits by its own clock")
 @pytest.mark.parametrize("method", ["GET", "POST"])
 def test_all_replicas_are_replaced_under_load_and_no_request_fails(
     world: World, method: str
@@ -107,7 +106,6 @@ def test_a_stream_outlives_the_drain_the_removal_and_reloads(world: World, event
     until(lambda: world.gateway.in_flight("chat", "old") == 0, "the end of the stream")
 
 
-@pytest.mark.outside("HAProxy counts rates, failures and waits by its own clock")
 def test_reloads_under_load_drop_no_connection(world: World) -> None:
     world.serve(CHAT, *world.start("one", "two"))
     replicas = (world.replica("one"), world.replica("two"))
@@ -178,7 +176,6 @@ def test_a_replica_that_hangs_is_given_up_and_the_others_go_on(world: World) -> 
     assert {world.get("/chat/").body for _ in range(6)} == {"one", "two"}
 
 
-@pytest.mark.outside("HAProxy counts rates, failures and waits by its own clock")
 def test_a_faulty_replica_is_set_aside_tested_and_taken_back(world: World) -> None:
     now = [0]
     world.gateway._now_ms = lambda: now[0]
@@ -203,7 +200,6 @@ def test_a_faulty_replica_is_set_aside_tested_and_taken_back(world: World) -> No
     assert look()["one"] == 100
 
 
-@pytest.mark.outside("HAProxy counts rates, failures and waits by its own clock")
 def test_a_slow_replica_gets_nothing_while_the_others_have_room(world: World) -> None:
     now = [0]
     world.gateway._now_ms = lambda: now[0]
@@ -223,7 +219,6 @@ def test_a_slow_replica_gets_nothing_while_the_others_have_room(world: World) ->
     assert clients.failures == []
 
 
-@pytest.mark.outside("HAProxy counts rates, failures and waits by its own clock")
 def test_replicas_set_aside_are_called_back_when_all_others_are_gone(world: World) -> None:
     """Also with nobody there to drive the gateway."""
     world.serve(CHAT, *world.start("one", "two"))

@@ -128,7 +128,6 @@ def test_no_replica_works_on_more_than_its_limit_and_the_rest_waits(
         assert world.control(name).split()[0] == "2", "most at a time"
 
 
-@pytest.mark.outside("HAProxy counts rates, failures and waits by its own clock")
 def test_past_the_bound_of_the_queue_there_is_a_503_at_once(world: World) -> None:
     world.serve(Route(service="chat", concurrency=1, queue_max=1), *world.start("one"))
     with (
@@ -144,7 +143,6 @@ def test_past_the_bound_of_the_queue_there_is_a_503_at_once(world: World) -> Non
     assert world.get("/chat/").body == "one"
 
 
-@pytest.mark.outside("HAProxy counts rates, failures and waits by its own clock")
 def test_whoever_waits_too_long_in_the_queue_gets_a_503(world: World) -> None:
     world.serve(Route(service="chat", concurrency=1, queue_timeout_ms=100), *world.start("one"))
     with raw(world.port, "GET /chat/hang HTTP/1.1\nHost: x\n\n"):

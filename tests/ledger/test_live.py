@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import msgspec
-import pytest
 from harness.waiting import until
 
 from shoal.client import Client
@@ -33,7 +32,6 @@ def assert_adds_up(client: Client, view: LedgerView) -> None:
     assert not any("balance" in note for note in view.notes)
 
 
-@pytest.mark.outside("real controllers and agents are killed at moments that the machine chooses")
 def test_nodes_and_controllers_die_and_the_report_adds_up_to_the_millisecond() -> None:
     with live_cluster(3, gpus=4) as live:
         client = live.client

@@ -19,7 +19,6 @@ from shoal.model.events import ClusterRestored
 from tests.live.cluster import live_cluster
 
 
-@pytest.mark.outside("real controllers and agents are killed")
 def test_a_head_that_lost_its_disk_comes_back_and_what_started_later_is_stopped(
     tmp_path: Path,
 ) -> None:

@@ -28,7 +28,19 @@ class Cluster:
         where = ("--home", self.head, "-g", "1", "--gpu-model", model, "--no-pack")
         command = ("sh", "-c", JOB, self.folder / job)
         self.machine.shoal("run", *where, "--retries", "5", "--", *command)
-        until(lambda: len(self.pids(job)) == 1, f"{job} to start")
+        self.until_run(job, 1, f"{job} to start")
+
+    def until_run(self, job: str, attempts: int, what: str) -> None:
+        until(lambda: len(self.pids(job)) == attempts, what, self.story)
+
+    def story(self) -> str:
+        """Why jobs wait, what happened, and what the nodes have said."""
+        logs = [path for home in (self.head, self.joined) for path in home.glob("nodes/*/*.log")]
+        lines = [f"{path}:\n{path.read_text(errors='replace')[-3000:]}" for path in logs]
+        with Client.at_home(self.head) as client:
+            lines += [f"{job.id} {job.state}: {job.why}" for job in client.jobs()]
+            lines += [str(record.event) for record in client.events(after=-60).events]
+        return "\n".join(lines)
 
     def pids(self, job: str) -> list[str]:
         """One for each attempt."""
@@ -96,8 +108,8 @@ def test_head_and_node_survive_crashes_and_restarts_and_a_reboot(tmp_path: Path)
         machine.halt()
         assert cluster.saved("local") and cluster.saved("remote")
         machine.boot()
-        until(lambda: len(cluster.pids("local")) == 2, "the job on n1 to run again")
-        until(lambda: len(cluster.pids("remote")) == 2, "the job on gpu7 to run again")
+        for job, node in (("local", "n1"), ("remote", "gpu7")):
+            cluster.until_run(job, 2, f"the job on {node} to run again")
 
         _stop_on_purpose(cluster)
 

@@ -28,7 +28,6 @@ exit {code}
 """
 
 
-@pytest.mark.outside("real controllers and agents are killed at moments that the machine chooses")
 @pytest.mark.parametrize(
     ("jobs", "controllers", "agents"),
     [(30, 4, 2), pytest.param(400, 60, 20, marks=pytest.mark.soak)],

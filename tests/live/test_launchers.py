@@ -120,7 +120,6 @@ def terminal(
     return Terminal(gym, capfd)
 
 
-@pytest.mark.outside("torch and the launchers of others meet on a port by clocks of their own")
 def test_a_script_that_looks_for_a_rank_is_alone_when_it_is_alone(terminal: Terminal) -> None:
     assert "alone" in terminal.run(f"-g 1 -- python {DECIDES}")
     assert "world of 2, local ranks" in terminal.run(f"-n 2 -g 1 -- python {DECIDES}")
@@ -132,7 +131,6 @@ def test_torchrun_makes_one_world_of_all_members_and_their_gpus(terminal: Termin
     assert out.count("world of") == 1 and "world of 4, local ranks [0, 1, 0, 1]" in out
 
 
-@pytest.mark.outside("torch and the launchers of others meet on a port by clocks of their own")
 @pytest.mark.parametrize(
     "words",
     [
@@ -155,7 +153,6 @@ def test_the_reason_of_a_failure_is_the_failing_ranks(terminal: Terminal, words:
 
 
 @pytest.mark.soak
-@pytest.mark.outside("torch and the launchers of others meet on a port by clocks of their own")
 def test_torchrun_obeys_its_own_flags(terminal: Terminal) -> None:
     """As its makers document them: alone on a node, and with a rendezvous of its own choice."""
     assert "world of 2" in terminal.run(f"-- torchrun --standalone --nproc-per-node 2 {DECIDES}")
@@ -175,7 +172,6 @@ def test_accelerate_launches_on_several_machines(terminal: Terminal) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.outside("torch and the launchers of others meet on a port by clocks of their own")
 def test_lightning_alone_is_alone(terminal: Terminal) -> None:
     need("lightning")
     assert "rank 0 of 1 on node 0: 2 steps" in terminal.run(f"-- python {SCRIPTS / 'lit.py'} 1 1")
@@ -193,7 +189,6 @@ def test_lightning_runs_on_two_nodes_with_a_device_on_each(terminal: Terminal) -
 
 
 @pytest.mark.soak  # one launcher that starts processes of its own, accelerate, is enough here
-@pytest.mark.outside("torch and the launchers of others meet on a port by clocks of their own")
 def test_deepspeeds_own_launcher_starts_its_script(terminal: Terminal) -> None:
     need("deepspeed")
     launch = "exec deepspeed --no_local_rank --num_gpus 2 --master_port $PET_MASTER_PORT"
@@ -202,7 +197,6 @@ def test_deepspeeds_own_launcher_starts_its_script(terminal: Terminal) -> None:
 
 
 @pytest.mark.soak  # tests/netns/test_launchers.py has mpirun with ranks on two hosts
-@pytest.mark.outside("torch and the launchers of others meet on a port by clocks of their own")
 def test_mpirun_starts_torchrun_on_each_node(terminal: Terminal) -> None:
     need_program("mpirun")
     out = terminal.run(f"-n 2 -g 2 --launcher -- mpirun -N 1 torchrun {DECIDES}")
@@ -210,7 +204,6 @@ def test_mpirun_starts_torchrun_on_each_node(terminal: Terminal) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.outside("torch and the launchers of others meet on a port by clocks of their own")
 def test_deepspeed_starts_its_processes_on_all_nodes_of_the_hostfile(terminal: Terminal) -> None:
     need("deepspeed")
     flags = "--hostfile $SHOAL_HOSTFILE --master_addr $MASTER_ADDR --master_port $MASTER_PORT"
@@ -219,7 +212,6 @@ def test_deepspeed_starts_its_processes_on_all_nodes_of_the_hostfile(terminal: T
     assert out.count("world of") == 1 and "world of 4, local ranks [0, 1, 0, 1]" in out
 
 
-@pytest.mark.outside("torch and the launchers of others meet on a port by clocks of their own")
 @pytest.mark.parametrize(
     ("package", "command"),
     [
@@ -265,7 +257,6 @@ def output_of(pid: int) -> str:
     return ""
 
 
-@pytest.mark.outside("torch and the launchers of others meet on a port by clocks of their own")
 @pytest.mark.parametrize(
     ("package", "command", "said"),
     [

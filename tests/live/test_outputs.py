@@ -80,7 +80,6 @@ def test_members_share_one_folder_and_the_last_copy_of_a_name_counts(live: Live)
     assert paths(live, job) == ["of.0", "of.1", "same"]
 
 
-@pytest.mark.outside("the controller and an agent are killed while they copy")
 def test_a_copy_is_whole_although_controller_and_agent_are_killed_during_it(
     live: Live, tmp_path: Path
 ) -> None:

@@ -25,9 +25,6 @@ from shoal.model.job import JobSpec
 from tests.needs import need, need_program
 
 need("postgres")
-pytestmark = pytest.mark.outside(
-    "leaders are killed and stopped at moments that the machine chooses"
-)
 
 HOUR_MS = 3_600_000
 DRIFT_MS_MAX = 120_000

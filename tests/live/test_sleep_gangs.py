@@ -92,7 +92,6 @@ def grows(live: Live, job: str, attempt: int = 0) -> None:
         assert whole and right(whole)
 
 
-@pytest.mark.outside("real controllers and agents are killed at moments that the machine chooses")
 def test_a_gang_sleeps_as_a_whole_or_not_at_all_whatever_is_killed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

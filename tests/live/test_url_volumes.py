@@ -50,7 +50,6 @@ def logged(live: Live, words: str) -> int:
     return len(re.findall(words, (live.home.nodes / "n1" / "agent.log").read_text()))
 
 
-@pytest.mark.outside("a SeaweedFS server answers when it gets the time")
 def test_a_volume_from_s3_is_fetched_once_shared_and_fetched_again_when_it_changes(
     live: Live, s3: dict[str, str]
 ) -> None:
@@ -144,7 +143,6 @@ def test_a_job_that_waits_for_its_volume_says_so_and_can_be_cancelled(
         live.run("true", volumes=["https://me:word@host/data:data"])
 
 
-@pytest.mark.outside("a SeaweedFS server answers when it gets the time")
 def test_the_user_of_a_tenant_fetches_its_own_copy_and_cannot_write_to_it(
     live: Live, s3: dict[str, str]
 ) -> None:

@@ -139,7 +139,6 @@ def test_the_rules_wake_somebody_when_they_should_and_not_before(tmp_path: Path)
     assert said.returncode == 0, said.stdout + said.stderr
 
 
-@pytest.mark.outside("a real Prometheus scrapes by its own clock")
 @needs("prometheus")
 def test_a_real_prometheus_scrapes_the_cluster(
     deployed: Path, tmp_path: Path, training: str

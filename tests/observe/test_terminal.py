@@ -95,7 +95,6 @@ def job(observed: Observed) -> Iterator[str]:
     observed.wait(job)
 
 
-@pytest.mark.outside("a real terminal is drawn by the clock")
 def test_top_shows_jobs_nodes_and_services_and_gives_the_terminal_back(
     observed: Observed, job: str
 ) -> None:
@@ -114,7 +113,6 @@ def test_top_shows_jobs_nodes_and_services_and_gives_the_terminal_back(
         assert top.as_before()
 
 
-@pytest.mark.outside("a real terminal is drawn by the clock")
 def test_top_is_ended_by_ctrl_c_too(observed: Observed, job: str) -> None:
     with terminal(observed, "top", "--view", "nodes", columns=140, lines=40) as top:
         top.read_until("n1")
@@ -147,7 +145,6 @@ def test_without_a_terminal_top_prints_once(observed: Observed, job: str) -> Non
     assert wrong.stderr == "error: --view: 'moon' is not one of jobs, nodes, services\n"
 
 
-@pytest.mark.outside("a real terminal is drawn by the clock")
 def test_run_tells_how_far_the_job_is_without_disturbing_its_output(observed: Observed) -> None:
     command = [sys.executable, str(BEATER), "150"]
     env = ["--env", f"PYTHONPATH={SOURCE}", "--env", "PACE_S=0.05"]

@@ -118,7 +118,6 @@ def test_it_takes_a_tenth_of_the_free_space_at_most_and_refuses_a_full_disk(
     assert os.listdir(data) == []
 
 
-@pytest.mark.outside("a SeaweedFS server answers when it gets the time")
 def test_s3_is_measured_with_the_environments_credentials_and_left_empty(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,7 +24,6 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         yield env
 
 
-@pytest.mark.outside("a SeaweedFS server answers when it gets the time")
 def test_a_run_on_s3_goes_on_after_a_kill_and_past_a_damaged_checkpoint(
     s3: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -51,7 +50,6 @@ def test_a_run_on_s3_goes_on_after_a_kill_and_past_a_damaged_checkpoint(
     assert store.fs.exists(store.path(whole[0].name, MANIFEST))
 
 
-@pytest.mark.outside("a SeaweedFS server answers when it gets the time")
 def test_a_bucket_that_is_not_there_or_not_ours_ends_in_one_line(s3: dict[str, str]) -> None:
     wrong = s3 | {"AWS_SECRET_ACCESS_KEY": "guess", "SHOAL_CHECKPOINT_DIR": f"s3://{BUCKET}/other"}
     with Gang("tiny.py", 20, 4, 2, world=1, env=wrong) as gang:

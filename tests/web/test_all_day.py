@@ -71,7 +71,6 @@ def test_hours_of_churn_leave_the_page_as_small_as_it_was(visit: Visit, changes:
     assert after[1] - before[1] < GROWS_NODES_MAX, (before, after)
 
 
-@pytest.mark.outside("a real Chromium draws when it gets the time")
 def test_a_connection_that_was_cut_goes_on_and_nothing_is_missed(
     browser: Browser, live: Live
 ) -> None:

@@ -64,7 +64,6 @@ def with_gpus(route: Route) -> None:
     route.fulfill(response=answer, body=json.dumps(series))
 
 
-@pytest.mark.outside("a real Chromium draws when it gets the time")
 def test_a_jobs_page_draws_all_it_logs_and_its_own_gpus_and_a_link_shows_the_same(
     visit: Visit, live: Live, runs: tuple[str, str]
 ) -> None:
@@ -132,7 +131,6 @@ def test_a_jobs_page_draws_all_it_logs_and_its_own_gpus_and_a_link_shows_the_sam
     assert "range" not in choices(visit)
 
 
-@pytest.mark.outside("a real Chromium draws when it gets the time")
 def test_two_runs_are_laid_over_each_other_and_their_differences_listed(
     visit: Visit, runs: tuple[str, str]
 ) -> None:
@@ -176,7 +174,6 @@ def test_two_runs_are_laid_over_each_other_and_their_differences_listed(
     assert page.locator("main figure").count() == 0
 
 
-@pytest.mark.outside("a real Chromium draws when it gets the time")
 def test_a_chart_of_100000_points_keeps_its_peaks_and_draws_few(visit: Visit) -> None:
     found = visit.page.evaluate(
         """async () => {

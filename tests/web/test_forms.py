@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-import pytest
 from harness.browser import WAIT_MS, Visit
 from harness.waiting import until
 
@@ -30,7 +29,6 @@ def shown_job(visit: Visit) -> str:
     return str(visit.page.evaluate("location.hash.split('/')[2]"))
 
 
-@pytest.mark.outside("a real Chromium draws when it gets the time")
 def test_a_job_is_submitted_once_from_the_form_that_shows_its_command_line(
     visit: Visit, live: Live
 ) -> None:
@@ -100,7 +98,6 @@ def test_a_job_is_submitted_once_from_the_form_that_shows_its_command_line(
     assert (now.command, now.gpus, now.name) == (was.command, was.gpus, was.name)
 
 
-@pytest.mark.outside("a real Chromium draws when it gets the time")
 def test_remedies_are_buttons_that_change_a_waiting_job_or_open_a_node(
     visit: Visit, live: Live
 ) -> None:
@@ -132,7 +129,6 @@ def test_remedies_are_buttons_that_change_a_waiting_job_or_open_a_node(
         live.client.cancel(one)
 
 
-@pytest.mark.outside("a real Chromium draws when it gets the time")
 def test_a_viewer_has_no_form_and_a_member_no_choice_of_tenant(
     browser: Browser, live: Live
 ) -> None:

@@ -7,7 +7,6 @@ import sys
 import typing
 from pathlib import Path
 
-import pytest
 from harness.browser import WAIT_MS, Visit
 from harness.waiting import until
 
@@ -31,7 +30,6 @@ def test_every_kind_of_event_has_words_on_the_page() -> None:
     assert kinds == set(re.findall(r"^  ([A-Z]\w+): \(", words, re.MULTILINE))
 
 
-@pytest.mark.outside("a real Chromium draws when it gets the time")
 def test_a_link_shows_the_same_lines_of_a_job_its_files_and_the_failed_elements(
     visit: Visit, live: Live, tmp_path: Path
 ) -> None:
@@ -79,7 +77,6 @@ def test_a_link_shows_the_same_lines_of_a_job_its_files_and_the_failed_elements(
     client.remove_schedule("nightly")
 
 
-@pytest.mark.outside("a real Chromium draws when it gets the time")
 def test_a_jobs_view_shows_its_workflow_and_leads_to_the_others(visit: Visit, live: Live) -> None:
     page = visit.page
     nasty = "sleep 600 # <img src=x onerror=document.title='owned'>"
@@ -101,7 +98,6 @@ def test_a_jobs_view_shows_its_workflow_and_leads_to_the_others(visit: Visit, li
     card.locator(f"a[data-key={train}][data-state=cancelled]").wait_for()
 
 
-@pytest.mark.outside("a real Chromium draws when it gets the time")
 def test_the_page_shows_what_limits_a_job_while_it_trains_and_after_its_end(
     visit: Visit, live: Live
 ) -> None:
@@ -116,7 +112,6 @@ def test_the_page_shows_what_limits_a_job_while_it_trains_and_after_its_end(
     assert card.locator(".share i").count() >= 1
 
 
-@pytest.mark.outside("a real Chromium draws when it gets the time")
 def test_a_job_sleeps_and_wakes_by_two_buttons(visit: Visit, live: Live) -> None:
     page = visit.page
     job = live.run(COUNT, name="counts", gpus=4)

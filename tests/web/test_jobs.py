@@ -8,7 +8,6 @@ import re
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlsplit
 
-import pytest
 from harness.browser import WAIT_MS, Visit
 from harness.waiting import until
 
@@ -17,7 +16,6 @@ from tests.live.cluster import Live
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Route
 
-pytestmark = pytest.mark.outside("a real Chromium draws when it gets the time")
 WAIT_S = WAIT_MS / 1000
 MANY = 10_000
 

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
 from harness.browser import WAIT_MS, Visit
 from harness.waiting import until
 
@@ -58,7 +57,6 @@ CONTRAST = """row => {
 }"""
 
 
-@pytest.mark.outside("a real Chromium draws when it gets the time")
 def test_colours_bars_nasty_bytes_the_order_of_members_and_the_first_error(
     visit: Visit, live: Live, tmp_path: Path
 ) -> None:
@@ -141,7 +139,6 @@ def test_colours_bars_nasty_bytes_the_order_of_members_and_the_first_error(
     assert whole.index(b"one speaks") < whole.index(b"zero later"), "in order"
 
 
-@pytest.mark.outside("a real Chromium draws when it gets the time")
 def test_any_part_of_a_long_log_is_reached_and_the_page_stays_small(
     visit: Visit, live: Live
 ) -> None:

@@ -6,7 +6,6 @@ import itertools
 import math
 from typing import Any
 
-import pytest
 from harness.browser import WAIT_MS, Visit
 from harness.waiting import until
 from playwright.sync_api import expect
@@ -64,7 +63,6 @@ def made_up(count: int) -> list[list[dict[str, Any]]]:
     return [nodes, jobs]
 
 
-@pytest.mark.outside("a real Chromium draws when it gets the time")
 def test_a_cluster_fills_one_screen_whatever_its_size(visit: Visit) -> None:
     page = visit.page
     known = list(itertools.product(((4, 0.45), (16, 0.75), (200, 0.6), (2000, 0.6)), (0, 1)))
@@ -85,7 +83,6 @@ def test_a_cluster_fills_one_screen_whatever_its_size(visit: Visit) -> None:
             assert fill["below"] <= 0 and fill["beside"] <= 0, (count, racks, fill)
 
 
-@pytest.mark.outside("a real Chromium draws when it gets the time")
 def test_what_is_found_stays_marked_and_is_in_the_address(visit: Visit) -> None:
     page = visit.page
     page.evaluate(SHOW, made_up(200))
@@ -125,7 +122,6 @@ def test_what_is_found_stays_marked_and_is_in_the_address(visit: Visit) -> None:
     page.wait_for_function("() => shoalMap.lit === null")
 
 
-@pytest.mark.outside("a real Chromium draws when it gets the time")
 def test_a_node_opens_has_a_page_and_stays_open_in_the_address(visit: Visit, live: Live) -> None:
     page = visit.page
     page.wait_for_function("() => window.shoalMap?.plan?.tiles.length === 4")

@@ -6,7 +6,6 @@ import re
 from typing import TYPE_CHECKING
 
 import msgspec
-import pytest
 from harness.browser import Visit
 
 from shoal.model.fabric import Collective
@@ -32,7 +31,6 @@ LARGE = """async () => {
 }"""
 
 
-@pytest.mark.outside("a real Chromium draws when it gets the time")
 def test_the_network_is_measured_by_a_click_and_shown_for_pointers_and_keys(visit: Visit) -> None:
     page = visit.page
     visit.go("network")
@@ -53,7 +51,6 @@ def test_the_network_is_measured_by_a_click_and_shown_for_pointers_and_keys(visi
     assert readout.text_content() != before
 
 
-@pytest.mark.outside("a real Chromium draws when it gets the time")
 def test_weak_links_groups_and_collectives_are_shown_and_thousands_of_nodes_are_drawn(
     visit: Visit,
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
 from harness.browser import WAIT_MS, Visit
 from harness.waiting import until
 
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
 WAIT_S = WAIT_MS / 1000
 
 
-@pytest.mark.outside("a real Chromium draws when it gets the time")
 def test_a_nodes_page_has_its_jobs_curves_checks_and_who_drained_it_and_why(
     visit: Visit, live: Live
 ) -> None:
@@ -55,7 +53,6 @@ def test_a_nodes_page_has_its_jobs_curves_checks_and_who_drained_it_and_why(
     page.get_by_text("There is no node n99").wait_for()
 
 
-@pytest.mark.outside("a real Chromium draws when it gets the time")
 def test_what_is_followed_is_told_once_and_nothing_from_before(
     browser: Browser, live: Live
 ) -> None:

@@ -58,7 +58,6 @@ def found(page: Any) -> list[str]:
     ]
 
 
-@pytest.mark.outside("a real Chromium draws when it gets the time")
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 360)])
 def test_every_view_is_open_to_all(
     browser: Browser, live: Live, jobs: dict[str, str], scheme: str, width: int
@@ -86,7 +85,6 @@ def test_every_view_is_open_to_all(
     )
 
 
-@pytest.mark.outside("a real Chromium draws when it gets the time")
 def test_the_palette_leads_to_views_and_jobs_by_keys_alone(
     visit: Visit, jobs: dict[str, str]
 ) -> None:

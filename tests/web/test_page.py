@@ -34,7 +34,6 @@ VIEWS = {
 NASTY = "<img src=x onerror=document.title='owned'>"
 
 
-@pytest.mark.outside("a real Chromium draws when it gets the time")
 def test_a_job_appears_runs_loses_its_node_and_heals_before_our_eyes(
     visit: Visit, live: Live
 ) -> None:
@@ -65,7 +64,6 @@ def test_a_job_appears_runs_loses_its_node_and_heals_before_our_eyes(
     until(lambda: not visit.cells(job))
 
 
-@pytest.mark.outside("a real Chromium draws when it gets the time")
 def test_the_log_is_told_as_it_is_written_and_text_is_only_text(visit: Visit, live: Live) -> None:
     gate = live.home.path / "gate"
     job = live.run(
@@ -87,7 +85,6 @@ def test_the_log_is_told_as_it_is_written_and_text_is_only_text(visit: Visit, li
     live.client.cancel(job)
 
 
-@pytest.mark.outside("a real Chromium draws when it gets the time")
 def test_the_queue_says_why_and_what_would_help(visit: Visit, live: Live) -> None:
     holders = [live.run("sleep 600", gpus=3, name=f"holds-{n}") for n in range(4)]
     job = live.run("true", gpus=4, name="late")
@@ -101,7 +98,6 @@ def test_the_queue_says_why_and_what_would_help(visit: Visit, live: Live) -> Non
         live.client.cancel(holder)
 
 
-@pytest.mark.outside("a real Chromium draws when it gets the time")
 def test_a_node_is_drained_and_opened_and_a_job_requeued_after_a_question(
     visit: Visit, live: Live
 ) -> None:
@@ -148,7 +144,6 @@ def test_a_node_is_drained_and_opened_and_a_job_requeued_after_a_question(
     live.client.cancel(again)
 
 
-@pytest.mark.outside("a real Chromium draws when it gets the time")
 def test_a_service_is_scaled_from_the_page(visit: Visit, live: Live) -> None:
     sleeps = (sys.executable, "-c", "import time; time.sleep(600)")
     replica = JobSpec(command=sleeps, cpu_milli=100, members=2, members_per_node=1)
@@ -168,7 +163,6 @@ def test_a_service_is_scaled_from_the_page(visit: Visit, live: Live) -> None:
     card.wait_for(state="detached")
 
 
-@pytest.mark.outside("a real Chromium draws when it gets the time")
 def test_the_last_days_are_replayed_under_other_policies(visit: Visit, live: Live) -> None:
     assert live.wait(live.run("true", gpus=1)) == "succeeded"
     visit.go("simulate")
@@ -179,7 +173,6 @@ def test_the_last_days_are_replayed_under_other_policies(visit: Visit, live: Liv
     table.get_by_text("Wait, mean").wait_for()
 
 
-@pytest.mark.outside("a real Chromium draws when it gets the time")
 def test_a_training_run_is_planned_and_a_wrong_amount_is_refused_in_words(visit: Visit) -> None:
     visit.go("plan")
     page = visit.page
@@ -196,7 +189,6 @@ def test_a_training_run_is_planned_and_a_wrong_amount_is_refused_in_words(visit:
     page.get_by_text("Time to train").wait_for()
 
 
-@pytest.mark.outside("a real Chromium draws when it gets the time")
 @pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.soak)])
 def test_on_a_phone_nothing_is_wider_than_the_screen(
     browser: Browser, live: Live, scheme: str
@@ -215,7 +207,6 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(
     live.client.cancel(waits)
 
 
-@pytest.mark.outside("a real Chromium draws when it gets the time")
 def test_the_map_is_walked_with_the_keyboard(visit: Visit) -> None:
     visit.page.locator(".map canvas").focus()
     visit.page.keyboard.press("ArrowRight")
@@ -224,7 +215,6 @@ def test_the_map_is_walked_with_the_keyboard(visit: Visit) -> None:
     visit.page.locator(".panel h2", has_text="n1").wait_for()
 
 
-@pytest.mark.outside("a real Chromium draws when it gets the time")
 def test_the_page_comes_back_when_the_controller_does(visit: Visit, live: Live) -> None:
     live.kill_controller()
     job = live.run("sleep 600", gpus=1, name="after")
@@ -233,7 +223,6 @@ def test_the_page_comes_back_when_the_controller_does(visit: Visit, live: Live) 
     visit.complaints.clear()  # a stream that breaks is told of by the browser itself
 
 
-@pytest.mark.outside("a real Chromium draws when it gets the time")
 def test_signing_in_anew_in_another_tab_does_not_break_this_one(visit: Visit, live: Live) -> None:
     job = live.run("sleep 600", name="tabs", cpu_milli=100)
     visit.go(f"job/{job}")
@@ -248,7 +237,6 @@ def test_signing_in_anew_in_another_tab_does_not_break_this_one(visit: Visit, li
     visit.complaints = [told for told in visit.complaints if "403" not in told]
 
 
-@pytest.mark.outside("a real Chromium draws when it gets the time")
 def test_a_link_signs_in_once(browser: Browser, live: Live) -> None:
     visit = Visit(browser, live.client.page_link(), "", 1200, "light")
     visit.url = live.client.url
@@ -267,7 +255,6 @@ def test_a_link_signs_in_once(browser: Browser, live: Live) -> None:
     visit.close()
 
 
-@pytest.mark.outside("a real Chromium draws when it gets the time")
 def test_a_person_signs_in_through_their_organisation(browser: Browser, live: Live) -> None:
     live.client.add_tenant("lab")
     with fake_provider() as provider:

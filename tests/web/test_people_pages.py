@@ -18,10 +18,7 @@ from tests.api.world import MARK, OURS, POLICY, THEIRS, World
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-pytestmark = [
-    pytest.mark.outside("a real Chromium draws when it gets the time"),
-    pytest.mark.filterwarnings("ignore::litestar.exceptions.LitestarDeprecationWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::litestar.exceptions.LitestarDeprecationWarning")
 
 
 @pytest.fixture(scope="module")

@@ -43,7 +43,6 @@ def redrawn(visit: Visit, times: int = 3) -> None:
     visit.page.wait_for_function("target => window.changes >= target", arg=target)
 
 
-@pytest.mark.outside("a real Chromium draws when it gets the time")
 def test_a_click_counts_though_the_table_changes_under_it(
     visit: Visit, live: Live, queue: list[str]
 ) -> None:
@@ -68,7 +67,6 @@ def test_a_click_counts_though_the_table_changes_under_it(
         page.locator(f"{WAITING} tr[data-job={more}]").wait_for(state="detached")
 
 
-@pytest.mark.outside("a real Chromium draws when it gets the time")
 def test_focus_and_selection_stay_with_their_row(
     visit: Visit, live: Live, queue: list[str]
 ) -> None:
@@ -100,7 +98,6 @@ def test_focus_and_selection_stay_with_their_row(
     live.client.cancel(first)
 
 
-@pytest.mark.outside("a real Chromium draws when it gets the time")
 def test_clocks_go_on_where_nothing_happens(visit: Visit, queue: list[str]) -> None:
     assert queue
     page = visit.page
@@ -110,7 +107,6 @@ def test_clocks_go_on_where_nothing_happens(visit: Visit, queue: list[str]) -> N
     page.wait_for_function(f"before => {seen} !== before", arg=before)
 
 
-@pytest.mark.outside("a real Chromium draws when it gets the time")
 def test_a_bar_that_writes_over_itself_is_one_line_and_page_up_stops_following(
     visit: Visit, live: Live
 ) -> None:
@@ -136,7 +132,6 @@ def test_a_bar_that_writes_over_itself_is_one_line_and_page_up_stops_following(
     live.client.cancel(job)
 
 
-@pytest.mark.outside("a real Chromium draws when it gets the time")
 def test_a_drained_node_is_told_from_one_that_drains(visit: Visit, live: Live) -> None:
     from shoal.model.node import NodeIntent
 
@@ -147,7 +142,6 @@ def test_a_drained_node_is_told_from_one_that_drains(visit: Visit, live: Live) -
     visit.page.locator(".trouble .chip", has_text="n4").wait_for(state="detached")
 
 
-@pytest.mark.outside("a real Chromium draws when it gets the time")
 def test_a_controller_that_hangs_is_not_live(visit: Visit, live: Live) -> None:
     page = visit.page
     pid = live.controller_pid()
@@ -162,7 +156,6 @@ def test_a_controller_that_hangs_is_not_live(visit: Visit, live: Live) -> None:
     visit.complaints.clear()  # what was asked meanwhile may have failed, and a browser tells
 
 
-@pytest.mark.outside("a real Chromium draws when it gets the time")
 def test_a_job_that_makes_no_steps_any_more_says_so(visit: Visit, queue: list[str]) -> None:
     assert queue
     page = visit.page

@@ -31,7 +31,6 @@ def bars(visit: Visit, job: str) -> list[dict[str, Any]]:
     return list(visit.page.evaluate(BARS, job))
 
 
-@pytest.mark.outside("a real Chromium draws when it gets the time")
 def test_a_lost_job_is_seen_where_it_ran_and_its_moment_can_be_opened(
     visit: Visit, live: Live
 ) -> None:
@@ -90,7 +89,6 @@ def test_a_lost_job_is_seen_where_it_ran_and_its_moment_can_be_opened(
     live.client.cancel(blocked)
 
 
-@pytest.mark.outside("a real Chromium draws when it gets the time")
 def test_keys_step_through_time_and_lanes_and_refusals_are_one_line(
     visit: Visit, live: Live
 ) -> None:
@@ -154,7 +152,6 @@ def many(nodes: int, count: int, now_ms: int) -> dict[str, Any]:
     return {**edges, **lists, "known_ms": now_ms, "now_ms": now_ms}
 
 
-@pytest.mark.outside("a real Chromium draws when it gets the time")
 def test_thousands_of_lanes_scroll_and_zoom_on_a_phone_too(browser: Browser, live: Live) -> None:
     token = live.home.token.read_text().strip()
     visit = Visit(browser, live.client.url, token, 360, "dark")

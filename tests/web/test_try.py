@@ -9,7 +9,6 @@ import signal
 import sys
 
 import msgspec
-import pytest
 from harness.browser import Visit
 from harness.waiting import until
 from playwright.sync_api import expect
@@ -29,7 +28,6 @@ def kill(port: str) -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.outside("a real Chromium draws when it gets the time")
 def test_a_service_is_tried_talked_to_and_rolled_back(visit: Visit, live: Live) -> None:
     need_gateway()
     policy = msgspec.structs.replace(live.client.policy(), **replica_ports())

@@ -6,10 +6,12 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
-from harness.waiting import until
+from harness.waiting import WAIT_S, until
 
 from shoal.engines.ray import holder
 
@@ -42,6 +44,70 @@ def test_it_outlives_its_parent_and_has_a_session_of_its_own(tmp_path: Path, ord
     finally:
         holder.end_order("test", order)
     assert holder.end_order("test", order) == 0
+
+
+@pytest.fixture
+def ask(tmp_path: Path, order: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """For a program that stands in for the starter. There is no Ray to ask about its node, and what
+    a holder does last, to end its process, would end the test's."""
+    monkeypatch.setattr(holder, "gpu_ids", list)
+    monkeypatch.setattr(holder, "node_labels", dict)
+    monkeypatch.setattr(holder, "LOOK_S", 0.01)
+    monkeypatch.setattr(holder, "READ_WITHIN_S", 0)
+    monkeypatch.setattr(os, "_exit", lambda _: None)
+    plan = {
+        "cluster": "test",
+        "order": order,
+        "home": str(tmp_path / "home"),
+        "python": sys.executable,
+        "arguments": ["-c", SLEEP, "join"],
+        "labels": {},
+        "environment": {},
+    }
+    return {"again": False, "plan": plan}
+
+
+def test_an_order_that_is_released_before_its_agent_starts_never_starts_it(
+    ask: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked, go_on = threading.Event(), threading.Event()
+
+    def look(_: str) -> None:
+        looked.set()
+        assert go_on.wait(WAIT_S)
+
+    monkeypatch.setattr(holder, "top_of", look)
+    monkeypatch.setattr(holder, "start_detached", lambda *_: pytest.fail("it was started"))
+    held = holder.Holder(ask)
+    assert looked.wait(WAIT_S)
+    held.end()
+    go_on.set()
+    until(lambda: held.status()["ended"])
+    assert held.status() == {"ended": True, "reason": "", "failed": False}
+
+
+def test_an_order_that_is_released_while_its_agent_starts_ends_it(
+    ask: dict[str, Any], order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The interpreter that detaches it carries the mark, too, and is gone a moment later."""
+    really_start, detaching, go_on = holder.start_detached, threading.Event(), threading.Event()
+
+    def start(*words: Any) -> int:
+        detaching.set()
+        assert go_on.wait(WAIT_S)
+        return really_start(*words)
+
+    monkeypatch.setattr(holder, "start_detached", start)
+    held = holder.Holder(ask)
+    assert detaching.wait(WAIT_S)
+    held.end()
+    go_on.set()
+    try:
+        until(lambda: held.status()["ended"])
+        assert holder.marked(f"test/{order}") == []
+        assert not held.status()["failed"]
+    finally:
+        holder.end_order("test", order)
 
 
 def test_a_python_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -27,10 +27,7 @@ from tests.engines.ray.rig import RayRig
 from tests.needs import need
 
 need("ray")
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::litestar.exceptions.LitestarDeprecationWarning"),
-    pytest.mark.outside("Ray starts its processes and gives up on them by its own clocks"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::litestar.exceptions.LitestarDeprecationWarning")
 
 BOUND_S = 240
 # Stands for `shoal join --foreground`: it lives until it is told to end.
@@ -169,6 +166,7 @@ async def release(supplier: RaySupplier, *orders: str) -> None:
         await look_until(supplier, order, ended)
 
 
+@pytest.mark.outside("Ray starts its processes and gives up on them by its own clocks")
 def test_an_order_runs_with_a_clean_environment_and_holds_its_gpus(site: Site) -> None:
     async def scene(supplier: RaySupplier) -> None:
         assert (await supplier.look()).orders == ()
@@ -200,6 +198,7 @@ def test_an_order_runs_with_a_clean_environment_and_holds_its_gpus(site: Site) -
 
 
 @pytest.mark.soak
+@pytest.mark.outside("Ray starts its processes and gives up on them by its own clocks")
 def test_another_controller_finds_the_orders_again(site: Site) -> None:
     async def first(supplier: RaySupplier) -> None:
         await supplier.provision(site.provision("o1"))
@@ -214,6 +213,7 @@ def test_another_controller_finds_the_orders_again(site: Site) -> None:
     play(site, second)
 
 
+@pytest.mark.outside("Ray starts its processes and gives up on them by its own clocks")
 def test_a_killed_actor_is_replaced_beside_its_agent(ray: RealRay, site: Site) -> None:
     async def scene(supplier: RaySupplier) -> None:
         await supplier.provision(site.provision("o1"))
@@ -302,6 +302,7 @@ def test_a_ray_that_cannot_be_used_says_why_in_one_line(
 
 
 @pytest.mark.soak  # a Ray takes up to a minute to start on two cores that are busy
+@pytest.mark.outside("Ray starts its processes and gives up on them by its own clocks")
 def test_a_restarted_ray_gets_its_nodes_back_and_disturbs_none(ray: RealRay, site: Site) -> None:
     """Last, because all that Ray knew is gone with it."""
 
