@@ -110,7 +110,7 @@ def test_an_admin_with_a_token_manages_all(live: Live, sign: Callable[..., Signe
     eve.remove_tenant("new")
     events = [type(record.event).__name__ for record in live.client.events(after=-7).events]
     assert events[-2:] == ["UserRemoved", "TenantRemoved"]
-    assert live.client.events(after=-1).events[0].event.who == "eve"  # type: ignore[union-attr]
+    assert live.client.events(after=-1).events[0].event.who == "eve"  # type: ignore[attr-defined]
 
 
 def test_a_user_manages_only_their_own_tokens(live: Live, sign: Callable[..., Signed]) -> None:

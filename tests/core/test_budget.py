@@ -46,7 +46,7 @@ def test_a_budget_is_warned_about_then_held_then_free_again() -> None:
     assert kinds(made.step(spendings=spent(red=7.9)).events) == []
     warned = made.step(spendings=spent(red=8)).events
     assert kinds(warned) == ["BudgetWarned"]
-    assert warned[0].why == "red has used 8.0 of 10 GPU-hours this month"  # type: ignore[union-attr]
+    assert warned[0].why == "red has used 8.0 of 10 GPU-hours this month"  # type: ignore[attr-defined]
     assert kinds(made.step(spendings=spent(red=9)).events) == []  # it is said once
     assert kinds(made.step(spendings=spent(red=10)).events) == ["BudgetHeld"]
     assert made.job(running).phase is Phase.RUNNING
@@ -66,7 +66,7 @@ def test_a_budget_may_be_a_part_of_an_hour() -> None:
     made = Cluster(Policy(tenants=(tenant,)))
     made.join("a", gpus=4)
     warned = made.step(spendings=spent(red=0.0008)).events
-    assert warned[0].why == "red has used 0.0008 of 0.001 GPU-hours this month"  # type: ignore[union-attr]
+    assert warned[0].why == "red has used 0.0008 of 0.001 GPU-hours this month"  # type: ignore[attr-defined]
     assert kinds(made.step(spendings=spent(red=0.001)).events) == ["BudgetHeld"]
     least = Policy(tenants=(Tenant(name="red", budget_gpu_hours=1e-300, budget_money=1e-300),))
     assert kinds(Cluster(least).step(spendings=spent(red=1)).events)[-1] == "BudgetHeld"
@@ -119,7 +119,7 @@ def test_a_budget_in_money_says_at_once_that_some_time_has_no_price() -> None:
 
     warned = made.step(spendings=told(HOUR // 2)).events
     assert kinds(warned) == ["BudgetWarned"]
-    assert warned[0].why == (  # type: ignore[union-attr]
+    assert warned[0].why == (  # type: ignore[attr-defined]
         "blue has spent 1.00 of 50 in all; 0.5 GPU-hours have no price and cannot count: "
         "shoal prices --help"
     )

@@ -233,7 +233,7 @@ def test_what_people_set_goes_before_what_the_node_reports() -> None:
     change(cluster, "a", labels={"zone": "y", "pool": None, "own": "1"}, taints={"old": "v"})
     assert cluster.node("a").labels == {"zone": "y", "own": "1", "node": "a"}
     assert cluster.node("a").taints == ("old=v",)
-    assert "by ann" in cluster.log[-1].why  # type: ignore[union-attr]
+    assert "by ann" in cluster.log[-1].why  # type: ignore[attr-defined]
     cluster.reboot("a")
     cluster.hear("a")
     assert cluster.node("a").labels == {"zone": "y", "own": "1", "node": "a"}

@@ -89,7 +89,7 @@ def test_nobody_hears_of_jobs_that_they_may_not_see() -> None:
 def test_a_notice_does_not_name_the_jobs_of_others() -> None:
     job = Job(id="j1", number=1, spec=job_spec(tenant="lab", notify=("@job",)))
     (notice,) = notices_of(Recorded(7, FAILED), [], PEOPLE, job, "cafe")
-    assert notice.text == "j1 failed: after another job"
+    assert notice.text == "j1 failed with exit code 1: after another job"
     (again,) = notices_of(Recorded(7, FAILED), [], PEOPLE, job, "cafe")
     assert notice.id == again.id
 

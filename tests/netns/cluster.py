@@ -11,7 +11,6 @@ import msgspec
 from harness.hosts import Host, Net
 from harness.waiting import WAIT_S, until
 
-from shoal.cli.screen.words import sentence
 from shoal.client import Client
 from shoal.model.job import JobSpec
 from shoal.model.policy import Policy
@@ -79,7 +78,10 @@ class Cluster:
         """What happened, for whoever reads a test that failed."""
         events = self.ask(lambda client: client.events(after=-40)).events
         return "\n".join(
-            [*(sentence(one.event) for one in events), *(f"{n.id} {n.state}" for n in self.nodes())]
+            [
+                *(one.event.sentence() for one in events),
+                *(f"{n.id} {n.state}" for n in self.nodes()),
+            ]
         )
 
     def nodes(self) -> list[NodeView]:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 import sys
-import typing
 from pathlib import Path
 
 from harness.browser import WAIT_MS, Visit
 from harness.waiting import until
 
 from shoal.api.web import FOLDER
-from shoal.model.events import Event
 from shoal.model.schedule import ScheduleSpec
 from shoal.model.workflow import WorkflowJob
 from tests.live.cluster import Live
@@ -22,12 +20,6 @@ BEATER = Path(__file__).parent.parent / "observe" / "beater.py"
 TALK = (
     "echo loss of $SHOAL_MEMBER; echo other $SHOAL_MEMBER; echo x > $SHOAL_OUTPUT/m.$SHOAL_MEMBER"
 )
-
-
-def test_every_kind_of_event_has_words_on_the_page() -> None:
-    words = (FOLDER / "words.js").read_text()
-    kinds = {kind.__name__ for kind in typing.get_args(Event)}
-    assert kinds == set(re.findall(r"^  ([A-Z]\w+): \(", words, re.MULTILINE))
 
 
 def test_a_link_shows_the_same_lines_of_a_job_its_files_and_the_failed_elements(

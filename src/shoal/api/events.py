@@ -18,7 +18,7 @@ from shoal.api.reach import Reach
 from shoal.api.read_threads import aside, encoded, respond
 from shoal.api.seen import seen_events
 from shoal.calls.cluster import ClusterCalls
-from shoal.model.events import ArraySubmitted, JobEvent, JobSubmitted, Recorded
+from shoal.model.events import ArraySubmitted, JobEvent, JobSubmitted, Recorded, with_text
 from shoal.model.finding import JobFilter
 from shoal.model.views import EventsView
 from shoal.ports import Store
@@ -66,7 +66,9 @@ class Events(Controller):
             if found or left_s <= 0:
                 break
             await reach.loop.changed(job, left_s)
-        body = await aside(lambda: encoded(EventsView(events=found, next_after=after)), limit)
+        body = await aside(
+            lambda: encoded(EventsView(events=with_text(found), next_after=after)), limit
+        )
         return respond(body)
 
 
@@ -96,7 +98,7 @@ async def _matching(reach: Reach, found: list[Recorded], wanted: JobFilter) -> l
     if not wanted.given:
         return found
     events = [one for one in found if isinstance(one.event, JobEvent)]
-    named = {one.event.job for one in events}  # type: ignore[union-attr]
+    named = {one.event.job for one in events}  # type: ignore[attr-defined]
     known = {name: reach.loop.state.jobs.get(name) for name in named}
     live = {name for name, job in known.items() if job is not None and wanted.matches(job)}
     gone = [name for name, job in known.items() if job is None]
@@ -107,7 +109,7 @@ async def _matching(reach: Reach, found: list[Recorded], wanted: JobFilter) -> l
 
     names = {*live, *await aside(ended, len(gone))}
     await reach.loop.settled()
-    return [one for one in events if one.event.job in names]  # type: ignore[union-attr]
+    return [one for one in events if one.event.job in names]  # type: ignore[attr-defined]
 
 
 async def _seen(reach: Reach, found: list[Recorded]) -> list[Recorded]:

@@ -28,6 +28,7 @@ from shoal.model.events import (
     NodeJudged,
     NodeLost,
     Recorded,
+    with_text,
 )
 from shoal.model.explanation import Explanation
 from shoal.model.job import Job, MemberRef, Phase
@@ -70,7 +71,7 @@ def why_view(
         start=seen.start,
         why=_with_holders(reach, job, reach.text(seen.why), now_ms),
         progress=progress_view(loop, job, samples),
-        events=told[-WHY_EVENTS_MAX:],
+        events=with_text(told[-WHY_EVENTS_MAX:]),
         attempts=attempts_of((one.event for one in told), no_tail),
         labels=job.spec.labels,
         notes=list(job.notes),

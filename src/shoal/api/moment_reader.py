@@ -38,7 +38,7 @@ from shoal.core.state.state import State
 from shoal.database.base import Database
 from shoal.database.sqlite import SqliteDatabase
 from shoal.kernel import die_with_parent
-from shoal.model.events import Recorded
+from shoal.model.events import Recorded, with_text
 from shoal.model.feed import Snapshot
 from shoal.model.finding import EVERY_JOB, LAST_ENDED, JobFilter
 from shoal.model.job import Job
@@ -172,7 +172,7 @@ class MomentReader:
         found = [
             event_without_keys(without_hash(one)) for one in self._moments.log.notable(seq, most)
         ]
-        return seen_events(reach, found)[-EVENTS_SHOWN:]
+        return with_text(seen_events(reach, found)[-EVENTS_SHOWN:])
 
 
 def _when(at_ms: int) -> str:

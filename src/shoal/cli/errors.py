@@ -45,7 +45,7 @@ def exit_code_of(act: Callable[[], Any]) -> int:
 
 def print_error(message: str) -> None:
     """One line on stderr, whatever the message contains."""
-    from shoal.cli.screen.show import printable
+    from shoal.model.phrases import printable
 
     print(f"error: {printable(message)}", file=sys.stderr)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from shoal.forms import datafile, units
+from shoal.forms import datafile
 from shoal.forms.datafile import check_names
 from shoal.forms.failure import BadField
 from shoal.model.oidc import GroupRule, OidcConfig, problem_with
+from shoal.model.phrases import shortened
 
 NAMES = tuple(field.name for field in msgspec.structs.fields(OidcConfig))
 RULE_NAMES = tuple(field.name for field in msgspec.structs.fields(GroupRule))
@@ -25,7 +26,7 @@ def parse(text: str, ending: str) -> OidcConfig:
     if not isinstance(groups, dict):
         raise BadField("groups", "must be names with roles, e.g. {lab-team: {tenant: lab}}")
     for name, rule in groups.items():
-        where = f"groups.{units.shortened(str(name), 60)}"
+        where = f"groups.{shortened(str(name), 60)}"
         if not isinstance(rule, dict):
             raise BadField(where, "must be a table, e.g. {tenant: lab, role: member}")
         check_names(rule, RULE_NAMES, f"there are {', '.join(RULE_NAMES)}", where)

@@ -17,6 +17,7 @@ from shoal.forms import datafile, readers, supply, units
 from shoal.forms.datafile import is_job_file, unknown
 from shoal.forms.failure import REFUSED, USAGE, BadField, Failure
 from shoal.model.job import JOB_NAME_PATTERN
+from shoal.model.phrases import shortened
 from shoal.model.policy import GpuOver, Others, Places, Policy, Preempt, Sleeping, Tenant
 
 NAME_CHARACTERS_MAX = 63
@@ -167,7 +168,7 @@ def check(policy: Policy, *, load: bool) -> None:
         problem = tryout.problem(policy, functions, b"", 0)
     if problem is not None:
         field, _, message = problem.partition(": ")
-        raise BadField(field, units.shortened(message, 300))
+        raise BadField(field, shortened(message, 300))
 
 
 # -- reading --------------------------------------------------------------------------------
@@ -232,7 +233,7 @@ def _tenants(value: Any) -> list[dict[str, Any]]:
 
 
 def _tenant(name: str, about: Any) -> dict[str, Any]:
-    where = f"tenants.{units.shortened(name, 63)}"
+    where = f"tenants.{shortened(name, 63)}"
     if about is None:
         return {}
     if not isinstance(about, dict):
@@ -263,7 +264,7 @@ def _where(path: str, changes: dict[str, Any]) -> str:
     if match is None:
         return next((field for field, name in FIELDS.items() if name == path), path)
     name = changes["tenants"][int(match[1])]["name"]
-    return f"tenants.{units.shortened(name, 63)}" + (f".{match[2]}" if match[2] else "")
+    return f"tenants.{shortened(name, 63)}" + (f".{match[2]}" if match[2] else "")
 
 
 def _as_name(text: str) -> str:

@@ -7,9 +7,10 @@ from typing import Any
 
 import msgspec
 
-from shoal.forms import datafile, units
+from shoal.forms import datafile
 from shoal.forms.datafile import check_names
 from shoal.forms.failure import BadField
+from shoal.model.phrases import shortened
 from shoal.model.prices import Price, PriceList, problem_with
 
 NAMES = tuple(field.name for field in msgspec.structs.fields(PriceList))
@@ -30,7 +31,7 @@ def parse(text: str, ending: str) -> PriceList:
             raise BadField(table, "must be names with prices, e.g. {H100: {per_hour: 2.5}}")
         written[table] = {str(name): entry for name, entry in entries.items()}
         for name, entry in written[table].items():
-            where = f"{table}.{units.shortened(name, 60)}"
+            where = f"{table}.{shortened(name, 60)}"
             if not isinstance(entry, dict):
                 raise BadField(where, "must be a table, e.g. {per_hour: 2.5}")
             check_names(entry, PRICE_NAMES, f"there are {', '.join(PRICE_NAMES)}", where)

@@ -9,6 +9,7 @@ from typing import Any
 
 from shoal.forms import datafile, readers, units
 from shoal.forms.failure import BadField
+from shoal.model.phrases import shortened
 from shoal.model.supply import SUPPLIES_MAX, Supply
 
 NUMBER_MAX = 10**12
@@ -108,7 +109,7 @@ def supply(row: Any) -> dict[str, Any]:
     name = written.pop("name", engine)
     if not isinstance(name, str):
         raise BadField("supply.name", "must be a word")
-    where = f"supply.{units.shortened(name, 40)}"
+    where = f"supply.{shortened(name, 40)}"
     found: dict[str, Any] = {"name": name, "engine": engine}
     options: dict[str, str] = {}
     raw_prices = bool(STORED & set(written))  # as `show --json` prints them: in millionths
@@ -170,7 +171,7 @@ def where_of(path: str, rows: list[dict[str, Any]]) -> str | None:
     match = re.match(r"supply\[(\d+)\]\.?(\w*)", path)
     if match is None:
         return None
-    name = units.shortened(str(rows[int(match[1])]["name"]), 40)
+    name = shortened(str(rows[int(match[1])]["name"]), 40)
     word = next((word for word, (target, _) in FIELDS.items() if target == match[2]), match[2])
     return f"supply.{name}" + (f".{word}" if word else "")
 

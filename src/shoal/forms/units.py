@@ -7,6 +7,7 @@ import re
 from decimal import Decimal
 
 from shoal.model.durations import duration_text
+from shoal.model.phrases import shortened
 
 __all__ = ["duration_text"]
 
@@ -77,10 +78,6 @@ def memory_text(mb: int) -> str:
                 else f"{amount:.1f}".rstrip("0").rstrip(".") + unit
             )
     return f"{mb}M" if mb else "0"
-
-
-def shortened(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def quoted(text: str) -> str:

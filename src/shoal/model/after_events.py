@@ -10,3 +10,6 @@ class JobReleased(JobEvent, frozen=True, kw_only=True):
 
     by: str
     why: str
+
+    def phrase(self) -> str:
+        return f"no longer waits for {self.by}: {self.why}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shoal.model.eventbase import JobEvent
 from shoal.model.job import Job, JobSpec, Outcome
+from shoal.model.phrases import sweep_text
 
 
 class ArrayEvent(JobEvent, frozen=True, kw_only=True):
@@ -17,11 +18,19 @@ class ArraySubmitted(ArrayEvent, frozen=True, kw_only=True):
     key: str = ""
     awaits: tuple[str, ...] = ()  # as for a job
 
+    def phrase(self) -> str:
+        name = f" as '{self.spec.name}'" if self.spec.name else ""
+        many = sweep_text(self.spec.sweep) if self.spec.sweep is not None else ""
+        return f"was submitted{name}: an array of {many}"
+
 
 class ArrayCancelled(ArrayEvent, frozen=True, kw_only=True):
     """No further element begins; those that run are stopped by events of their own."""
 
     why: str
+
+    def phrase(self) -> str:
+        return f"is being cancelled: {self.why}"
 
 
 class ArrayRetried(ArrayEvent, frozen=True, kw_only=True):
@@ -32,6 +41,9 @@ class ArrayRetried(ArrayEvent, frozen=True, kw_only=True):
     why: str
     record: Job | None = None
 
+    def phrase(self) -> str:
+        return f"goes on: {self.why}{'' if self.index is None else f' (index {self.index})'}"
+
 
 class ArrayFinished(ArrayEvent, frozen=True, kw_only=True):
     """Its last element has ended."""
@@ -39,3 +51,6 @@ class ArrayFinished(ArrayEvent, frozen=True, kw_only=True):
     outcome: Outcome
     code: int
     why: str
+
+    def phrase(self) -> str:
+        return f"ended, {self.outcome.value}: {self.why}"

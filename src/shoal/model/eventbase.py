@@ -1,24 +1,101 @@
-"""What events have in common."""
+"""What every event declares: when it happened, to what, in which words, and who may see it."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import msgspec
+
+from shoal.model.phrases import printable
+
+if TYPE_CHECKING:
+    from shoal.model.policy import Policy
+
+
+class Reader(Protocol):
+    """Somebody to whom events are shown."""
+
+    @property
+    def admin(self) -> bool: ...
+
+    @property
+    def sees_all(self) -> bool:
+        """What all tenants do."""
+
+    def sees_job(self, job: str) -> bool: ...
+
+    def sees_tenant(self, tenant: str, at_ms: int) -> bool:
+        """Whether the tenant that had this name then is the reader's."""
+
+    def sees_service(self, service: str, at_ms: int) -> bool: ...
+
+    def policy(self, policy: Policy) -> Policy:
+        """As far as it concerns the reader."""
+
+    def text(self, text: str) -> str:
+        """A reason without the jobs of others."""
 
 
 class EventBase(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=True):
     """All events of one step carry the same `at_ms`."""
 
-    about_job: ClassVar[bool] = False
+    # So frequent that it would fill any short list of events. The store indexes all the others by
+    # their names: drop that index when you change this.
+    quiet: ClassVar[bool] = False
+
     at_ms: int
+
+    @property
+    def subject(self) -> str:
+        """What it happened to, as the beginning of the sentence."""
+        raise NotImplementedError
+
+    def phrase(self) -> str:
+        """The rest of the sentence, without a full stop."""
+        raise NotImplementedError
+
+    def sentence(self) -> str:
+        """What the terminal, the page and everybody else show of it."""
+        return printable(f"{self.subject} {self.phrase()}")
+
+    def visible_to(self, reader: Reader) -> bool:
+        raise NotImplementedError
+
+    def concealed(self, reader: Reader) -> Self:
+        """For a reader who does not see all: without what belongs to others."""
+        why: Any = getattr(self, "why", "")
+        shown = reader.text(why)
+        return self if shown == why else msgspec.structs.replace(self, why=shown)
+
+    def shown_to(self, reader: Reader) -> Self | None:
+        """As the reader may see it; None: not at all."""
+        if not self.visible_to(reader):
+            return None
+        return self if reader.sees_all else self.concealed(reader)
 
 
 class JobEvent(EventBase, frozen=True, kw_only=True):
-    about_job: ClassVar[bool] = True
     job: str
 
+    @property
+    def subject(self) -> str:
+        return self.job
 
-class NodeEvent(EventBase, frozen=True, kw_only=True):
+    def visible_to(self, reader: Reader) -> bool:
+        return reader.sees_job(self.job)
+
+
+class ClusterEvent(EventBase, frozen=True, kw_only=True):
+    """Everybody may see what happens to the cluster as a whole."""
+
+    def visible_to(self, reader: Reader) -> bool:  # noqa: ARG002
+        return True
+
+
+class NodeEvent(ClusterEvent, frozen=True, kw_only=True):
     node: str
     why: str = ""
+
+    @property
+    def subject(self) -> str:
+        return self.node

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar, Self, Union
 
 import msgspec
 
@@ -13,6 +13,7 @@ from shoal.model.array_events import ArrayEvent as ArrayEvent
 from shoal.model.array_events import ArrayFinished as ArrayFinished
 from shoal.model.array_events import ArrayRetried as ArrayRetried
 from shoal.model.array_events import ArraySubmitted as ArraySubmitted
+from shoal.model.eventbase import ClusterEvent, Reader
 from shoal.model.eventbase import EventBase as EventBase
 from shoal.model.eventbase import JobEvent as JobEvent
 from shoal.model.eventbase import NodeEvent as NodeEvent
@@ -28,6 +29,7 @@ from shoal.model.identity_events import UserRemoved as UserRemoved
 from shoal.model.identity_events import UserSet as UserSet
 from shoal.model.ids import array_of
 from shoal.model.job import Fault, JobSpec, Outcome, StopCause
+from shoal.model.moments import moment_text
 from shoal.model.node_events import FabricMeasured as FabricMeasured
 from shoal.model.node_events import NodeChecked as NodeChecked
 from shoal.model.node_events import NodeEnding as NodeEnding
@@ -44,6 +46,17 @@ from shoal.model.notice_events import JobWaited as JobWaited
 from shoal.model.notice_events import RuleEvent as RuleEvent
 from shoal.model.notice_events import RuleRemoved as RuleRemoved
 from shoal.model.notice_events import RuleSet as RuleSet
+from shoal.model.phrases import (
+    attempt_text,
+    because,
+    command_text,
+    exit_text,
+    names_text,
+    nodes_text,
+    numbers_text,
+    printable,
+    shape_text,
+)
 from shoal.model.policy import Policy
 from shoal.model.progress import Spent
 from shoal.model.resources import Slice
@@ -77,11 +90,38 @@ from shoal.model.supply_events import OrderEnded as OrderEnded
 from shoal.model.supply_events import OrderEvent as OrderEvent
 from shoal.model.supply_events import OrderUnused as OrderUnused
 
+OUTCOME_WORDS = {
+    Outcome.SUCCEEDED: "succeeded",
+    Outcome.FAILED: "failed",
+    Outcome.CANCELLED: "was cancelled",
+    Outcome.TIMED_OUT: "ran out of time",
+}
+CAUSE_WORDS = {
+    StopCause.CANCEL: "cancelled",
+    StopCause.TIME_LIMIT: "time limit reached",
+    StopCause.FAILURE: "failed",
+    StopCause.NODE_LOSS: "node lost",
+    StopCause.DRAIN: "its node is being drained",
+    StopCause.PREEMPT: "another job needs the room",
+    StopCause.RESIZE: "its size changes",
+    StopCause.MOVE: "it moves to other nodes",
+    StopCause.HANG: "it hangs",
+    StopCause.BUDGET: "its budget is used up",
+    StopCause.IDLE: "its GPUs are not used",
+}
+
 
 class JobSubmitted(JobEvent, frozen=True, kw_only=True):
+    quiet: ClassVar[bool] = True
+
     spec: JobSpec
     key: str = ""
     awaits: tuple[str, ...] = ()  # jobs that it waits for; others of `spec.after` had ended
+
+    def phrase(self) -> str:
+        spec = self.spec
+        name = f" as '{spec.name}'" if spec.name else ""
+        return f"was submitted{name}: {shape_text(spec)}: {command_text(spec.command)}"
 
 
 class JobPlaced(JobEvent, frozen=True, kw_only=True):
@@ -94,16 +134,28 @@ class JobPlaced(JobEvent, frozen=True, kw_only=True):
     predicted_ms: int | None = None  # when it was expected to start, if room was set aside for it
     door: str = ""  # where a gang that is a replica answers requests, "address:port"
 
+    def phrase(self) -> str:
+        where = self.why or nodes_text(self.slices)
+        return f"was placed{attempt_text(self.attempt)}: {where}"
+
 
 class JobReserved(JobEvent, frozen=True, kw_only=True):
     """The job is blocked at the front of the queue; room for `members` of it is set aside on each
     of these nodes from about `start_ms` on. None: the end of the jobs running there is not known.
     Without `members` (before 0.7.0), the whole nodes are set aside."""
 
+    quiet: ClassVar[bool] = True
+
     start_ms: int | None
     nodes: tuple[str, ...]
     why: str
     members: tuple[int, ...] = ()
+
+    def phrase(self) -> str:
+        """Without the expected start: that changes, and `shoal why` shows it."""
+        if not self.nodes:
+            return "is first in the queue"
+        return f"has room reserved on {names_text(self.nodes)} for when the jobs there end"
 
 
 class JobClaimed(JobEvent, frozen=True, kw_only=True):
@@ -113,9 +165,15 @@ class JobClaimed(JobEvent, frozen=True, kw_only=True):
     slices: tuple[Slice, ...]
     why: str
 
+    def phrase(self) -> str:
+        return f"gets room made for it on {nodes_text(self.slices)}{because(self.why)}"
+
 
 class JobUnclaimed(JobEvent, frozen=True, kw_only=True):
     why: str
+
+    def phrase(self) -> str:
+        return f"no longer gets room made for it{because(self.why)}"
 
 
 class JobPromoted(JobEvent, frozen=True, kw_only=True):
@@ -123,12 +181,21 @@ class JobPromoted(JobEvent, frozen=True, kw_only=True):
 
     why: str
 
+    def phrase(self) -> str:
+        return f"now comes first among jobs of its priority{because(self.why)}"
+
 
 class MembersStarted(JobEvent, frozen=True, kw_only=True):
     """Some members are alive; others have not been seen yet."""
 
+    quiet: ClassVar[bool] = True
+
     attempt: int
     members: tuple[int, ...]
+
+    def phrase(self) -> str:
+        begun = f"started {numbers_text(self.members)} and waits for the rest"
+        return f"{begun}{attempt_text(self.attempt)}"
 
 
 class JobRunning(JobEvent, frozen=True, kw_only=True):
@@ -136,8 +203,13 @@ class JobRunning(JobEvent, frozen=True, kw_only=True):
 
     attempt: int
 
+    def phrase(self) -> str:
+        return f"is running{attempt_text(self.attempt)}"
+
 
 class MemberExited(JobEvent, frozen=True, kw_only=True):
+    quiet: ClassVar[bool] = True
+
     attempt: int
     member: int
     node: str
@@ -146,6 +218,10 @@ class MemberExited(JobEvent, frozen=True, kw_only=True):
     step: int | None = None  # the step it was in, if it counts steps
     stopped: bool = False  # by our command, so a code of 0 does not mean that its work is done
     spent: Spent | None = None  # where the time of its steps went, if it reports that
+
+    def phrase(self) -> str:
+        end = "finished" if self.code == 0 else f"ended with {exit_text(self.code)}"
+        return f"member {self.member} {end} on {self.node}{because(self.why)}"
 
 
 class MemberLost(JobEvent, frozen=True, kw_only=True):
@@ -158,12 +234,20 @@ class MemberLost(JobEvent, frozen=True, kw_only=True):
     why: str
     fault: Fault = Fault.NONE
 
+    def phrase(self) -> str:
+        return f"lost member {self.member} on {self.node}{because(self.why)}"
+
 
 class JobCheckpointed(JobEvent, frozen=True, kw_only=True):
     """The job has saved all its work up to `step`: a restart continues from there."""
 
+    quiet: ClassVar[bool] = True
+
     attempt: int
     step: int
+
+    def phrase(self) -> str:
+        return f"saved its work up to step {self.step}"
 
 
 class JobIdled(JobEvent, frozen=True, kw_only=True):
@@ -173,6 +257,9 @@ class JobIdled(JobEvent, frozen=True, kw_only=True):
     since_ms: int
     why: str
 
+    def phrase(self) -> str:
+        return f"is idle{because(self.why)}"
+
 
 class JobUsed(JobEvent, frozen=True, kw_only=True):
     """The job uses its GPUs again."""
@@ -180,11 +267,17 @@ class JobUsed(JobEvent, frozen=True, kw_only=True):
     attempt: int
     why: str
 
+    def phrase(self) -> str:
+        return f"is no longer idle{because(self.why)}"
+
 
 class JobStopping(JobEvent, frozen=True, kw_only=True):
     attempt: int
     cause: StopCause
     why: str
+
+    def phrase(self) -> str:
+        return f"is being stopped ({CAUSE_WORDS[self.cause]}){because(self.why)}"
 
 
 class JobRequeued(JobEvent, frozen=True, kw_only=True):
@@ -192,6 +285,11 @@ class JobRequeued(JobEvent, frozen=True, kw_only=True):
     cause: StopCause
     not_before_ms: int
     why: str
+
+    def phrase(self) -> str:
+        wait_ms = self.not_before_ms - self.at_ms
+        later = f" in {wait_ms / 1000:.1f} s" if wait_ms > 0 else ""
+        return f"will run again{later} ({CAUSE_WORDS[self.cause]}){because(self.why)}"
 
 
 class JobAdopted(JobEvent, frozen=True, kw_only=True):
@@ -201,6 +299,9 @@ class JobAdopted(JobEvent, frozen=True, kw_only=True):
     node: str
     why: str
 
+    def phrase(self) -> str:
+        return f"continues on {self.node}{because(self.why)}"
+
 
 class JobFinished(JobEvent, frozen=True, kw_only=True):
     attempt: int
@@ -208,37 +309,78 @@ class JobFinished(JobEvent, frozen=True, kw_only=True):
     code: int
     why: str
 
+    def phrase(self) -> str:
+        code = "" if self.outcome is Outcome.SUCCEEDED else f" with {exit_text(self.code)}"
+        return f"{OUTCOME_WORDS[self.outcome]}{code}{because(self.why)}"
+
 
 class BudgetEvent(EventBase, frozen=True, kw_only=True):
     tenant: str
     why: str = ""
 
+    @property
+    def subject(self) -> str:
+        return f"tenant {self.tenant}"
+
+    def visible_to(self, reader: Reader) -> bool:
+        return reader.sees_tenant(self.tenant, self.at_ms)
+
 
 class BudgetWarned(BudgetEvent, frozen=True, kw_only=True):
     """The tenant has used 80 % of its budget."""
+
+    def phrase(self) -> str:
+        return f"was warned about its budget{because(self.why)}"
 
 
 class BudgetHeld(BudgetEvent, frozen=True, kw_only=True):
     """The tenant has used all of its budget: its jobs, and those of its branches, keep waiting."""
 
+    def phrase(self) -> str:
+        return f"has used up its budget{because(self.why)}"
+
 
 class BudgetFreed(BudgetEvent, frozen=True, kw_only=True):
     """The tenant has budget left again, or no longer has a budget."""
 
+    def phrase(self) -> str:
+        return f"has budget again{because(self.why)}"
 
-class ClockJumped(EventBase, frozen=True, kw_only=True):
+
+class ClockJumped(ClusterEvent, frozen=True, kw_only=True):
     """The machine's clock was set and is `drift_ms` ahead of the cluster's time, which runs on."""
 
     drift_ms: int
     why: str
 
+    @property
+    def subject(self) -> str:
+        return "the clock"
 
-class PolicyChanged(EventBase, frozen=True, kw_only=True):
+    def sentence(self) -> str:
+        return printable(self.why)
+
+
+class PolicyChanged(ClusterEvent, frozen=True, kw_only=True):
     policy: Policy
     who: str = ""  # empty: the controller started with it
 
+    @property
+    def subject(self) -> str:
+        return "the policy"
 
-class ControllerStarted(EventBase, frozen=True, kw_only=True):
+    def phrase(self) -> str:
+        policy = self.policy
+        return (
+            f"is now '{policy.name}': order {policy.order}, "
+            f"placement {policy.placement}, preempt {policy.preempt}"
+        )
+
+    def concealed(self, reader: Reader) -> Self:
+        return msgspec.structs.replace(self, policy=reader.policy(self.policy), who="")
+
+
+class ControllerStarted(ClusterEvent, frozen=True, kw_only=True):
     """`epoch` fences the commands of controllers before this one. `first_port` was where a new
     cluster began to take ports, while they were taken in turn. Job numbers below `first_job` are
     already in use, even if this log does not show it. If the log has lost events, so are attempts
@@ -250,8 +392,15 @@ class ControllerStarted(EventBase, frozen=True, kw_only=True):
     first_attempt: int = 0
     first_order: int = 0
 
+    @property
+    def subject(self) -> str:
+        return "the controller"
 
-class ClusterRestored(EventBase, frozen=True, kw_only=True):
+    def phrase(self) -> str:
+        return f"restarted (start {self.epoch})" if self.epoch > 1 else "started"
+
+
+class ClusterRestored(ClusterEvent, frozen=True, kw_only=True):
     """The log ends where a backup was made; what happened later is lost. The nodes may have seen
     epochs below `epoch`, jobs below `first_job`, attempts of these jobs below `first_attempt`, and
     orders below `first_order`: none of these numbers is given out again."""
@@ -262,93 +411,30 @@ class ClusterRestored(EventBase, frozen=True, kw_only=True):
     first_attempt: int
     first_order: int
 
+    @property
+    def subject(self) -> str:
+        return "the cluster"
 
-Event = (
-    JobSubmitted
-    | JobReleased
-    | JobPlaced
-    | JobReserved
-    | JobClaimed
-    | JobUnclaimed
-    | JobPromoted
-    | MembersStarted
-    | JobRunning
-    | MemberExited
-    | MemberLost
-    | JobCheckpointed
-    | JobIdled
-    | JobUsed
-    | JobDozing
-    | MembersAsleep
-    | JobAsleep
-    | SleepRefused
-    | WakeRefused
-    | JobTouched
-    | JobWaking
-    | MembersAwake
-    | JobAwake
-    | JobStopping
-    | JobRequeued
-    | JobAdopted
-    | JobFinished
-    | JobLabelled
-    | JobNoted
-    | JobWaited
-    | RuleSet
-    | RuleRemoved
-    | ArraySubmitted
-    | ArrayCancelled
-    | ArrayRetried
-    | ArrayFinished
-    | NodeJoined
-    | NodeReady
-    | NodeSilent
-    | NodeLost
-    | NodeIntended
-    | NodeEnding
-    | NodeLabelled
-    | NodeChecked
-    | NodeJudged
-    | FabricMeasured
-    | ServiceSet
-    | ServiceScaled
-    | ReplicaReady
-    | ReplicaDraining
-    | ServiceStopping
-    | ServiceStopped
-    | BudgetWarned
-    | BudgetHeld
-    | BudgetFreed
-    | NodesOrdered
-    | OrderChanged
-    | OrderEnded
-    | OrderUnused
-    | ScheduleSet
-    | ScheduleRan
-    | ScheduleMissed
-    | ScheduleSkipped
-    | SchedulePaused
-    | ScheduleResumed
-    | ScheduleRemoved
-    | ClockJumped
-    | TenantAdded
-    | TenantRemoved
-    | UserSet
-    | UserRemoved
-    | TokenSet
-    | TokenRemoved
-    | SignInEnded
-    | KeySet
-    | KeyRemoved
-    | PolicyChanged
-    | ControllerStarted
-    | ClusterRestored
-)
+    def phrase(self) -> str:
+        return (
+            f"was restored from its backup of {moment_text(self.saved_ms)}: "
+            f"what happened later is lost, and new jobs begin at j{self.first_job}"
+        )
 
 
-# Kinds so frequent that they would fill any short list of events. The store indexes all the others
-# by these names: drop that index when you change this list.
-QUIET = ("JobSubmitted", "JobReserved", "MembersStarted", "MemberExited", "JobCheckpointed")
+def _kinds(base: type[EventBase]) -> list[type[EventBase]]:
+    """Those that can happen: families of events have kinds below them."""
+    below = base.__subclasses__()
+    return [kind for family in below for kind in _kinds(family)] if below else [base]
+
+
+KINDS = tuple(_kinds(EventBase))
+if TYPE_CHECKING:
+    Event = EventBase
+else:
+    Event = Union[KINDS]  # noqa: UP007 - so that a decoder finds the kind by its tag
+
+QUIET = tuple(kind.__name__ for kind in KINDS if kind.quiet)
 
 
 def jobs_of(events: Iterable[Event]) -> dict[str, None]:
@@ -357,8 +443,13 @@ def jobs_of(events: Iterable[Event]) -> dict[str, None]:
     return {**jobs, **dict.fromkeys(array_of(job) for job in jobs if array_of(job))}
 
 
-class Recorded(msgspec.Struct, frozen=True):
-    """An event with its place in the log."""
+class Recorded(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An event with its place in the log. `text`: its sentence, where it is shown to people."""
 
     seq: Annotated[int, msgspec.Meta(ge=1)]
     event: Event
+    text: str = ""
+
+
+def with_text(records: Iterable[Recorded]) -> list[Recorded]:
+    return [Recorded(one.seq, one.event, one.event.sentence()) for one in records]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from shoal.model.eventbase import EventBase
+from shoal.model.eventbase import EventBase, Reader
 from shoal.model.identity import NodeKey, TenantRecord, Token, User
+from shoal.model.phrases import because, by
 
 
 class IdentityEvent(EventBase, frozen=True, kw_only=True):
@@ -11,9 +12,19 @@ class IdentityEvent(EventBase, frozen=True, kw_only=True):
 
     who: str = ""
 
+    def visible_to(self, reader: Reader) -> bool:
+        return reader.admin
+
 
 class TenantAdded(IdentityEvent, frozen=True, kw_only=True):
     tenant: TenantRecord
+
+    @property
+    def subject(self) -> str:
+        return f"tenant {self.tenant.name}"
+
+    def phrase(self) -> str:
+        return f"was added{by(self.who)} (Unix user {self.tenant.uid})"
 
 
 class TenantRemoved(IdentityEvent, frozen=True, kw_only=True):
@@ -21,11 +32,26 @@ class TenantRemoved(IdentityEvent, frozen=True, kw_only=True):
 
     tenant: str
 
+    @property
+    def subject(self) -> str:
+        return f"tenant {self.tenant}"
+
+    def phrase(self) -> str:
+        return f"was removed{by(self.who)}"
+
 
 class UserSet(IdentityEvent, frozen=True, kw_only=True):
     """Added, or with other roles than before."""
 
     user: User
+
+    @property
+    def subject(self) -> str:
+        return f"user {self.user.name}"
+
+    def phrase(self) -> str:
+        roles = ", ".join(f"{role} of {name}" for name, role in self.user.roles.items())
+        return f"was set{by(self.who)}: {roles.replace('*', 'every tenant') or 'no role'}"
 
 
 class UserRemoved(IdentityEvent, frozen=True, kw_only=True):
@@ -33,15 +59,36 @@ class UserRemoved(IdentityEvent, frozen=True, kw_only=True):
 
     user: str
 
+    @property
+    def subject(self) -> str:
+        return f"user {self.user}"
+
+    def phrase(self) -> str:
+        return f"was removed{by(self.who)}"
+
 
 class TokenSet(IdentityEvent, frozen=True, kw_only=True):
     """Added, or given another secret (rotated)."""
 
     token: Token
 
+    @property
+    def subject(self) -> str:
+        return f"token {self.token.id}"
+
+    def phrase(self) -> str:
+        return f"of {self.token.user} was set{by(self.who)}"
+
 
 class TokenRemoved(IdentityEvent, frozen=True, kw_only=True):
     token: str
+
+    @property
+    def subject(self) -> str:
+        return f"token {self.token}"
+
+    def phrase(self) -> str:
+        return f"was removed{by(self.who)}"
 
 
 class SignInEnded(IdentityEvent, frozen=True, kw_only=True):
@@ -52,13 +99,34 @@ class SignInEnded(IdentityEvent, frozen=True, kw_only=True):
     session: str
     until_ms: int
 
+    @property
+    def subject(self) -> str:
+        return f"a sign-in {f'with token {self.token}' if self.token else 'of the operator'}"
+
+    def phrase(self) -> str:
+        return f"was ended{by(self.who)}"
+
 
 class KeySet(IdentityEvent, frozen=True, kw_only=True):
     """A join token, or the key of a node that joins."""
 
     key: NodeKey
 
+    @property
+    def subject(self) -> str:
+        return f"the key of {self.key.node}" if self.key.node else "a join token"
+
+    def phrase(self) -> str:
+        return f"was set{by(self.who)} ({self.key.id})"
+
 
 class KeyRemoved(IdentityEvent, frozen=True, kw_only=True):
     key: str
     why: str = ""
+
+    @property
+    def subject(self) -> str:
+        return f"key {self.key}"
+
+    def phrase(self) -> str:
+        return f"was removed{by(self.who)}{because(self.why)}"

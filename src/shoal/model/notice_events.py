@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from shoal.model.eventbase import EventBase, JobEvent
-from shoal.model.notice import Rule
+from shoal.model.durations import duration_text
+from shoal.model.eventbase import EventBase, JobEvent, Reader
+from shoal.model.notice import Rule, masked
+from shoal.model.phrases import by
 
 
 class JobLabelled(JobEvent, frozen=True, kw_only=True):
@@ -12,12 +14,19 @@ class JobLabelled(JobEvent, frozen=True, kw_only=True):
     labels: dict[str, str]
     why: str = ""
 
+    def phrase(self) -> str:
+        return f"was labelled {self.why}"
+
 
 class JobNoted(JobEvent, frozen=True, kw_only=True):
     """Somebody wrote a note about the job; an empty one removes all notes."""
 
     text: str
     who: str = ""
+
+    def phrase(self) -> str:
+        author = by(self.who)
+        return f"has a note{author}: {self.text}" if self.text else f"lost its notes{author}"
 
 
 class JobWaited(JobEvent, frozen=True, kw_only=True):
@@ -26,6 +35,9 @@ class JobWaited(JobEvent, frozen=True, kw_only=True):
     since_ms: int
     waited_ms: int
 
+    def phrase(self) -> str:
+        return f"has been waiting for {duration_text(self.waited_ms)}"
+
 
 class RuleEvent(EventBase, frozen=True, kw_only=True):
     """Shown to admins, and to the tenant that the rule belongs to."""
@@ -33,10 +45,27 @@ class RuleEvent(EventBase, frozen=True, kw_only=True):
     tenant: str
     who: str = ""
 
+    def visible_to(self, reader: Reader) -> bool:
+        return reader.sees_tenant(self.tenant, self.at_ms)
+
 
 class RuleSet(RuleEvent, frozen=True, kw_only=True):
     rule: Rule
 
+    @property
+    def subject(self) -> str:
+        return f"rule {self.rule.id}"
+
+    def phrase(self) -> str:
+        return f"for notices was added{by(self.who)}: {masked(self.rule.wish)}"
+
 
 class RuleRemoved(RuleEvent, frozen=True, kw_only=True):
     rule: str
+
+    @property
+    def subject(self) -> str:
+        return f"rule {self.rule}"
+
+    def phrase(self) -> str:
+        return f"for notices was removed{by(self.who)}"

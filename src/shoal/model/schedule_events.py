@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from shoal.model.eventbase import EventBase
+from shoal.model.eventbase import EventBase, Reader
+from shoal.model.moments import moment_text
+from shoal.model.phrases import because
 from shoal.model.schedule import ScheduleSpec
 
 
@@ -12,6 +14,13 @@ class ScheduleEvent(EventBase, frozen=True, kw_only=True):
     schedule: str
     why: str = ""
 
+    @property
+    def subject(self) -> str:
+        return f"schedule {self.schedule.removeprefix('default/')}"
+
+    def visible_to(self, reader: Reader) -> bool:
+        return reader.sees_tenant(self.schedule.partition("/")[0], self.at_ms)
+
 
 class ScheduleSet(ScheduleEvent, frozen=True, kw_only=True):
     """It is new, or was changed."""
@@ -20,6 +29,10 @@ class ScheduleSet(ScheduleEvent, frozen=True, kw_only=True):
     next_ms: int
     owner: str = ""
 
+    def phrase(self) -> str:
+        zone = f" {self.spec.timezone}" if self.spec.timezone else ""
+        return f"was set to '{self.spec.cron}'{zone}; next at {moment_text(self.next_ms)}"
+
 
 class ScheduleRan(ScheduleEvent, frozen=True, kw_only=True):
     """The job, or the first job of the workflow, is submitted by the events after this one."""
@@ -27,6 +40,9 @@ class ScheduleRan(ScheduleEvent, frozen=True, kw_only=True):
     due_ms: int
     next_ms: int
     job: str
+
+    def phrase(self) -> str:
+        return f"ran as {self.job}, due at {moment_text(self.due_ms)}"
 
 
 class ScheduleMissed(ScheduleEvent, frozen=True, kw_only=True):
@@ -37,19 +53,32 @@ class ScheduleMissed(ScheduleEvent, frozen=True, kw_only=True):
     last_ms: int
     next_ms: int
 
+    def phrase(self) -> str:
+        return f"was missed{because(self.why)}"
+
 
 class ScheduleSkipped(ScheduleEvent, frozen=True, kw_only=True):
     due_ms: int
     next_ms: int
 
+    def phrase(self) -> str:
+        return f"left out the run due at {moment_text(self.due_ms)}{because(self.why)}"
+
 
 class SchedulePaused(ScheduleEvent, frozen=True, kw_only=True):
     """By a user, or because nobody is left that it could run for."""
+
+    def phrase(self) -> str:
+        return f"is paused{because(self.why)}"
 
 
 class ScheduleResumed(ScheduleEvent, frozen=True, kw_only=True):
     next_ms: int
 
+    def phrase(self) -> str:
+        return f"goes on, next at {moment_text(self.next_ms)}{because(self.why)}"
+
 
 class ScheduleRemoved(ScheduleEvent, frozen=True, kw_only=True):
-    pass
+    def phrase(self) -> str:
+        return f"was removed{because(self.why)}"

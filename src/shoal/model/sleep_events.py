@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from shoal.model.durations import duration_text
 from shoal.model.eventbase import JobEvent
 from shoal.model.job import SleepCause
+from shoal.model.resources import plural
 
 
 class JobDozing(JobEvent, frozen=True, kw_only=True):
@@ -15,6 +17,10 @@ class JobDozing(JobEvent, frozen=True, kw_only=True):
     host_mb: tuple[int, ...]
     why: str
 
+    def phrase(self) -> str:
+        put = "put to sleep"
+        return f"is being {self.why if self.why.startswith(put) else f'{put}: {self.why}'}"
+
 
 class MembersAsleep(JobEvent, frozen=True, kw_only=True):
     """Some members sleep; others do not yet. `host_mb`: what each of them has moved."""
@@ -22,6 +28,9 @@ class MembersAsleep(JobEvent, frozen=True, kw_only=True):
     attempt: int
     members: tuple[int, ...]
     host_mb: tuple[int, ...]
+
+    def phrase(self) -> str:
+        return f"has {plural(len(self.members), 'member')} asleep"
 
 
 class JobAsleep(JobEvent, frozen=True, kw_only=True):
@@ -32,6 +41,11 @@ class JobAsleep(JobEvent, frozen=True, kw_only=True):
     memory_mb: int  # the most that one of them has moved
     why: str
 
+    def phrase(self) -> str:
+        took = f", after {duration_text(self.took_ms)}" if self.took_ms else ""
+        moved = f", {self.memory_mb} MB of GPU memory per member" if self.memory_mb else ""
+        return f"is asleep and holds no GPU{took}{moved}"
+
 
 class SleepRefused(JobEvent, frozen=True, kw_only=True):
     """A member could not be put to sleep, so all are woken; the job holds its GPUs as before."""
@@ -40,6 +54,9 @@ class SleepRefused(JobEvent, frozen=True, kw_only=True):
     member: int
     node: str
     why: str
+
+    def phrase(self) -> str:
+        return f"goes on: {self.why}"
 
 
 class JobTouched(JobEvent, frozen=True, kw_only=True):
@@ -50,6 +67,9 @@ class JobTouched(JobEvent, frozen=True, kw_only=True):
     why: str
     wants: bool = True
 
+    def phrase(self) -> str:
+        return self.why if self.wants else f"stays asleep: {self.why}"
+
 
 class JobWaking(JobEvent, frozen=True, kw_only=True):
     """The sleeper holds GPUs again, perhaps others of its nodes: member i gets the GPUs of i."""
@@ -57,6 +77,9 @@ class JobWaking(JobEvent, frozen=True, kw_only=True):
     attempt: int
     gpus: tuple[tuple[int, ...], ...]
     why: str
+
+    def phrase(self) -> str:
+        return self.why
 
 
 class WakeRefused(JobEvent, frozen=True, kw_only=True):
@@ -69,10 +92,16 @@ class WakeRefused(JobEvent, frozen=True, kw_only=True):
     again_ms: int
     why: str
 
+    def phrase(self) -> str:
+        return self.why
+
 
 class MembersAwake(JobEvent, frozen=True, kw_only=True):
     attempt: int
     members: tuple[int, ...]
+
+    def phrase(self) -> str:
+        return f"has {plural(len(self.members), 'member')} awake"
 
 
 class JobAwake(JobEvent, frozen=True, kw_only=True):
@@ -81,3 +110,7 @@ class JobAwake(JobEvent, frozen=True, kw_only=True):
     attempt: int
     took_ms: int
     why: str
+
+    def phrase(self) -> str:
+        took = f" (waking took {duration_text(self.took_ms)})" if self.took_ms else ""
+        return f"{self.why}{took}"

@@ -137,3 +137,15 @@ export function shape(job) {
 export const jobName = (job) => (job.name ? `${job.id} ${job.name}` : job.id);
 export const empty = (text, command) =>
   h("div", { class: "empty" }, h("p", {}, text), command ? h("code", {}, command) : null);
+
+/** An event in a list: the server's sentence about it, in which the job's id is a link. */
+export function eventLine({ seq, event, text }) {
+  const job = event.job && text.startsWith(`${event.job} `) ? event.job : "";
+  const words = job ? [h("a", { href: `#/job/${job}`, "data-key": job }, job), text.slice(job.length)] : text;
+  return h(
+    "li",
+    { "data-key": seq },
+    h("time", { datetime: new Date(event.at_ms).toISOString() }, clock(event.at_ms)),
+    h("span", {}, words),
+  );
+}

@@ -7,7 +7,6 @@
 import { get, me } from "./api.js";
 import { clock, h, replace, throttled } from "./dom.js";
 import { cluster, jobOf, keepHidden, listen } from "./live.js";
-import { describe } from "./words.js";
 
 const FOLLOWED_MAX = 50;
 const NOTICES_MAX = 50;
@@ -84,10 +83,10 @@ async function words(kind, id, was, is) {
 async function lost(id) {
   try {
     const { events } = await get(`/v1/events?job=${encodeURIComponent(id)}&after=-30&limit=30`, { quiet: true });
-    const found = events.map(({ event }) => event).reverse();
-    const node = found.find((event) => event.event === "MemberLost");
-    const back = found.find((event) => event.event === "JobRequeued");
-    return node && back?.cause === "node-loss" ? `${id} lost ${node.node}` : back ? describe(back) : "";
+    const last = (kind) => events.findLast(({ event }) => event.event === kind);
+    const gone = last("MemberLost");
+    const back = last("JobRequeued");
+    return gone && back?.event.cause === "node-loss" ? `${id} lost ${gone.event.node}` : (back?.text ?? "");
   } catch {
     return "";
   }

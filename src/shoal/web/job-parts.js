@@ -4,7 +4,6 @@ import { accountColour, accountRank } from "./colours.js";
 import { bytes, clock, css, h, percent, plural, replace, s, short, span, whole } from "./dom.js";
 import { now } from "./live.js";
 import { table } from "./table.js";
-import { say } from "./words.js";
 
 export const fact = (name, ...value) => h("div", {}, h("dt", {}, name), h("dd", {}, value));
 /** A moment that leads to the cluster as it was then. */
@@ -37,12 +36,12 @@ export function napFact(job) {
 export function drawEvents(card, history) {
   const list = history.events
     .toReversed()
-    .map(({ seq, event }) =>
+    .map(({ seq, event, text }) =>
       h(
         "li",
         { "data-key": seq },
         h("time", { datetime: new Date(event.at_ms).toISOString() }, then(event.at_ms, clock(event.at_ms))),
-        h("span", {}, say(event), event.why ? h("span", { class: "dim" }, ` — ${event.why}`) : null),
+        h("span", {}, text.replace(`${event.job} `, "")),
       ),
     );
   replace(

@@ -10,9 +10,9 @@ import { offer } from "./commands.js";
 import {
   bytes,
   chip,
-  clock,
   css,
   empty,
+  eventLine,
   h,
   jobName,
   natural,
@@ -28,7 +28,6 @@ import {
 import { cluster, jobOf, listen, now } from "./live.js";
 import { ClusterMap } from "./map.js";
 import { describe, legend as drawLegend, endsText, foundText, matches, sentence, showTip } from "./map-words.js";
-import { describe as describeEvent } from "./words.js";
 
 const LATELY_MAX = 14;
 const LATELY_GPUS_MAX = 640; // a larger map needs the room
@@ -278,7 +277,7 @@ export function mount(root) {
     try {
       const { events } = await get(`/v1/events?after=-${LATELY_MAX}&limit=${LATELY_MAX}&notable=true`);
       if (alive)
-        replace(lately, h("h2", {}, "Latest events"), h("ol", { class: "events" }, events.reverse().map(line)));
+        replace(lately, h("h2", {}, "Latest events"), h("ol", { class: "events" }, events.reverse().map(eventLine)));
     } catch {
       /* fetched again with the next change */
     }
@@ -338,20 +337,6 @@ function colourBy() {
     /* use the default */
   }
   return COLOURS[by] ? by : "job";
-}
-
-function line({ seq, event }) {
-  const text = describeEvent(event);
-  const words =
-    event.job && event.job === text.split(" ")[0]
-      ? [h("a", { href: `#/job/${event.job}`, "data-key": event.job }, event.job), text.slice(event.job.length)]
-      : text;
-  return h(
-    "li",
-    { "data-key": seq },
-    h("time", { datetime: new Date(event.at_ms).toISOString() }, clock(event.at_ms)),
-    h("span", { title: event.why ?? "" }, words),
-  );
 }
 
 function figures(element, status) {

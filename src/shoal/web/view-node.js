@@ -10,7 +10,6 @@ import { bytes, chip, css, empty, h, jobName, moment, plural, replace, shape, sp
 import { followButton } from "./follow.js";
 import { cluster, jobOf, listen, now } from "./live.js";
 import { table } from "./table.js";
-import { describe } from "./words.js";
 
 const ASK_MS = 4000;
 const HISTORY_MAX = 200;
@@ -333,7 +332,7 @@ export function mount(root, id) {
     }));
     const told = events
       .filter(({ event }) => OF_NODE.test(event.event) && event.event !== "NodeJudged")
-      .map(({ seq: key, event }) => ({ key, at_ms: event.at_ms, text: describe(event), why: event.why ?? "" }));
+      .map(({ seq: key, event, text }) => ({ key, at_ms: event.at_ms, text, why: "" }));
     const all = [...changes, ...told].sort((a, b) => b.at_ms - a.at_ms || b.key - a.key).slice(0, HISTORY_MAX);
     replace(
       history,

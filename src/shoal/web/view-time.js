@@ -3,15 +3,29 @@
 import { choose, chosen } from "./address.js";
 import { get } from "./api.js";
 import { offer } from "./commands.js";
-import { chip, clock, h, plural, replace, shape, span, throttled, moment as when, whole } from "./dom.js";
+import { chip, eventLine, h, plural, replace, shape, span, throttled, moment as when, whole } from "./dom.js";
 import { Gantt, SPAN_LEAST, SPAN_MOST } from "./gantt.js";
 import { absorb, emptyCluster, listen, now } from "./live.js";
 import { ClusterMap } from "./map.js";
 import { describe, legend as drawLegend, foundText, matches, owner, sentence, showTip } from "./map-words.js";
 import { table } from "./table.js";
-import { CAUSES, describe as describeEvent } from "./words.js";
 
 const HOUR = 3_600_000;
+// Why a bar ends.
+const CAUSES = {
+  succeeded: "succeeded",
+  lost: "lost",
+  asleep: "fell asleep",
+  cancel: "cancelled",
+  "time-limit": "out of time",
+  failure: "failed",
+  "node-loss": "lost a node",
+  drain: "its node is drained",
+  preempt: "makes room for another job",
+  resize: "changes its size",
+  move: "moves elsewhere",
+  hang: "hangs",
+};
 const PRESETS = { "1h": HOUR, "6h": 6 * HOUR, "24h": 24 * HOUR, "7d": 168 * HOUR, "30d": 720 * HOUR };
 const FIRST = "6h";
 const YOUNG_LEAST = 600_000;
@@ -499,20 +513,6 @@ function queuePart({ queue, at_ms: at, snapshot }) {
     table(["Job", "Why it waited", "num:Waited"], rows),
     queue.length > QUEUE_SHOWN ? h("p", { class: "dim small" }, `and ${whole(queue.length - QUEUE_SHOWN)} more`) : null,
   ];
-}
-
-function eventLine({ seq, event }) {
-  const text = describeEvent(event);
-  const words =
-    event.job && event.job === text.split(" ")[0]
-      ? [h("a", { href: `#/job/${event.job}`, "data-key": event.job }, event.job), text.slice(event.job.length)]
-      : text;
-  return h(
-    "li",
-    { "data-key": seq },
-    h("time", { datetime: new Date(event.at_ms).toISOString() }, clock(event.at_ms)),
-    h("span", { title: event.why ?? "" }, words, event.why ? h("span", { class: "dim" }, ` ${event.why}`) : null),
-  );
 }
 
 const known = (job) => Boolean(job) && !job.startsWith("@");

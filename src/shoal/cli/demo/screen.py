@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Protocol
 from shoal.cli.demo.sights import Sights, curve
 from shoal.cli.demo.state import DemoNode, DemoState
 from shoal.cli.screen.show import STATE_STYLES, bar, console
-from shoal.cli.screen.words import sentence
 from shoal.model.events import (
     Event,
     JobFinished,
@@ -107,13 +106,13 @@ class Plain(Quiet):
     def happened(self, event: Event) -> None:
         match event:
             case NodeLost() | JobRequeued():
-                self.caption(sentence(event))
+                self.caption(event.sentence())
             case NodeReady() if self._state.kills:
-                self.caption(sentence(event))
+                self.caption(event.sentence())
             case JobRunning() if event.attempt > 1:
-                self.caption(sentence(event))
+                self.caption(event.sentence())
             case JobFinished() if event.outcome is not Outcome.SUCCEEDED:
-                self.caption(sentence(event))
+                self.caption(event.sentence())
             case _:
                 pass
 
@@ -256,7 +255,7 @@ class Picture(Quiet):
         lines = []
         for elapsed, event in self._last:
             line = Text.assemble(
-                (f"{elapsed:5.1f} s  ", "dim"), (sentence(event), event_style(event))
+                (f"{elapsed:5.1f} s  ", "dim"), (event.sentence(), event_style(event))
             )
             line.no_wrap, line.overflow = True, "ellipsis"
             lines.append(line)

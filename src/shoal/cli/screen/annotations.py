@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from shoal.cli.screen.show import printable
-from shoal.forms.units import shortened
 from shoal.model.job import Note
+from shoal.model.phrases import printable, shortened
 from shoal.model.resources import plural
 
 WIDTH = 86

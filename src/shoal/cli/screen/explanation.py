@@ -6,10 +6,8 @@ import datetime
 import textwrap
 
 from shoal.cli.screen.annotations import annotation_lines
-from shoal.cli.screen.bound_words import bound_lines
-from shoal.cli.screen.show import printable
-from shoal.cli.screen.words import exit_text, state_text
-from shoal.forms.units import duration_text, shortened
+from shoal.cli.screen.words import bound_lines, state_text
+from shoal.model.durations import duration_text
 from shoal.model.explanation import (
     FAILURES,
     AttemptRecord,
@@ -19,6 +17,7 @@ from shoal.model.explanation import (
     Learned,
 )
 from shoal.model.ledger import CostView
+from shoal.model.phrases import exit_text, printable, shortened
 from shoal.model.resources import plural
 
 WIDTH = 88

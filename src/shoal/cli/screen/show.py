@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from shoal.cli.screen.tables import Cell as Cell
 from shoal.cli.screen.tables import Column as Column
 from shoal.cli.screen.tables import Piece, cells_of, cut, lay_out
-from shoal.cli.screen.tables import printable as printable
 from shoal.cli.screen.tables import wrapped as wrapped
+from shoal.model.phrases import printable
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -15,13 +15,12 @@ from collections.abc import Callable
 from typing import TextIO
 
 from shoal.cli.screen import show
-from shoal.cli.screen.array_words import summary
 from shoal.cli.screen.follow import OUTCOMES
 from shoal.cli.screen.output import Output
-from shoal.cli.screen.show import printable
-from shoal.cli.screen.words import progress_text
+from shoal.cli.screen.words import progress_text, summary
 from shoal.client import ShoalError, Unreachable
 from shoal.forms.units import duration_text
+from shoal.model.phrases import printable
 from shoal.model.views import JobView
 
 # A shorter job needs no line.

@@ -12,6 +12,8 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from shoal.model.phrases import printable
+
 GAP = 2  # between two columns
 CUT_MIN, WRAPPED_MIN = 16, 24  # a narrower column says too little
 WORD = re.compile(r"\S+?,(?=[a-z])|\S+")
@@ -45,13 +47,6 @@ class Piece(NamedTuple):
 
 
 Line = list[Piece]
-
-
-def printable(text: str) -> str:
-    """Control characters and line ends become visible escapes."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def shown(cell: Cell) -> str:

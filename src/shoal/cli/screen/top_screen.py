@@ -8,11 +8,12 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.cli.screen.gpu_map import condensed, gpu_map, legend
-from shoal.cli.screen.show import Cell, Column, bar, printable
+from shoal.cli.screen.show import Cell, Column, bar
 from shoal.cli.screen.tables import GAP, cells_of, cut, shown, whole_parts
 from shoal.cli.screen.top_board import Board
 from shoal.cli.screen.top_rows import COLUMNS, Seen
 from shoal.forms.units import duration_text
+from shoal.model.phrases import printable
 
 if TYPE_CHECKING:
     from rich.text import Text

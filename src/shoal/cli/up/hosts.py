@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.cli.screen import show
+from shoal.model.phrases import printable
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -141,7 +142,7 @@ class HostLines:
         grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
         for node, words in self._words.items():
             style = STYLES.get(words.partition(":")[0], "cyan")
-            grid.add_row(node, Text(show.printable(words), style=style, overflow="ellipsis"))
+            grid.add_row(node, Text(printable(words), style=style, overflow="ellipsis"))
         return grid
 
 

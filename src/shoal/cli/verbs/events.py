@@ -94,7 +94,6 @@ def _page(
 def print_event(record: Recorded, json: bool, fit: bool = False) -> None:
     """`fit`: cut it to one line of the terminal."""
     from shoal.cli.screen import show
-    from shoal.cli.screen.words import sentence
 
     if json:
         show.as_json(record, lines=True)
@@ -104,16 +103,15 @@ def print_event(record: Recorded, json: bool, fit: bool = False) -> None:
         _print_styled(record, f"{moment:%H:%M:%S}", fit)
     else:
         stamp = moment.isoformat(timespec="milliseconds")
-        print(f"{stamp}  {record.seq:>6}  {sentence(record.event)}", flush=True)
+        print(f"{stamp}  {record.seq:>6}  {record.event.sentence()}", flush=True)
 
 
 def _print_styled(record: Recorded, clock: str, fit: bool) -> None:
     from rich.text import Text
 
     from shoal.cli.screen import show
-    from shoal.cli.screen.words import sentence
 
-    whole = f"{clock}  {sentence(record.event)}"
+    whole = f"{clock}  {record.event.sentence()}"
     for at, part in enumerate([show.fitted(whole)] if fit else show.lines_of(whole)):
         text = Text(part, style=event_style(record.event))
         if not at:

@@ -75,6 +75,7 @@ def note(job: str, text: tuple[str, ...], remove: bool, json: bool, home: Path) 
     from shoal.cli import cluster
     from shoal.cli.screen import show
     from shoal.forms.failure import USAGE, Failure
+    from shoal.model.phrases import printable
 
     words = " ".join(text).strip()
     if remove and words:
@@ -98,7 +99,7 @@ def note(job: str, text: tuple[str, ...], remove: bool, json: bool, home: Path) 
         show.note(f'{asked} has no notes; write one: shoal note {asked} "..."')
     for one in view.notes:
         when = datetime.fromtimestamp(one.at_ms / 1000).astimezone()
-        show.line(f"{when:%Y-%m-%d %H:%M}  {one.who}: {show.printable(one.text)}")
+        show.line(f"{when:%Y-%m-%d %H:%M}  {one.who}: {printable(one.text)}")
 
 
 def _label_jobs(named: list[str], changes: list[str], json: bool, home: Path) -> int:

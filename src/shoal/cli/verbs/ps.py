@@ -259,8 +259,7 @@ def nap_text(row: JobRow, now_ms: int) -> str:
 
 
 def how_far(row: JobRow) -> str:
-    from shoal.cli.screen.array_words import summary
-    from shoal.cli.screen.words import progress_text
+    from shoal.cli.screen.words import progress_text, summary
 
     if row.array is not None:
         return summary(row.array)

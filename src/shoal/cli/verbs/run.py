@@ -227,8 +227,7 @@ def _print_submitted(view: JobView, json: bool) -> None:
 
 
 def submitted_text(view: JobView) -> str:
-    from shoal.cli.screen.array_words import sweep_text
-    from shoal.cli.screen.words import shape_text
+    from shoal.model.phrases import shape_text, sweep_text
 
     if view.spec.sweep is None:
         return shape_text(view.spec)

@@ -178,7 +178,8 @@ def latency_text(response_ms: int, requests_per_s: float) -> str:
 
 def _print_whole(view: ServiceView, records: list[Recorded], now_ms: int) -> None:
     from shoal.cli.screen.show import STATE_STYLES, line
-    from shoal.cli.screen.words import command_text, replicas_text
+    from shoal.cli.screen.words import replicas_text
+    from shoal.model.phrases import command_text
 
     line(f"{view.name} is {view.state}", STATE_STYLES.get(view.state, "") + " bold")
     if view.why:
@@ -247,11 +248,10 @@ def engine_text(replica: ReplicaView) -> str:
 
 def _print_events(records: list[Recorded], now_ms: int) -> None:
     from shoal.cli.screen.show import Cell, Column, table
-    from shoal.cli.screen.words import sentence
     from shoal.forms.units import duration_text
 
     rows: list[list[str | Cell]] = [
-        [Cell(f"{duration_text(now_ms - record.event.at_ms)} ago", "dim"), sentence(record.event)]
+        [Cell(f"{duration_text(now_ms - record.event.at_ms)} ago", "dim"), record.event.sentence()]
         for record in records
     ]
     table([Column("WHEN", right=True), Column("WHAT", wraps=True)], rows)

@@ -46,9 +46,8 @@ def why(job: str, json: bool, home: Path) -> None:
 
 def _print(view: WhyView, now_ms: int) -> None:
     from shoal.cli.screen.annotations import annotation_lines
-    from shoal.cli.screen.bound_words import bound_lines
     from shoal.cli.screen.show import STATE_STYLES, Cell, Column, line, table
-    from shoal.cli.screen.words import progress_text, sentence, state_text
+    from shoal.cli.screen.words import bound_lines, progress_text, state_text
     from shoal.forms.units import duration_text
 
     line(f"{view.id} {state_text(view.state)}", STATE_STYLES.get(view.state, "") + " bold")
@@ -66,7 +65,7 @@ def _print(view: WhyView, now_ms: int) -> None:
         return
     line("")
     rows: list[list[str | Cell]] = [
-        [Cell(f"{duration_text(now_ms - record.event.at_ms)} ago", "dim"), sentence(record.event)]
+        [Cell(f"{duration_text(now_ms - record.event.at_ms)} ago", "dim"), record.event.sentence()]
         for record in view.events
     ]
     table([Column("WHEN", right=True), Column("WHAT", wraps=True)], rows)

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import msgspec
+
 from shoal.model.durations import duration_text
 from shoal.model.events import (
     ArrayFinished,
@@ -25,6 +27,7 @@ from shoal.model.events import (
 from shoal.model.identity import EVERY_TENANT, OPERATOR, Identity, role_in
 from shoal.model.job import DEFAULT_TENANT, Job, Outcome
 from shoal.model.notice import Notice, Rule, What, wanted_of
+from shoal.model.phrases import nodes_text
 
 # Only these can give rise to a notice.
 KINDS: tuple[type[EventBase], ...] = (
@@ -38,7 +41,6 @@ KINDS: tuple[type[EventBase], ...] = (
     ScheduleMissed,
 )
 BAD = (Outcome.FAILED, Outcome.TIMED_OUT)
-NODES_NAMED_MAX = 4
 WHY_CHARACTERS_MAX = 500
 _JOB = re.compile(r"\bj\d{1,18}(?:-j\d{1,18})?(?:\.\d+)*\b(?: \([A-Za-z0-9][A-Za-z0-9._-]*\))?")
 
@@ -146,31 +148,29 @@ def _notice(
 ) -> Notice:
     why = getattr(event, "why", "")[:WHY_CHARACTERS_MAX]
     if job is None:
-        node = event.node if isinstance(event, NodeLost) else ""
         of_tenant = event.tenant if isinstance(event, BudgetEvent) else ""
-        text = f"{node} is lost: {why}" if node else why
         if isinstance(event, ScheduleMissed):
             of_tenant = event.schedule.partition("/")[0]
-            text = f"schedule {event.schedule}: {why}"
         return Notice(
             id=number,
             what=what,
             at_ms=event.at_ms,
-            text=text,
+            text=event.sentence()[:WHY_CHARACTERS_MAX],
             to=to,
             tenant=asking.tenant,
             trusted=asking.trusted,
-            node=node,
+            node=event.node if isinstance(event, NodeLost) else "",
             of_tenant=of_tenant,
             why=why,
         )
     why = _without_others(why, job.id)
     finished = event if isinstance(event, JobFinished | ArrayFinished) else None
+    shown = msgspec.structs.replace(finished, why=why) if finished else event
     return Notice(
         id=number,
         what=what,
         at_ms=event.at_ms,
-        text=f"{job.label} {_text(event, job, why)}",
+        text=f"{job.label} {shown.phrase()}{_more(event, job)}",
         to=to,
         tenant=asking.tenant,
         trusted=asking.trusted,
@@ -189,22 +189,17 @@ def _state(event: Event) -> str:
     return "running" if isinstance(event, JobRunning) else "waiting"
 
 
-def _text(event: Event, job: Job, why: str) -> str:
+def _more(event: Event, job: Job) -> str:
+    """What the job knows and the event does not."""
     match event:
-        case JobRunning():
-            nodes = list(dict.fromkeys(member.slice.node for member in job.members))
-            more = f" and {len(nodes) - NODES_NAMED_MAX} more" if nodes[NODES_NAMED_MAX:] else ""
-            where = f" on {', '.join(nodes[:NODES_NAMED_MAX])}{more}" if nodes else ""
-            return f"started{where}" + (f" (attempt {event.attempt})" if event.attempt > 1 else "")
-        case JobFinished() | ArrayFinished():
-            ran = duration_text(event.at_ms - job.running_ms) if job.running_ms else ""
-            after = f" after {ran}" if ran else ""
-            return f"{event.outcome.value}{after}" + (f": {why}" if why else "")
+        case JobRunning() if job.members:
+            return f" on {nodes_text(tuple(member.slice for member in job.members))}"
+        case JobFinished() | ArrayFinished() if job.running_ms:
+            return f" (after {duration_text(event.at_ms - job.running_ms)})"
         case JobWaited():
-            waited = duration_text(event.waited_ms)
-            return f"has been waiting for {waited}; see: shoal why {job.id}"
+            return f"; see: shoal why {job.id}"
         case _:
-            return why
+            return ""
 
 
 def _without_others(why: str, own: str) -> str:

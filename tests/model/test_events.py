@@ -1,4 +1,4 @@
-"""Every kind of event has its sentence."""
+"""Every kind of event declares its sentence, what it is about, and who may see it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import typing
 
 import pytest
 
-from shoal.cli.screen.words import exit_text, sentence
 from shoal.model.events import (
+    KINDS,
     ArrayCancelled,
     ArrayFinished,
     ArrayRetried,
@@ -20,6 +20,7 @@ from shoal.model.events import (
     ControllerStarted,
     Event,
     FabricMeasured,
+    IdentityEvent,
     JobAdopted,
     JobAsleep,
     JobAwake,
@@ -90,11 +91,12 @@ from shoal.model.events import (
     WakeRefused,
 )
 from shoal.model.fabric import Fabric
-from shoal.model.health import CheckResult, Record, Standing
+from shoal.model.health import CheckResult, Record, Standing, Suspicion
 from shoal.model.identity import NodeKey, Role, TenantRecord, Token, User
 from shoal.model.job import JobSpec, Outcome, SleepCause, StopCause
 from shoal.model.node import End, NodeIntent, NodeSpec
 from shoal.model.notice import Rule
+from shoal.model.phrases import exit_text
 from shoal.model.policy import Policy
 from shoal.model.resources import Slice
 from shoal.model.schedule import ScheduleSpec
@@ -535,36 +537,112 @@ SENTENCES: list[tuple[Event, str]] = [
 
 @pytest.mark.parametrize(("event", "text"), SENTENCES)
 def test_an_event_reads_as_a_sentence(event: Event, text: str) -> None:
-    assert sentence(event) == text
+    assert event.sentence() == text
 
 
-def test_every_kind_of_event_is_told() -> None:
-    told = {type(event) for event, _ in SENTENCES}
-    assert told == set(typing.get_args(Event))
+def test_every_kind_of_event_has_a_sentence_that_is_shown_here() -> None:
+    assert {type(event) for event, _ in SENTENCES} == set(KINDS) == set(typing.get_args(Event))
+
+
+class Stranger:
+    """Somebody who sees nothing but what belongs to everybody."""
+
+    admin = sees_all = False
+
+    def sees_job(self, job: str) -> bool:
+        return False
+
+    def sees_tenant(self, tenant: str, at_ms: int) -> bool:
+        return False
+
+    def sees_service(self, service: str, at_ms: int) -> bool:
+        return False
+
+    def policy(self, policy: Policy) -> Policy:
+        return Policy(name="as far as you may see")
+
+    def text(self, text: str) -> str:
+        return text and "(a reason)"
+
+
+class Viewer(Stranger):
+    """Somebody who sees every tenant and changes nothing."""
+
+    sees_all = True
+
+    def sees_job(self, job: str) -> bool:
+        return True
+
+    def sees_tenant(self, tenant: str, at_ms: int) -> bool:
+        return True
+
+    def sees_service(self, service: str, at_ms: int) -> bool:
+        return True
+
+
+FOR_ALL = {
+    *(NodeJoined, NodeReady, NodeSilent, NodeLost, NodeIntended, NodeEnding, NodeLabelled),
+    *(NodeChecked, FabricMeasured, ClockJumped, PolicyChanged, ControllerStarted, ClusterRestored),
+}
+
+
+@pytest.mark.parametrize("event", [event for event, _ in SENTENCES])
+def test_a_stranger_sees_only_the_cluster_and_nobody_elses_reasons(event: Event) -> None:
+    shown = event.shown_to(Stranger())
+    assert (shown is not None) == (type(event) in FOR_ALL)
+    if shown is not None:
+        assert getattr(shown, "why", "") in ("", "(a reason)")
+
+
+@pytest.mark.parametrize("event", [event for event, _ in SENTENCES])
+def test_a_viewer_of_all_tenants_sees_all_but_who_may_do_what(event: Event) -> None:
+    assert event.shown_to(Viewer()) is (None if isinstance(event, IdentityEvent) else event)
+
+
+@pytest.mark.parametrize(("event", "text"), SENTENCES)
+def test_a_sentence_begins_with_its_subject(event: Event, text: str) -> None:
+    assert event.subject
+    if not isinstance(event, FabricMeasured | ClockJumped):  # their reason is the sentence
+        assert text.startswith(f"{event.subject} ")
+
+
+def test_a_judgement_shows_a_tenant_only_what_its_own_jobs_led_to() -> None:
+    own = Suspicion(at_ms=1, why="j1 was slow", job="j1")
+    others = Suspicion(at_ms=2, why="j2 was slow", job="j2")
+    record = Record(standing=Standing.SUSPECT, why="j2 was slow", suspicions=(own, others))
+    event = NodeJudged(at_ms=3, node="n1", record=record, why="j2 was slow")
+
+    class Owner(Stranger):
+        def sees_job(self, job: str) -> bool:
+            return job == "j1"
+
+    shown = event.shown_to(Owner())
+    assert shown is not None
+    assert (shown.record.suspicions, shown.why, shown.record.why) == ((own,), "", "")
 
 
 @pytest.mark.parametrize("cause", StopCause)
 def test_every_cause_has_its_words(cause: StopCause) -> None:
     event = JobStopping(at_ms=0, job="j1", attempt=1, cause=cause, why="")
-    assert sentence(event).startswith("j1 is being stopped (")
+    assert event.sentence().startswith("j1 is being stopped (")
 
 
 @pytest.mark.parametrize("outcome", Outcome)
 def test_every_outcome_has_its_words(outcome: Outcome) -> None:
     event = JobFinished(at_ms=0, job="j1", attempt=1, outcome=outcome, code=0, why="")
-    assert sentence(event).startswith("j1 ")
+    assert event.sentence().startswith("j1 ")
 
 
 @pytest.mark.parametrize("intent", NodeIntent)
 def test_every_intent_has_its_words(intent: NodeIntent) -> None:
-    assert sentence(NodeIntended(at_ms=0, node="n1", intent=intent)).startswith(
-        ("n1 is ", "n1 was ")
+    assert (
+        NodeIntended(at_ms=0, node="n1", intent=intent).sentence().startswith(("n1 is ", "n1 was "))
     )
 
 
 def test_a_hostile_command_stays_on_one_line() -> None:
     spec = JobSpec(command=("echo", "a\nb\x1b[2J" + "x" * 10_000))
-    text = sentence(JobSubmitted(at_ms=0, job="j1", spec=spec))
+    text = JobSubmitted(at_ms=0, job="j1", spec=spec).sentence()
     assert text.isprintable()
     assert len(text) < 200
 

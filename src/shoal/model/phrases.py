@@ -1,0 +1,88 @@
+"""Parts of sentences about jobs and nodes: one printable line, whatever the names contain."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+from shoal.model.resources import Slice, plural
+
+if TYPE_CHECKING:
+    from shoal.model.job import JobSpec
+    from shoal.model.sweep import Sweep
+
+NODES_NAMED_MAX = 6
+COMMAND_CHARACTERS_MAX = 60
+
+
+def printable(text: str) -> str:
+    """Control characters and line ends become visible escapes."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def shortened(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def because(why: str) -> str:
+    return f": {why}" if why else ""
+
+
+def by(who: str) -> str:
+    return f" by {who}" if who else ""
+
+
+def attempt_text(attempt: int) -> str:
+    """Empty for the first."""
+    return f" (attempt {attempt})" if attempt > 1 else ""
+
+
+def exit_text(code: int) -> str:
+    """Shells use codes above 128 for signals."""
+    if 128 < code <= 128 + 64:
+        return f"exit code {code} (signal {code - 128})"
+    return f"exit code {code}"
+
+
+def command_text(command: tuple[str, ...]) -> str:
+    return shortened(printable(shlex.join(command)), COMMAND_CHARACTERS_MAX)
+
+
+def shape_text(spec: JobSpec) -> str:
+    """The size of a gang: '2 members with 8 GPUs, 1 CPU each'."""
+    each = " each" if spec.members > 1 or spec.elastic else ""
+    members = plural(spec.members, "member")
+    if spec.elastic:
+        members = f"{members_text(spec)} members"
+    return f"{members} with {spec.demand}{each}"
+
+
+def members_text(spec: JobSpec) -> str:
+    """As in a job file: '4', or '2..8' for an elastic gang."""
+    return f"{spec.members}..{spec.members_max}" if spec.elastic else str(spec.members)
+
+
+def sweep_text(sweep: Sweep) -> str:
+    """'100 elements, at most 8 at a time'."""
+    text = plural(sweep.count, "element")
+    if sweep.variables:
+        text += f" over {', '.join(sweep.variables)}"
+    return f"{text}, at most {sweep.at_most} at a time" if sweep.at_most else text
+
+
+def numbers_text(numbers: tuple[int, ...]) -> str:
+    """'member 3', or 'members 0, 1 and 4 more'."""
+    if len(numbers) == 1:
+        return f"member {numbers[0]}"
+    return f"members {names_text(tuple(str(number) for number in numbers))}"
+
+
+def names_text(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - NODES_NAMED_MAX} more" if len(names) > NODES_NAMED_MAX else ""
+    return ", ".join(names[:NODES_NAMED_MAX]) + more
+
+
+def nodes_text(slices: tuple[Slice, ...]) -> str:
+    return names_text(tuple(dict.fromkeys(slice_.node for slice_ in slices)))
