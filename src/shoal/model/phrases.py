@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
+import re
 from typing import TYPE_CHECKING
 
 from shoal.model.resources import Slice, plural
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 NODES_NAMED_MAX = 6
 COMMAND_CHARACTERS_MAX = 60
+
+_SHELL_SPECIAL = re.compile(r"[^\w@%+=:,./-]", re.ASCII)
 
 
 def printable(text: str) -> str:
@@ -47,7 +49,17 @@ def exit_text(code: int) -> str:
 
 
 def command_text(command: tuple[str, ...]) -> str:
-    return shortened(printable(shlex.join(command)), COMMAND_CHARACTERS_MAX)
+    """As a shell reads it, on one line."""
+    return shortened(
+        printable(" ".join(_shell_word(word) for word in command)), COMMAND_CHARACTERS_MAX
+    )
+
+
+def _shell_word(word: str) -> str:
+    """In single quotes if the shell would read it as anything else than itself."""
+    if word and not _SHELL_SPECIAL.search(word):
+        return word
+    return "'" + word.replace("'", "'\"'\"'") + "'"
 
 
 def shape_text(spec: JobSpec) -> str:
