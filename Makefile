@@ -22,7 +22,7 @@ SYSTEM_READY := $(VENV)/.system
 PAGE := $(VENV)/.page
 BIOME := PATH=$(CURDIR)/$(BIN):$$PATH node_modules/.bin/biome
 
-.PHONY: demo test setup format lint types layers unit soak long bench screenshots lock audit dist clean
+.PHONY: demo test setup format generate lint types layers unit soak long bench screenshots lock audit dist clean
 .DEFAULT_GOAL := help
 
 help:
@@ -108,6 +108,10 @@ format: setup $(PAGE)
 	@$(BIN)/ruff format --quiet .
 	@$(BIN)/ruff check --fix --quiet .
 	@test ! -e $(PAGE) || $(BIOME) check --write --log-level=warn
+
+# What follows from the table of calls: the asynchronous client and the reference.
+generate: setup
+	@$(BIN)/python -m harness.generated
 
 # A new environment, held back only by constraints.txt, is what gets locked. What PyTorch brings for
 # one kind of machine, and the kind of build it is, stays out: the lock serves all of them.

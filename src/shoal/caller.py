@@ -10,12 +10,12 @@ import threading
 import time
 from collections.abc import Iterator
 from typing import IO, Any, NamedTuple, Self, TypeVar
-from urllib.parse import quote, urlencode
 
 import msgspec
 
 from shoal import contexts, transport
 from shoal.busy import Patience, retry_s
+from shoal.calls.call import Call, Request
 from shoal.connections import Connections, Interrupt, Taken
 from shoal.model.views import Problem
 from shoal.reaching import HEADS, SEQ, STANDBY, Reaching
@@ -121,18 +121,13 @@ class Caller:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _call(
-        self,
-        method: str,
-        kind: type[Answer],
-        *parts: str,
-        body: Body = None,
-        headers: Headers = None,
-        **query: Any,
+    def _send(self, call: Call, request: Request) -> Any:
+        return self.request(call.method, request.path, call.answer, request.body, request.headers)
+
+    def request(
+        self, method: str, path: str, kind: type[Answer], body: Body = None, headers: Headers = None
     ) -> Answer:
-        path = "/v1/" + "/".join(quote(part, safe="") for part in parts)
-        if query:
-            path += f"?{urlencode(query, doseq=True)}"
+        """Any request to the API, also one that no method here is for. `path` has its query."""
         interrupt, patience = self._interrupt, Patience(self._patience_s, self._interrupt.sleep)
         deadline, tries = time.monotonic() + self._patience_s, 0
         while True:

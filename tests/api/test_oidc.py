@@ -270,7 +270,7 @@ def test_a_device_gets_a_token_when_the_person_has_agreed(
 def test_settings_are_checked_with_the_provider_and_never_show_the_secret(
     live: Live, provider: FakeProvider
 ) -> None:
-    shown = str(live.client._call("GET", dict, "oidc"))
+    shown = str(live.client.request("GET", "/v1/oidc", dict))
     assert SECRET not in shown
     assert "'has_secret': True" in shown
     assert (live.home.path / "oidc.json").stat().st_mode & 0o777 == 0o600
@@ -288,7 +288,7 @@ def test_settings_are_checked_with_the_provider_and_never_show_the_secret(
             | fields
         ).encode()
         with pytest.raises(ShoalError, match=words) as caught:
-            live.client._call("PUT", dict, "oidc", body=body)
+            live.client.request("PUT", "/v1/oidc", dict, body)
         assert caught.value.status == status
     live.kill_controller()
     assert live.client.oidc().issuer == provider.issuer  # as it was, in the next controller

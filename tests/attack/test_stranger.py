@@ -186,7 +186,7 @@ def test_a_home_so_deep_that_no_socket_name_would_fit_works(tmp_path: Path) -> N
             Caller(there, timeout_s=0.2, patience_s=0) as client,
             pytest.raises(Unreachable, match="timed out"),  # it was heard, but not answered
         ):
-            client._call("GET", StatusView, "status")
+            client.request("GET", "/v1/status", StatusView)
     finally:
         for door in doors:
             door.close()

@@ -144,7 +144,7 @@ def check_log(live: Live, asked: dict[str, tuple[str, int, int]], controllers: i
             break
         after = view.next_after
     assert finished == Counter(dict.fromkeys(asked, 1))
-    shown = live.client._call("GET", TimelineView, "timeline", from_ms=1)
+    shown = live.client.request("GET", "/v1/timeline?from_ms=1", TimelineView)
     assert shown.left_out == 0
     named = Counter(
         (shown.nodes[b.node].id, b.gpus, b.job, b.attempt, b.member, b.begin_ms, b.end_ms, b.why)
