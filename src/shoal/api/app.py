@@ -14,6 +14,8 @@ from litestar.exceptions import HTTPException
 from litestar.openapi.config import OpenAPIConfig
 from litestar.openapi.spec import Components, SecurityScheme
 from litestar.params import Parameter
+from litestar.plugins import PluginProtocol
+from litestar.plugins.core import MsgspecDIPlugin
 from litestar.types import ControllerRouterHandler
 
 from shoal import __version__
@@ -282,6 +284,14 @@ ROUTES: list[ControllerRouterHandler] = [
 ]
 
 
+class Plain(Litestar):
+    """Without its adapters for pydantic and attrs, which it imports if they are installed."""
+
+    @staticmethod
+    def _get_default_plugins(plugins: list[PluginProtocol]) -> list[PluginProtocol]:
+        return [*plugins, MsgspecDIPlugin()]
+
+
 def build(
     loop: ControlLoop,
     token: str,
@@ -324,7 +334,7 @@ def build(
     def provide_entry(request: Request[Any, Any, Any]) -> GatewayEntry:
         return entry_for(request.scope) or entry()
 
-    app = Litestar(
+    app = Plain(
         route_handlers=ROUTES,
         guards=[access.guard, *([auditor.guard] if auditor else [])],
         before_send=[auditor.before_send] if auditor else [],
