@@ -30,6 +30,7 @@ def test_thousands_of_checkpoints_hide_no_attempt(tmp_path: Path) -> None:
     rig.store.commit(saves, [])
     after = why_view(reach, rig.loop.state.jobs["j1"])
     assert [r.event for r in after.events] == [*(r.event for r in before.events), saves[-1]]
+    assert after.events[-1].text == "j1 saved its work up to step 25000"
     (attempt,) = after.attempts
     assert (attempt.attempt, attempt.nodes, attempt.saved_step) == (1, ["n1"], 25_000)
     story = explanation_of(reach, rig.loop.state.jobs["j1"])

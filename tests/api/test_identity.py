@@ -225,3 +225,4 @@ def test_reasons_name_the_user_who_acted(live: Live, sign: Callable[..., Signed]
     until(lambda: ann.job(job).state == "cancelled")
     assert "by ann" in ann.job(job).why
     assert any("by ann" in str(record.event) for record in ann.events(job=job).events)
+    assert all(record.text.startswith(f"{job} ") for record in ann.events(job=job).events)

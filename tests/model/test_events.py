@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import typing
 
+import msgspec
 import pytest
 
+from shoal.core.state.apply import APPLY
 from shoal.model.events import (
     KINDS,
     ArrayCancelled,
@@ -65,6 +67,7 @@ from shoal.model.events import (
     OrderEnded,
     OrderUnused,
     PolicyChanged,
+    Recorded,
     ReplicaDraining,
     ReplicaReady,
     RuleRemoved,
@@ -89,11 +92,12 @@ from shoal.model.events import (
     UserRemoved,
     UserSet,
     WakeRefused,
+    published,
 )
 from shoal.model.fabric import Fabric
 from shoal.model.health import CheckResult, Record, Standing, Suspicion
 from shoal.model.identity import NodeKey, Role, TenantRecord, Token, User
-from shoal.model.job import JobSpec, Outcome, SleepCause, StopCause
+from shoal.model.job import Job, JobSpec, Outcome, SleepCause, StopCause
 from shoal.model.node import End, NodeIntent, NodeSpec
 from shoal.model.notice import Rule
 from shoal.model.phrases import exit_text
@@ -604,6 +608,42 @@ def test_a_sentence_begins_with_its_subject(event: Event, text: str) -> None:
     assert event.subject
     if not isinstance(event, FabricMeasured | ClockJumped):  # their reason is the sentence
         assert text.startswith(f"{event.subject} ")
+
+
+def test_every_kind_of_event_has_an_effect() -> None:
+    assert set(APPLY) == set(KINDS)
+
+
+SECRET = JobSpec(
+    command=("x",), env={"SHOAL_TASKS_SECRET": "s3cret"}, notify=("https://u:s3cret@x.org/s3cret",)
+)
+SECRETS: list[Event] = [
+    JobSubmitted(at_ms=0, job="j1", spec=SECRET),
+    ArraySubmitted(at_ms=0, job="j1", spec=SECRET),
+    ArrayRetried(at_ms=0, job="j1", index=None, why="", record=Job(id="j1", number=1, spec=SECRET)),
+    ServiceSet(at_ms=0, service="chat", version=1, spec=ServiceSpec(name="chat", replica=SECRET)),
+    ScheduleSet(
+        at_ms=0,
+        schedule="lab/n",
+        next_ms=1,
+        spec=ScheduleSpec(name="n", cron="0 3 * * *", jobs=(WorkflowJob("n", SECRET),)),
+    ),
+    RuleSet(
+        at_ms=0,
+        tenant="lab",
+        rule=Rule(id="r1", owner="ada", tenant="lab", wish="failed=https://x.org/s3cret"),
+    ),
+    TokenSet(at_ms=0, token=msgspec.structs.replace(TOKEN, hash="s3cret")),
+    KeySet(at_ms=0, key=msgspec.structs.replace(KEY, hash="s3cret")),
+]
+
+
+@pytest.mark.parametrize("event", SECRETS, ids=lambda event: type(event).__name__)
+def test_what_is_published_holds_no_secret(event: Event) -> None:
+    assert b"s3cret" in msgspec.json.encode(event)
+    (shown,) = published([Recorded(7, event)])
+    assert b"s3cret" not in msgspec.json.encode(shown)
+    assert shown.text == event.sentence()
 
 
 def test_a_judgement_shows_a_tenant_only_what_its_own_jobs_led_to() -> None:

@@ -34,6 +34,7 @@ from shoal.api.quotas import Quotas
 from shoal.api.tickets import ENTRY, enter, is_stream
 from shoal.api.watcher import Entry, Watcher
 from shoal.calls.call import Needs
+from shoal.model.hidden import NO_HASH
 from shoal.model.identity import OPERATOR, Identity, NodeKey, Token
 
 SESSION_MS = 12 * 3600 * 1000
@@ -46,7 +47,6 @@ ADDRESSES_MAX = 1_000
 CSRF_HEADER = "x-shoal-csrf"
 TOKEN_PREFIX = "shoal"
 CONNECTION_RETRY_S = 5  # a connection without a request is closed after this long
-NO_HASH = "0" * 64
 WRONG = (
     "the token is missing or wrong; get one from an admin (the operator's: file token in the home)"
 )

@@ -34,7 +34,6 @@ from shoal.api.heads import HeadsOfCluster, checked
 from shoal.api.identity import Me, Tenants, Tokens, Users
 from shoal.api.jobs import Jobs, WaitS
 from shoal.api.joining import Join, Keys
-from shoal.api.keys import without_keys
 from shoal.api.ledger import Ledger
 from shoal.api.link import NodeLink
 from shoal.api.logs import Logs
@@ -85,6 +84,7 @@ from shoal.core.phases.claims import owner_of
 from shoal.engines.linked.engine import LinkedEngine
 from shoal.ledger.live import LiveLedger
 from shoal.model.durations import DAY_MS
+from shoal.model.hidden import without_keys
 from shoal.model.node import LabelChange, NodeHealth, NodeIntent, unenforced_lines, unenforced_of
 from shoal.model.report import (
     CheckNode,

@@ -11,14 +11,12 @@ from litestar import Controller, Response
 from litestar.params import Parameter
 
 from shoal.api.handling import handles
-from shoal.api.identity import without_hash
 from shoal.api.jobs import NUMBER_MAX, WaitS
-from shoal.api.keys import event_without_keys
 from shoal.api.reach import Reach
 from shoal.api.read_threads import aside, encoded, respond
 from shoal.api.seen import seen_events
 from shoal.calls.cluster import ClusterCalls
-from shoal.model.events import ArraySubmitted, JobEvent, JobSubmitted, Recorded, with_text
+from shoal.model.events import ArraySubmitted, JobEvent, JobSubmitted, Recorded, published
 from shoal.model.finding import JobFilter
 from shoal.model.views import EventsView
 from shoal.ports import Store
@@ -51,8 +49,7 @@ class Events(Controller):
         after = max(after, first) if after >= 0 else after
 
         def read(start: int, most: int) -> list[Recorded]:
-            found = loop.store.events(start, most, job, node, notable)
-            return [event_without_keys(without_hash(one)) for one in found]
+            return loop.store.events(start, most, job, node, notable)
 
         deadline_s = time.monotonic() + wait_s
         while True:
@@ -67,7 +64,7 @@ class Events(Controller):
                 break
             await reach.loop.changed(job, left_s)
         body = await aside(
-            lambda: encoded(EventsView(events=with_text(found), next_after=after)), limit
+            lambda: encoded(EventsView(events=published(found), next_after=after)), limit
         )
         return respond(body)
 

@@ -7,7 +7,6 @@ import shlex
 from litestar import Controller
 
 from shoal.api.handling import handles
-from shoal.api.keys import event_without_keys
 from shoal.api.progress_views import Samples, bound_of, progress_view
 from shoal.api.reach import Reach
 from shoal.api.read_threads import aside
@@ -28,7 +27,7 @@ from shoal.model.events import (
     NodeJudged,
     NodeLost,
     Recorded,
-    with_text,
+    published,
 )
 from shoal.model.explanation import Explanation
 from shoal.model.job import Job, MemberRef, Phase
@@ -61,7 +60,6 @@ def why_view(
     now_ms = loop.clock.now_ms()
     seen = outlook(loop.state, job, loop.policy, now_ms)
     told = loop.store.history(job.id, HISTORY_MAX) if told is None else told
-    told = [event_without_keys(one) for one in told]
     told = seen_events(reach, told, {job.id: job.spec.tenant})
     return WhyView(
         id=job.id,
@@ -71,7 +69,7 @@ def why_view(
         start=seen.start,
         why=_with_holders(reach, job, reach.text(seen.why), now_ms),
         progress=progress_view(loop, job, samples),
-        events=with_text(told[-WHY_EVENTS_MAX:]),
+        events=published(told[-WHY_EVENTS_MAX:]),
         attempts=attempts_of((one.event for one in told), no_tail),
         labels=job.spec.labels,
         notes=list(job.notes),

@@ -11,7 +11,6 @@ from litestar import Controller, Request
 from shoal.api.audit import note
 from shoal.api.handling import handles
 from shoal.api.jobs import KEY_MAX, Key, entered, on_its_own
-from shoal.api.keys import HIDDEN, without_keys
 from shoal.api.problems import Refusal
 from shoal.api.reach import Reach
 from shoal.api.views import job_view
@@ -32,6 +31,7 @@ from shoal.forms.written import (
     to_form,
     to_words,
 )
+from shoal.model.hidden import HIDDEN, without_keys
 from shoal.model.job import Job, JobSpec
 from shoal.model.sweep import ARRAY_COUNT, ARRAY_INDEX, ARRAY_JOB
 from shoal.model.views import JobView, Problem

@@ -9,14 +9,13 @@ import msgspec
 from litestar import Controller, Request
 from litestar.params import Parameter
 
-from shoal.api.access import NO_HASH, new_token
+from shoal.api.access import new_token
 from shoal.api.audit import note
 from shoal.api.handling import handles
 from shoal.api.principal import Principal
 from shoal.api.problems import Refusal, accepted
 from shoal.calls.people import PeopleCalls
 from shoal.control.loop import ControlLoop
-from shoal.model.events import Event, KeySet, Recorded, TokenSet
 from shoal.model.identity import EVERY_TENANT, Identity, Role, TenantRecord, Token, User, role_in
 from shoal.model.people import (
     MeView,
@@ -167,22 +166,6 @@ class Tokens(Controller):
     async def remove(self, loop: ControlLoop, who: Principal, token_id: Word) -> Done:
         token = _own(loop, who, token_id)
         return Done(id=accepted(await loop.request(RemoveToken(token.id, who.user))).id)
-
-
-def without_hash(recorded: Recorded) -> Recorded:
-    """An event as the API shows it: the hash of a token or a key stays in the store."""
-    event = recorded.event
-    match event:
-        case TokenSet():
-            token = msgspec.structs.replace(event.token, hash=NO_HASH)
-            shown: Event = msgspec.structs.replace(event, token=token)
-        case KeySet():
-            shown = msgspec.structs.replace(
-                event, key=msgspec.structs.replace(event.key, hash=NO_HASH)
-            )
-        case _:
-            return recorded
-    return msgspec.structs.replace(recorded, event=shown)
 
 
 async def _shown_once(loop: ControlLoop, token_id: str, secret: str) -> SecretTokenView:

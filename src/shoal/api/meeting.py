@@ -18,7 +18,6 @@ from litestar import Controller, WebSocket
 from litestar.exceptions import WebSocketException
 from litestar.params import Parameter
 
-from shoal.api.access import NO_HASH
 from shoal.api.handling import handles
 from shoal.api.limits import PROVEN
 from shoal.api.principal import SCOPE, Principal
@@ -26,6 +25,7 @@ from shoal.api.tickets import TICKET
 from shoal.api.watcher import REFUSED
 from shoal.calls.page import MachineCalls
 from shoal.meeting import DONE, KEY_HEADER, PARTNER_GONE, Announced, Opening, key_hash
+from shoal.model.hidden import NO_HASH
 
 MEETINGS_MAX = 256
 MEETINGS_PER_TENANT_MAX = 64

@@ -19,8 +19,6 @@ from typing import Any, cast
 import msgspec
 
 from shoal.api.feed import Feed
-from shoal.api.identity import without_hash
-from shoal.api.keys import event_without_keys
 from shoal.api.principal import Principal
 from shoal.api.queue import QueueRow, own_in_line, queue_row
 from shoal.api.reach import Reach
@@ -38,7 +36,7 @@ from shoal.core.state.state import State
 from shoal.database.base import Database
 from shoal.database.sqlite import SqliteDatabase
 from shoal.kernel import die_with_parent
-from shoal.model.events import Recorded, with_text
+from shoal.model.events import Recorded, published
 from shoal.model.feed import Snapshot
 from shoal.model.finding import EVERY_JOB, LAST_ENDED, JobFilter
 from shoal.model.job import Job
@@ -169,10 +167,8 @@ class MomentReader:
 
     def _events(self, reach: Reach, seq: int) -> list[Recorded]:
         most = EVENTS_SHOWN if reach.who.admin else EVENTS_LOOKED_AT
-        found = [
-            event_without_keys(without_hash(one)) for one in self._moments.log.notable(seq, most)
-        ]
-        return with_text(seen_events(reach, found)[-EVENTS_SHOWN:])
+        found = self._moments.log.notable(seq, most)
+        return published(seen_events(reach, found)[-EVENTS_SHOWN:])
 
 
 def _when(at_ms: int) -> str:

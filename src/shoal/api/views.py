@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 
 from shoal import __version__
-from shoal.api.keys import service_without_keys, without_keys
 from shoal.api.nap_views import nap_view, node_naps
 from shoal.api.progress_views import progress_view
 from shoal.api.reach import Reach
@@ -23,6 +22,7 @@ from shoal.core.state.apply_array import parts_of
 from shoal.core.state.state import Node
 from shoal.model.array import counts_of
 from shoal.model.health import Standing
+from shoal.model.hidden import service_without_keys, without_keys
 from shoal.model.job import Job, Phase
 from shoal.model.labels import NODE
 from shoal.model.node import JOINED, NodeHealth, NodeIntent, node_word, unenforced_of

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Self
+
+import msgspec
+
 from shoal.model.eventbase import JobEvent
+from shoal.model.hidden import without_keys
 from shoal.model.job import Job, JobSpec, Outcome
 from shoal.model.phrases import sweep_text
 
@@ -22,6 +27,9 @@ class ArraySubmitted(ArrayEvent, frozen=True, kw_only=True):
         name = f" as '{self.spec.name}'" if self.spec.name else ""
         many = sweep_text(self.spec.sweep) if self.spec.sweep is not None else ""
         return f"was submitted{name}: an array of {many}"
+
+    def without_secrets(self) -> Self:
+        return msgspec.structs.replace(self, spec=without_keys(self.spec))
 
 
 class ArrayCancelled(ArrayEvent, frozen=True, kw_only=True):
@@ -43,6 +51,12 @@ class ArrayRetried(ArrayEvent, frozen=True, kw_only=True):
 
     def phrase(self) -> str:
         return f"goes on: {self.why}{'' if self.index is None else f' (index {self.index})'}"
+
+    def without_secrets(self) -> Self:
+        if self.record is None:
+            return self
+        record = msgspec.structs.replace(self.record, spec=without_keys(self.record.spec))
+        return msgspec.structs.replace(self, record=record)
 
 
 class ArrayFinished(ArrayEvent, frozen=True, kw_only=True):

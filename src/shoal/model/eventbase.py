@@ -58,6 +58,10 @@ class EventBase(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", ta
         """What the terminal, the page and everybody else show of it."""
         return printable(f"{self.subject} {self.phrase()}")
 
+    def without_secrets(self) -> Self:
+        """As views show it: some things in the log are for nobody's eyes."""
+        return self
+
     def visible_to(self, reader: Reader) -> bool:
         raise NotImplementedError
 

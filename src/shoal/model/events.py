@@ -17,6 +17,7 @@ from shoal.model.eventbase import ClusterEvent, Reader
 from shoal.model.eventbase import EventBase as EventBase
 from shoal.model.eventbase import JobEvent as JobEvent
 from shoal.model.eventbase import NodeEvent as NodeEvent
+from shoal.model.hidden import without_keys
 from shoal.model.identity_events import IdentityEvent as IdentityEvent
 from shoal.model.identity_events import KeyRemoved as KeyRemoved
 from shoal.model.identity_events import KeySet as KeySet
@@ -122,6 +123,9 @@ class JobSubmitted(JobEvent, frozen=True, kw_only=True):
         spec = self.spec
         name = f" as '{spec.name}'" if spec.name else ""
         return f"was submitted{name}: {shape_text(spec)}: {command_text(spec.command)}"
+
+    def without_secrets(self) -> Self:
+        return msgspec.structs.replace(self, spec=without_keys(self.spec))
 
 
 class JobPlaced(JobEvent, frozen=True, kw_only=True):
@@ -451,5 +455,9 @@ class Recorded(msgspec.Struct, frozen=True, omit_defaults=True):
     text: str = ""
 
 
-def with_text(records: Iterable[Recorded]) -> list[Recorded]:
-    return [Recorded(one.seq, one.event, one.event.sentence()) for one in records]
+def published(records: Iterable[Recorded]) -> list[Recorded]:
+    """As views show them: with their sentences, and without secrets."""
+    return [
+        Recorded(record.seq, record.event.without_secrets(), record.event.sentence())
+        for record in records
+    ]

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Self
+
+import msgspec
+
 from shoal.model.eventbase import EventBase, Reader
+from shoal.model.hidden import NO_HASH
 from shoal.model.identity import NodeKey, TenantRecord, Token, User
 from shoal.model.phrases import because, by
 
@@ -79,6 +84,10 @@ class TokenSet(IdentityEvent, frozen=True, kw_only=True):
     def phrase(self) -> str:
         return f"of {self.token.user} was set{by(self.who)}"
 
+    def without_secrets(self) -> Self:
+        token = msgspec.structs.replace(self.token, hash=NO_HASH)
+        return msgspec.structs.replace(self, token=token)
+
 
 class TokenRemoved(IdentityEvent, frozen=True, kw_only=True):
     token: str
@@ -118,6 +127,10 @@ class KeySet(IdentityEvent, frozen=True, kw_only=True):
 
     def phrase(self) -> str:
         return f"was set{by(self.who)} ({self.key.id})"
+
+    def without_secrets(self) -> Self:
+        key = msgspec.structs.replace(self.key, hash=NO_HASH)
+        return msgspec.structs.replace(self, key=key)
 
 
 class KeyRemoved(IdentityEvent, frozen=True, kw_only=True):

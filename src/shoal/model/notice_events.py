@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Self
+
+import msgspec
+
 from shoal.model.durations import duration_text
 from shoal.model.eventbase import EventBase, JobEvent, Reader
 from shoal.model.notice import Rule, masked
@@ -58,6 +62,10 @@ class RuleSet(RuleEvent, frozen=True, kw_only=True):
 
     def phrase(self) -> str:
         return f"for notices was added{by(self.who)}: {masked(self.rule.wish)}"
+
+    def without_secrets(self) -> Self:
+        rule = msgspec.structs.replace(self.rule, wish=masked(self.rule.wish))
+        return msgspec.structs.replace(self, rule=rule)
 
 
 class RuleRemoved(RuleEvent, frozen=True, kw_only=True):

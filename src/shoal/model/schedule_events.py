@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Self
+
+import msgspec
+
 from shoal.model.eventbase import EventBase, Reader
+from shoal.model.hidden import without_keys
 from shoal.model.moments import moment_text
 from shoal.model.phrases import because
 from shoal.model.schedule import ScheduleSpec
@@ -32,6 +37,11 @@ class ScheduleSet(ScheduleEvent, frozen=True, kw_only=True):
     def phrase(self) -> str:
         zone = f" {self.spec.timezone}" if self.spec.timezone else ""
         return f"was set to '{self.spec.cron}'{zone}; next at {moment_text(self.next_ms)}"
+
+    def without_secrets(self) -> Self:
+        change = msgspec.structs.replace
+        jobs = tuple(change(job, spec=without_keys(job.spec)) for job in self.spec.jobs)
+        return change(self, spec=change(self.spec, jobs=jobs))
 
 
 class ScheduleRan(ScheduleEvent, frozen=True, kw_only=True):

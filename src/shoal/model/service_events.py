@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Self
+
+import msgspec
+
 from shoal.model.eventbase import EventBase, Reader
+from shoal.model.hidden import service_without_keys
 from shoal.model.phrases import because
 from shoal.model.resources import plural
 from shoal.model.service import ServiceSpec
@@ -34,6 +39,9 @@ class ServiceSet(ServiceEvent, frozen=True, kw_only=True):
     def visible_to(self, reader: Reader) -> bool:
         """Also after the service is gone."""
         return reader.sees_tenant(self.spec.replica.tenant, self.at_ms)
+
+    def without_secrets(self) -> Self:
+        return msgspec.structs.replace(self, spec=service_without_keys(self.spec))
 
 
 class ServiceScaled(ServiceEvent, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from shoal.model.hidden import TASKS
 from shoal.model.job import JobSpec
 from shoal.model.report import Refused
 from shoal.model.secret import split
@@ -12,7 +13,6 @@ PREFIX = "SHOAL_"
 # Of those that begin so, a job may set these: where it saves, how often its nodes fail, which
 # cluster its own calls of `shoal` mean, and how its tasks are told from another's.
 OPEN = frozenset(("SHOAL_CHECKPOINT_DIR", "SHOAL_MTBF_S", "SHOAL_HOME", "SHOAL_DEBUG"))
-TASKS = frozenset(("SHOAL_TASKS_SECRET", "SHOAL_TASKS_INVITATION", "SHOAL_TASKS_CALL"))
 # How the members of a gang find each other, in torchrun's names.
 RENDEZVOUS = frozenset(
     (
