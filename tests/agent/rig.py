@@ -43,11 +43,23 @@ from shoal.wire import (
 )
 
 LENGTH = struct.Struct("!I")
+# An agent waits for a warm interpreter's fork only while that is quicker than a cold start.
+# On a busy machine that decides about nothing but the load.
+PATIENT = f"""
+import sys
+from shoal.agent.__main__ import main
+from shoal.agent.warm import pool
+pool.FORK_S_MAX = {WAIT_S}
+sys.exit(main())
+"""
 
 
 class Rig:
-    def __init__(self, directory: Path, env: dict[str, str], user: int = 0) -> None:
+    def __init__(
+        self, directory: Path, env: dict[str, str], user: int = 0, *, patient: bool = False
+    ) -> None:
         self.directory = directory
+        self._program = ("-c", PATIENT) if patient else ("-m", "shoal.agent")
         self._prefix = []
         if user:  # who may read where Python is, if that is in root's home
             os.chown(directory, user, user)
@@ -74,7 +86,7 @@ class Rig:
     def _start(self) -> subprocess.Popen[bytes]:
         with self.log_path.open("ab") as output:
             return subprocess.Popen(
-                [*self._prefix, sys.executable, "-m", "shoal.agent", str(self.directory)],
+                [*self._prefix, sys.executable, *self._program, str(self.directory)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -279,12 +291,19 @@ def rig(**env: str) -> Iterator[Rig]:
 
 
 @contextmanager
-def rig_of(user: int, env: dict[str, str]) -> Iterator[Rig]:
+def patient_rig(**env: str) -> Iterator[Rig]:
+    """A node that waits for its warm interpreters, however busy the machine is."""
+    with rig_of(0, env, patient=True) as made:
+        yield made
+
+
+@contextmanager
+def rig_of(user: int, env: dict[str, str], *, patient: bool = False) -> Iterator[Rig]:
     """As another user; 0: as this one."""
     path = Path(tempfile.mkdtemp(prefix="shoal-agent-"))
     made = None
     try:
-        made = Rig(path, env, user)
+        made = Rig(path, env, user, patient=patient)
         made.until(lambda: made is not None and made.report is not None)
         yield made
     finally:

@@ -16,7 +16,7 @@ from shoal.agent.warm.pool import WarmPool
 from shoal.agent.warm.rules import recipe, shadowed, wanted_modules
 from shoal.model.commands import Prepare
 from shoal.model.job import MemberRef
-from tests.agent.rig import Rig, marked, rig
+from tests.agent.rig import Rig, marked, patient_rig
 
 HEAVY = """
 import mmap, os
@@ -61,7 +61,7 @@ def finish(node: Rig, site: Path, ref: MemberRef) -> str:
 
 
 def test_a_library_that_changed_on_disk_is_loaded_anew(site: Path) -> None:
-    with rig() as node:
+    with patient_rig() as node:
         first = start(node, site, 1)
         node.logs("is warm after")
         second = start(node, site, 2)
@@ -81,7 +81,7 @@ def test_a_module_that_starts_threads_is_left_out(site: Path) -> None:
     with (site / "numpy" / "__init__.py").open("a") as file:
         file.write("import threading, time\n")
         file.write("threading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n")
-    with rig() as node:
+    with patient_rig() as node:
         start(node, site, 1)
         node.logs("numpy starts threads")
         node.logs("is warm after")
@@ -101,7 +101,7 @@ def test_a_module_that_starts_threads_is_left_out(site: Path) -> None:
 
 
 def test_there_are_never_more_than_two(site: Path) -> None:
-    with rig() as node:
+    with patient_rig() as node:
         for attempt in (1, 2, 3):
             start(node, site, attempt, KIND=str(attempt))
         node.until(lambda: node.log().count("is warm after") == 2)
@@ -213,7 +213,7 @@ def test_the_memory_of_a_container_counts_where_it_is_less(
 
 
 def test_a_node_that_was_told_of_a_job_is_warm_before_its_first_member(site: Path) -> None:
-    with rig() as node:
+    with patient_rig() as node:
         argv = (sys.executable, str(site.parent / "script.py"))
         env = {"PYTHONPATH": str(site)}
         incarnation = node.ask().incarnation

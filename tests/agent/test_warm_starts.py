@@ -17,7 +17,7 @@ import pytest
 
 from shoal.model.job import MemberRef
 from shoal.model.secret import SecretsOf, SecretValue
-from tests.agent.rig import Rig, marked, rig
+from tests.agent.rig import Rig, marked, patient_rig
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="torch is not installed"
@@ -121,7 +121,7 @@ class Warm:
 
 @pytest.fixture(scope="module")
 def warm(work: Path) -> Iterator[tuple[Warm, list[Any]]]:
-    with rig(OPERATOR_TOKEN="canary-of-the-operator") as node:
+    with patient_rig(OPERATOR_TOKEN="canary-of-the-operator") as node:
         made = Warm(node, work)
         cold = made.start("./probe.py", "--flag", "two words", rank=0)
         node.says(cold, "torch is loaded")

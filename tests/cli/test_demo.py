@@ -265,7 +265,7 @@ def test_the_whole_demo_is_as_promised_and_who_watches_may_kill_a_node(place: Pa
                     return any(isinstance(r.event, NodeLost) and r.event.node == "n2" for r in told)
 
                 until(killed)
-            out, err = process.communicate(timeout=200)
+            out, err = process.communicate(timeout=400)
         result = json.loads(out)
         assert [promise for promise in result["promises"] if not promise["kept"]] == []
         assert process.returncode == 0, err

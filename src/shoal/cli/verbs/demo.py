@@ -23,10 +23,11 @@ if TYPE_CHECKING:
     from shoal.control.home import Home
     from shoal.model.events import Recorded
 
-# On an idle machine the jobs take half of this.
+# On an idle machine the jobs take half of this. A busy one, or somebody who kills nodes, gets more
+# for as long as something happens.
 LIMIT_S = 55.0
-AFTER_KILL_S = 40.0  # who kills nodes gets to see what happens
-LONGEST_S = 180.0
+QUIET_S = 40.0
+LONGEST_S = 300.0
 KILL_AFTER_S = 4.0
 SAVED_STEP = 20  # the training run loses its node when it has saved this one ...
 KILL_BY_S = 15.0  # ... or, from this time on, any step
@@ -200,10 +201,14 @@ def _watch(
         seen = view.next_after
         _take(state, sights, screen, view.events)
         sights.look(client, time.monotonic())
-        victim = _chosen(state, screen, keys.wait(0)) or _due(state, sights, begun)
+        key = keys.wait(0)
+        if key:
+            keys.forget()  # a key that is held down would kill the node again when it is back
+        victim = _chosen(state, screen, key) or _due(state, sights, begun)
         if victim:
             _kill_node(victim, state, screen, home)
-            until = min(begun + LONGEST_S, max(until, time.monotonic() + AFTER_KILL_S))
+        if victim or view.events:
+            until = min(begun + LONGEST_S, max(until, time.monotonic() + QUIET_S))
         if state.all_finished(submitted) and state.all_back:
             return
         screen.refresh()
