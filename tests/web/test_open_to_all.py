@@ -121,13 +121,17 @@ def test_what_travels_lacks_comments_and_indentation_and_nothing_else() -> None:
 const a = "// kept"; // kept as well
   if (a) go(); /* kept */
 a * b;
+  /** @type {string} */ (a);
 """
     assert lean(text).split("\n") == [
-        "", "", "", 'const a = "// kept"; // kept as well', "if (a) go(); /* kept */", "a * b;"
+        "", "", "", 'const a = "// kept"; // kept as well', "if (a) go(); /* kept */", "a * b;",
+        "(a);",
     ]  # fmt: skip
     for file in WEB:
         if file.suffix == ".js":
             spans = [line for line in file.read_text().splitlines() if line.count("`") % 2]
             assert not spans, f"{file.name}: text over several lines would lose its indentation"
+            wide = [line for line in file.read_text().splitlines() if len(line) > 120]
+            assert not wide, f"{file.name}: the formatter does not break these texts"
             code = [line for line in file.read_text().splitlines() if "*/" in line]
             assert all(line.rstrip().endswith("*/") or "/*" in line for line in code), file.name

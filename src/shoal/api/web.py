@@ -163,15 +163,15 @@ class Served(NamedTuple):
 
 
 def lean(text: str) -> str:
-    """A script or style sheet as it travels: without comments that are lines of their own, and
-    without indentation. Its lines keep their numbers, which a browser names in an error."""
+    """A script or style sheet as it travels: without comments that begin a line, and without
+    indentation. Its lines keep their numbers, which a browser names in an error."""
     lines, inside = [], False
     for line in text.splitlines():
         words = line.strip()
-        comment = inside or words.startswith(("//", "/*"))
         if inside or words.startswith("/*"):
-            inside = not words.endswith("*/")
-        lines.append("" if comment else words)
+            _, ends, words = words.partition("*/")
+            inside = not ends
+        lines.append("" if words.startswith("//") else words.strip())
     return "\n".join(lines)
 
 

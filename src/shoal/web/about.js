@@ -8,6 +8,7 @@ const WHEN = { ok: "succeeds", any: "ends", fail: "fails" };
 const fact = (name, ...value) => h("div", { "data-fact": name.toLowerCase() }, h("dt", {}, name), h("dd", {}, value));
 const toJob = (id) => h("a", { href: `#/job/${id}`, "data-key": id }, id);
 
+/** @param {Api.JobView} job */
 export function about(job) {
   const spec = job.spec;
   const labels = Object.entries(job.labels ?? {});
@@ -43,6 +44,7 @@ export function about(job) {
   ];
 }
 
+/** @param {Api.JobView} job */
 export function notes(job) {
   return (job.notes ?? [])
     .toReversed()

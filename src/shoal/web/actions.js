@@ -1,6 +1,6 @@
 // The actions on a job, a node or a service, as far as the role allows. Each asks for confirmation.
 
-import { get, isAdmin, mayChange, newKey, post, put } from "./api.js";
+import { get, isAdmin, jobPath, mayChange, newKey, nodePath, post, put, servicePath } from "./api.js";
 import { confirm } from "./dialog.js";
 import { h, jobName } from "./dom.js";
 
@@ -18,10 +18,11 @@ const button = (label, act, tone = "") =>
     label,
   );
 
+/** @param {Api.JobView | Api.QueueRow} job */
 export function jobActions(job) {
   if (!mayChange()) return [];
   const over = job.finished_ms > 0;
-  const path = `/v1/jobs/${encodeURIComponent(job.id)}`;
+  const path = jobPath(job.id);
   const cancel = button(
     "Cancel",
     () =>
@@ -63,7 +64,9 @@ export function jobActions(job) {
     confirm({
       title: `Put ${jobName(job)} to sleep`,
       verb: "Put it to sleep",
-      text: "It gives up its GPUs and keeps its place in memory. It goes on at the same instruction when somebody uses it or wakes it.",
+      text:
+        "It gives up its GPUs and keeps its place in memory. It goes on at the same instruction when somebody " +
+        "uses it or wakes it.",
       act: () => post(`${path}/sleep`),
     }),
   );
@@ -91,9 +94,10 @@ const retry = (job, path) =>
     }),
   );
 
+/** @param {Api.NodeLine | Api.NodeView} node */
 export function nodeActions(node) {
   if (!isAdmin()) return [];
-  const path = `/v1/nodes/${encodeURIComponent(node.id)}`;
+  const path = nodePath(node.id);
   const closed = ["draining", "drained", "cordoned", "quarantined"].includes(node.state) || node.standing;
   const why = [{ name: "why", label: "Why (for its history)", type: "text", value: "", optional: true }];
   const said = (values) => (values.why ? `?why=${encodeURIComponent(values.why)}` : "");
@@ -134,9 +138,10 @@ export function nodeActions(node) {
   ];
 }
 
+/** @param {Api.ServiceLine} service */
 export function serviceActions(service) {
   if (!mayChange()) return [];
-  const path = `/v1/services/${encodeURIComponent(service.name)}`;
+  const path = servicePath(service.name);
   const scale = button("Scale", () =>
     confirm({
       title: `Scale ${service.name}`,
@@ -172,7 +177,9 @@ export function serviceActions(service) {
           title: `Roll ${service.name} back`,
           verb: `Go back to version ${service.before}`,
           danger: true,
-          text: `What ran as version ${service.before} is rolled out again as a new version, without a failed request. The number of replicas stays.`,
+          text:
+            `What ran as version ${service.before} is rolled out again as a new version, without a failed ` +
+            `request. The number of replicas stays.`,
           act: async () => ({ note: (await post(`${path}/rollback?version=${service.before}`)).why }),
         }),
       )

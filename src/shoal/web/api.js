@@ -8,7 +8,9 @@ let seen = 0; // the newest event that an answer showed: a head that does not kn
 export class Refused extends Error {
   constructor(status, message, field = "") {
     super(field ? `${field}: ${message}` : message);
-    Object.assign(this, { status, field, plain: message });
+    this.status = status;
+    this.field = field;
+    this.plain = message;
   }
 }
 
@@ -17,6 +19,20 @@ export const onSignedOut = (act) => {
 };
 export const lapsed = () => signedOut();
 
+/**
+ * `quiet`: a lapsed session is no reason to sign out. `heard` gets the answer's headers, `line` each line of a stream.
+ * @typedef {{
+ *   signal?: AbortSignal, quiet?: boolean, heard?: (headers: Headers) => void, line?: (value: any) => void
+ * }} Options
+ */
+
+/**
+ * @param {string} method
+ * @param {string} path
+ * @param {unknown} [body]
+ * @param {Options} [options]
+ * @returns {Promise<any>}
+ */
 export async function call(method, path, body, options = {}) {
   try {
     return await once(method, path, body, options);
@@ -29,7 +45,14 @@ export async function call(method, path, body, options = {}) {
   }
 }
 
+/**
+ * @param {string} method
+ * @param {string} path
+ * @param {unknown} body
+ * @param {Options} options
+ */
 async function once(method, path, body, { signal, quiet, heard, line }) {
+  /** @type {Record<string, string>} */
   const headers = { accept: "application/json" };
   if (method !== "GET") headers["x-shoal-csrf"] = csrf;
   if (body !== undefined) headers["content-type"] = "application/json";
@@ -72,22 +95,55 @@ async function once(method, path, body, { signal, quiet, heard, line }) {
 /** An answer of lines of JSON: each as it comes. */
 async function each(body, act) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
-  for (let rest = "", piece; !(piece = await reader.read()).done; ) {
+  let rest = "";
+  for (let piece = await reader.read(); !piece.done; piece = await reader.read()) {
     const lines = (rest + piece.value).split("\n");
     rest = lines.pop();
     for (const one of lines) act(JSON.parse(one));
   }
 }
 
+/**
+ * @template {string} P
+ * @param {P} path
+ * @param {Options} [options]
+ * @returns {Promise<Answer<"GET", P>>}
+ */
 export const get = (path, options) => call("GET", path, undefined, options);
+/**
+ * @template {string} P
+ * @param {P} path
+ * @param {unknown} [body]
+ * @param {Options} [options]
+ * @returns {Promise<Answer<"POST", P>>}
+ */
 export const post = (path, body, options) => call("POST", path, body, options);
+/**
+ * @template {string} P
+ * @param {P} path
+ * @param {unknown} body
+ * @returns {Promise<Answer<"PUT", P>>}
+ */
 export const put = (path, body) => call("PUT", path, body);
+
+/** @param {string} id */
+export const jobPath = (id) => /** @type {const} */ (`/v1/jobs/${encodeURIComponent(id)}`);
+/** @param {string} id */
+export const nodePath = (id) => /** @type {const} */ (`/v1/nodes/${encodeURIComponent(id)}`);
+/** @param {string} name */
+export const servicePath = (name) => /** @type {const} */ (`/v1/services/${encodeURIComponent(name)}`);
 
 /** Names a submission, so that sending it again is safe. */
 export const newKey = () =>
   [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 
-/** Returns null instead of an error for what may not exist yet. */
+/**
+ * Returns null instead of an error for what may not exist yet.
+ * @template {string} P
+ * @param {P} path
+ * @param {Options} [options]
+ * @returns {Promise<Answer<"GET", P> | null>}
+ */
 export async function maybe(path, options) {
   try {
     return await get(path, options);

@@ -8,6 +8,7 @@ const ASK_MS = 60_000;
 export const budgets = async () => (await maybe("/v1/budgets")) ?? [];
 export const toTenant = (name) => h("a", { href: `#/tenant/${encodeURIComponent(name)}` }, name);
 
+/** @param {Api.BudgetView} budget */
 const level = (budget) =>
   budget.level === "held"
     ? ["failed", "used up: its jobs wait"]
@@ -17,14 +18,18 @@ const level = (budget) =>
         ? ["suspect", "nearly used up"]
         : [];
 
+/** @param {Api.BudgetView} budget */
 function lasts(budget, one) {
   if (one.used >= one.limit) return "";
   if (one.ends_ms === null) return "nothing of it is being used now";
-  const rate = `at this rate (${budget.gpus ? plural(Number(short(budget.gpus)), "GPU") : `${short(one.per_hour)} ${one.unit} an hour`})`;
+  const rate =
+    `at this rate ` +
+    `(${budget.gpus ? plural(Number(short(budget.gpus)), "GPU") : `${short(one.per_hour)} ${one.unit} an hour`})`;
   if (budget.resets_ms && one.ends_ms >= budget.resets_ms) return `${rate} it lasts until then`;
   return `${rate} it is used up in ${span(one.ends_ms - now())}, ${moment(one.ends_ms, now())}`;
 }
 
+/** @param {Api.BudgetView} budget */
 export function gauge(budget) {
   const [state, word] = level(budget);
   const marks = (one) =>
@@ -56,7 +61,7 @@ export function gauge(budget) {
       { class: "row" },
       h("b", {}, toTenant(budget.tenant)),
       state ? chip(state, word) : null,
-      budget.waiting ? h("span", { class: "small" }, plural(budget.waiting, "job") + " held") : null,
+      budget.waiting ? h("span", { class: "small" }, `${plural(budget.waiting, "job")} held`) : null,
       h("span", { class: "push dim small" }, when),
     ),
     budget.gauges.map((one) =>

@@ -1,6 +1,6 @@
 // One action on many jobs: one question, one request for each, and what came of them.
 
-import { post } from "./api.js";
+import { call, jobPath } from "./api.js";
 import { confirm } from "./dialog.js";
 import { plural, whole } from "./dom.js";
 
@@ -12,13 +12,17 @@ const ACTS = {
     verb: "Cancel",
     done: "cancelled",
     danger: true,
-    text: "Their members are stopped and they do not run again. Their checkpoints are kept. Jobs that have ended stay as they are.",
+    text:
+      "Their members are stopped and they do not run again. Their checkpoints are kept. Jobs that have ended " +
+      "stay as they are.",
   },
   requeue: {
     verb: "Requeue",
     done: "requeued",
     danger: false,
-    text: "Live jobs are stopped and continue from their last checkpoints. Jobs that have ended are submitted again, as new jobs.",
+    text:
+      "Live jobs are stopped and continue from their last checkpoints. Jobs that have ended are submitted " +
+      "again, as new jobs.",
   },
 };
 
@@ -57,7 +61,8 @@ async function all(name, ids) {
 async function one(name, id) {
   const key = name === "requeue" ? `?key=${crypto.randomUUID?.() ?? `${id}-${Math.random()}`}` : "";
   try {
-    const answer = await post(`/v1/jobs/${encodeURIComponent(id)}/${name}${key}`);
+    /** @type {Api.Done} */
+    const answer = await call("POST", `${jobPath(id)}/${name}${key}`);
     if (/already ended/.test(answer.note)) return { kind: "had ended" };
     return answer.id !== id ? { kind: "submitted again", id: answer.id } : { kind: "" };
   } catch (error) {

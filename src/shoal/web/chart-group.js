@@ -11,7 +11,8 @@ const SCALES = [
   ["log", "logarithmic"],
 ];
 const HELP =
-  "Drag over a chart to zoom in, double click to zoom out. Keys on a chart: arrows read values, Shift and arrows mark a range, Enter zooms into it, + and - zoom, 0 shows all.";
+  "Drag over a chart to zoom in, double click to zoom out. Keys on a chart: arrows read values, Shift and arrows " +
+  "mark a range, Enter zooms into it, + and - zoom, 0 shows all.";
 
 const inAddress = { get: chosen, set: choose };
 const inMemory = () => {
@@ -89,7 +90,7 @@ export function chartGroup({ axes = [], times = true, address = true } = {}) {
     changed();
   };
 
-  const option = ([value, text], now) => h("option", { value, selected: value === now }, text);
+  const option = (value, text, now) => h("option", { value, selected: value === now }, text);
   const last = h(
     "select",
     {
@@ -113,7 +114,7 @@ export function chartGroup({ axes = [], times = true, address = true } = {}) {
   const scale = h(
     "select",
     { onchange: () => put("scale", scale.value) },
-    SCALES.map((one) => option(one, "")),
+    SCALES.map((one) => option(one[0], one[1], "")),
   );
   const table = h("input", { type: "checkbox", onchange: () => put("table", table.checked ? "1" : "") });
   const reset = h(

@@ -18,6 +18,8 @@ const clamp = (x, [low, high]) => Math.min(high, Math.max(low, x));
  * a vertical line. `unit` follows the figures. What falls over more than a power of ten is drawn on a logarithmic
  * scale if it is `steep`, unless somebody chose a scale. `zero`: the axis begins at 0. Without a `group` the
  * chart has its controls behind a button.
+ * @param {{ title: string, unit?: string, height?: number, times?: boolean | "since", zero?: boolean, steep?: boolean,
+ *   places?: (x: number) => string, group?: ReturnType<typeof chartGroup> | null }} options
  */
 export function lineChart({
   title,
@@ -177,8 +179,8 @@ export function lineChart({
     }
     const { xs, low, high, powers, grid } = view;
     const scale = powers ? Math.log10 : (y) => y;
-    const X = (view.X = (x) =>
-      PAD.left + (xs[1] > xs[0] ? (x - xs[0]) / (xs[1] - xs[0]) : 0.5) * (width - PAD.left - PAD.right));
+    const X = (x) => PAD.left + (xs[1] > xs[0] ? (x - xs[0]) / (xs[1] - xs[0]) : 0.5) * (width - PAD.left - PAD.right);
+    view.X = X;
     const Y = (y) =>
       height - PAD.bottom - ((scale(y) - scale(low)) / (scale(high) - scale(low))) * (height - PAD.top - PAD.bottom);
     const level = grid.map((mark) => [
@@ -245,7 +247,8 @@ export function lineChart({
     const points = thin(one.points, of, X, view.powers);
     if (points.length === 1)
       return s("circle", { cx: X(points[0][0]), cy: Y(points[0][of]), r: 2.5, fill: one.colour, opacity });
-    const dash = points.length < width ? one.dash : null; // in a dense line dashes cannot be seen, and take long to paint
+    // in a dense line dashes cannot be seen, and take long to paint
+    const dash = points.length < width ? one.dash : null;
     return s("polyline", {
       points: points.map((point) => `${X(point[0]).toFixed(1)},${Y(point[of]).toFixed(1)}`).join(" "),
       fill: "none",
@@ -289,8 +292,8 @@ export function lineChart({
     const near = shown ? view.marks.find((mark) => Math.abs(view.X(mark.x) - view.X(x)) < NEAR_PX) : null;
     replace(readout, parts, shown ? h("span", {}, written(x), near ? `: ${near.text}` : "") : null);
     const first = view.lines[0].points;
-    box.setAttribute("aria-valuemax", first.length - 1);
-    box.setAttribute("aria-valuenow", shown ? nearest(first, x) : first.length - 1);
+    box.setAttribute("aria-valuemax", String(first.length - 1));
+    box.setAttribute("aria-valuenow", String(shown ? nearest(first, x) : first.length - 1));
     box.setAttribute("aria-valuetext", readout.textContent);
   }
 

@@ -57,6 +57,7 @@ export function timeTicks(low, high, count, since) {
 }
 function dated(ms, step) {
   const date = new Date(ms);
+  /** @type {Intl.DateTimeFormatOptions} */
   const day = { day: "numeric", month: "short" };
   if (step >= DAY) return date.toLocaleDateString("en-GB", day);
   return step >= 6 * HOUR

@@ -20,7 +20,8 @@ export const look = (at) => {
   return { colour: all[at % all.length], dash: DASHES[(at + Math.floor(at / all.length)) % DASHES.length] };
 };
 
-/** Stacked bars: `set(bars: [{label, parts: [{name, value}]}], colourOf, text)`. */
+/** Stacked bars: `set(bars: [{label, parts: [{name, value}]}], colourOf, text)`. `text` writes a value, with `narrow`
+ * for the axis. */
 export function stackedBars({ title, height = 220 }) {
   const box = h("div", { class: "plot" });
   const readout = h("span", { class: "small dim" });
@@ -31,7 +32,8 @@ export function stackedBars({ title, height = 220 }) {
     box,
   );
   let bars = [];
-  let colourOf = () => "grey";
+  let colourOf = (_name) => "grey";
+  /** @type {(value: number, narrow?: boolean) => string} */
   let text = short;
   let width = 0;
   const watcher = new ResizeObserver(() => {

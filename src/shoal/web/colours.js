@@ -109,7 +109,10 @@ const ACCOUNTS = {
 export const ACCOUNT_ORDER = Object.keys(ACCOUNTS);
 export function accountColour(name, dark = isDark()) {
   const [angle, strength, light] = ACCOUNTS[name] ?? [(name.length * 47) % 360, 30, 60];
-  return `hsl(${angle} ${dark ? strength * 0.85 : strength}% ${dark ? (name === "free" ? 27 : Math.max(40, light - 6)) : light}%)`;
+  return (
+    `hsl(${angle} ${dark ? strength * 0.85 : strength}% ` +
+    `${dark ? (name === "free" ? 27 : Math.max(40, light - 6)) : light}%)`
+  );
 }
 export const accountRank = (name) => {
   const at = ACCOUNT_ORDER.indexOf(name);

@@ -4,7 +4,8 @@ import { h } from "./dom.js";
 
 /** Describes the action and asks; `act` gets the form's values. Resolves to true when it was done. */
 export function confirm({ title, text, verb, danger = false, fields = [], act }) {
-  if (document.querySelector("dialog[open]")) return Promise.resolve(false); // one question at a time: a second click is not a second one
+  // one question at a time: a second click is not a second one
+  if (document.querySelector("dialog[open]")) return Promise.resolve(false);
   return new Promise((resolve) => {
     const problem = h("p", { class: "problem", role: "alert", hidden: true });
     const go = h("button", { class: `primary ${danger ? "danger" : ""}`, type: "submit" }, verb);

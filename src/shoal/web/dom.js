@@ -6,6 +6,13 @@ export { replace };
 
 const SVG = "http://www.w3.org/2000/svg";
 
+/**
+ * @template {HTMLElement | SVGElement} E
+ * @param {E} element
+ * @param {Record<string, any> | null | undefined} props
+ * @param {any[]} children
+ * @returns {E}
+ */
 function fill(element, props, children) {
   const acts = {};
   for (const [name, value] of Object.entries(props ?? {})) {
@@ -23,7 +30,21 @@ function fill(element, props, children) {
   return element;
 }
 
+/**
+ * @template {keyof HTMLElementTagNameMap} T
+ * @param {T} tag
+ * @param {Record<string, any> | null} [props]
+ * @param {...any} children
+ * @returns {HTMLElementTagNameMap[T]}
+ */
 export const h = (tag, props, ...children) => fill(document.createElement(tag), props, children);
+/**
+ * @template {keyof SVGElementTagNameMap} T
+ * @param {T} tag
+ * @param {Record<string, any> | null} [props]
+ * @param {...any} children
+ * @returns {SVGElementTagNameMap[T]}
+ */
 export const s = (tag, props, ...children) => fill(document.createElementNS(SVG, tag), props, children);
 
 /** Calls at most once per `ms`, and always makes the last call. */
@@ -125,6 +146,7 @@ export function chip(state, text = state) {
   return h("span", { class: `chip ${tone}`, "data-glyph": glyph, "data-state": state }, text);
 }
 
+/** @param {Api.JobView | Api.JobLine | Api.JobRow} job */
 export function shape(job) {
   const gpus = !job.gpus
     ? "no GPU"
@@ -134,6 +156,7 @@ export function shape(job) {
   const members = job.size && job.size !== job.members ? job.size : (job.members ?? 1);
   return members > 1 ? `${members} × ${gpus}` : gpus;
 }
+/** @param {{ id: string, name?: string }} job */
 export const jobName = (job) => (job.name ? `${job.id} ${job.name}` : job.id);
 export const empty = (text, command) =>
   h("div", { class: "empty" }, h("p", {}, text), command ? h("code", {}, command) : null);

@@ -4,7 +4,7 @@
 // What was last known of each is kept in the browser, so that nothing is told twice, also not by two
 // tabs or after a pause, and nothing that was before.
 
-import { get, me } from "./api.js";
+import { get, jobPath, me } from "./api.js";
 import { clock, h, replace, throttled } from "./dom.js";
 import { cluster, jobOf, keepHidden, listen } from "./live.js";
 
@@ -19,7 +19,8 @@ function kept() {
   try {
     return { items: {}, notices: [], unseen: 0, ...JSON.parse(localStorage.getItem(place()) ?? "{}") };
   } catch {
-    return (memory ??= { items: {}, notices: [], unseen: 0 });
+    memory ??= { items: {}, notices: [], unseen: 0 };
+    return memory;
   }
 }
 function keep(state) {
@@ -62,13 +63,13 @@ function ofJob(job) {
 async function fresh(kind, id) {
   if (kind !== "job") return looked(kind, id);
   try {
-    return ofJob(await get(`/v1/jobs/${encodeURIComponent(id)}`, { quiet: true }));
+    return ofJob(await get(jobPath(id), { quiet: true }));
   } catch {
     return looked(kind, id);
   }
 }
 
-async function words(kind, id, was, is) {
+async function words(kind, id, is) {
   if (kind === "node") return `${id} is ${is}`;
   if (kind === "service") return is === "ready" ? `${id} has a ready replica again` : `${id} has no ready replica`;
   const name = jobOf(id)?.name ? `${id} ${jobOf(id).name}` : id;
@@ -124,7 +125,7 @@ async function compare() {
     if (is === null && kind === "job") {
       // it ended while nobody looked, or is long gone
       try {
-        const job = await get(`/v1/jobs/${encodeURIComponent(id)}`, { quiet: true });
+        const job = await get(jobPath(id), { quiet: true });
         is = OVER.has(job.state) ? job.state : "";
       } catch (error) {
         if (error.status === 404) {
@@ -140,7 +141,7 @@ async function compare() {
     if (was !== null)
       told.push({
         key,
-        text: await words(kind, id, was, is),
+        text: await words(kind, id, is),
         at: Date.now(),
         hash: kind === "service" ? "#/services" : `#/${kind}/${encodeURIComponent(id)}`,
         tag: `${key} ${is}`,
@@ -206,9 +207,8 @@ export function followButton(kind, id) {
     keep(state);
   }
   watchers.add(draw);
-  button.stop = () => watchers.delete(draw);
   draw();
-  return button;
+  return Object.assign(button, { stop: () => watchers.delete(draw) });
 }
 
 /** The star in the frame: what was told, and what is followed. */
@@ -291,7 +291,8 @@ export function bell() {
                 ? "This browser refuses notices of this page: new ones are counted in the title and listed here."
                 : state
                   ? "Notices of the browser are not allowed yet."
-                  : "This browser has no notices here (they need HTTPS or localhost): new ones are counted in the title.",
+                  : "This browser has no notices here (they need HTTPS or localhost): new ones are counted in " +
+                    "the title.",
             ),
         h(
           "div",

@@ -1,5 +1,5 @@
-// Draws which job held which GPU from when to when: a lane for each GPU, time from left to right. Only visible lanes are
-// drawn. Where lanes would be thinner than 3 pixels, each node has one row in which its GPUs have their share.
+// Draws which job held which GPU from when to when: a lane for each GPU, time from left to right. Only visible lanes
+// are drawn. Where lanes would be thinner than 3 pixels, each node has one row in which its GPUs have their share.
 
 import { hue, inkOn, isDark, jobColour, numberOf } from "./colours.js";
 import { css, glyphOf, h, natural } from "./dom.js";
@@ -42,10 +42,16 @@ const BAD = new Set(["failure", "node-loss", "lost", "hang", "time-limit"]);
 const TONES = { lost: "--bad", quarantined: "--bad", joining: "--ink-3" };
 
 export class Gantt {
-  /** `onView`: another part is seen. `onAt`: the scrubber was moved. `onChoose`, `onOpen`: a bar. `tall`: how high it may be,
-   * alone or beside a moment. */
+  /** `onView`: another part is seen. `onAt`: the scrubber was moved. `onChoose`, `onOpen`: a bar. `tall`: how high it
+   * may be, alone or beside a moment. */
   constructor({ tall, onView, onAt, onHover, onChoose, onOpen, onSay }) {
-    Object.assign(this, { tall, onView, onAt, onHover, onChoose, onOpen, onSay });
+    this.tall = tall;
+    this.onView = onView;
+    this.onAt = onAt;
+    this.onHover = onHover;
+    this.onChoose = onChoose;
+    this.onOpen = onOpen;
+    this.onSay = onSay;
     this.from = 0;
     this.to = 1;
     this.at = null;
@@ -65,7 +71,8 @@ export class Gantt {
       tabindex: "0",
       role: "application",
       "aria-label":
-        "Time line of every GPU. Left and right move in time, up and down between GPUs, plus and minus zoom, Enter opens the job.",
+        "Time line of every GPU. Left and right move in time, up and down between GPUs, plus and minus zoom, Enter " +
+        "opens the job.",
     });
     this.space = h("div", {}, this.canvas);
     this.element = h("div", { class: "gantt" }, this.space);
@@ -211,7 +218,7 @@ export class Gantt {
     if (!this.width || !this.element.isConnected) return;
     const began = performance.now();
     const ratio = devicePixelRatio || 1;
-    const { canvas, width, height, left } = this;
+    const { canvas, width, height } = this;
     if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
       canvas.width = Math.round(width * ratio);
       canvas.height = Math.round(height * ratio);
@@ -449,6 +456,7 @@ export class Gantt {
   }
 
   /** What is under a pointer: the row, the GPU, the bar and the state. */
+  /** @returns {{ x: number, y: number, node?: any, gpu?: number, ms?: number, bar?: any, state?: any }} */
   hit(event) {
     const area = this.canvas.getBoundingClientRect();
     const x = event.clientX - area.left;

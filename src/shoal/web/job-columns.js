@@ -6,12 +6,18 @@ import { jobOf, now } from "./live.js";
 import { progress } from "./progress.js";
 import { allowed } from "./views.js";
 
+/** @typedef {Api.JobRow & { nap_ms?: number, line?: Api.JobLine }} Row */
+
 const quiet = { tabindex: "-1" }; // in a grid, the arrow keys move; Tab leaves it
 const link = (view, name, text = name) =>
   allowed(view) ? h("a", { ...quiet, href: `#/${view}/${encodeURIComponent(name)}` }, text) : text;
 const ms = (at) => (at ? h("span", { title: moment(at, now()) }, ago(at, now())) : "–");
 
-/** The row with what the stream has told since it was asked for. */
+/**
+ * The row with what the stream has told since it was asked for.
+ * @param {Api.JobRow} row
+ * @returns {Row}
+ */
 export function current(row) {
   const line = jobOf(row.id);
   if (!line || (row.finished_ms && !line.finished_ms)) return row;
@@ -29,8 +35,10 @@ export function current(row) {
   };
 }
 
+/** @param {Row} row */
 const ran = (row) =>
   row.running_ms && row.state !== "waiting" ? span((row.finished_ms || row.nap_ms || now()) - row.running_ms) : "–";
+/** @param {Row} row */
 const job = (row) =>
   h(
     "span",
@@ -44,6 +52,7 @@ const job = (row) =>
     row.name ? ` ${row.name}` : "",
   );
 
+/** @param {Row} row */
 function about(row) {
   if (row.nap_ms) return `${row.state} for ${span(now() - row.nap_ms)}: ${row.why}`;
   if (row.finished_ms || row.state === "waiting") return row.why;
@@ -60,7 +69,7 @@ function about(row) {
 }
 
 /** [key, head, what the server sorts by, width, cell]; a head with "#" is a column of numbers. */
-export const COLUMNS = [
+export const COLUMNS = /** @type {[string, string, string, string, (row: Row) => any][]} */ ([
   ["job", "Job", "name", "minmax(150px, 1.6fr)", job],
   ["state", "State", "state", "104px", (row) => chip(row.state)],
   ["user", "User", "user", "minmax(60px, .6fr)", (row) => (row.user ? link("user", row.user) : "–")],
@@ -72,11 +81,10 @@ export const COLUMNS = [
     "Nodes",
     "",
     "minmax(70px, .8fr)",
-    (row) =>
-      row.nodes
-        .slice(0, 3)
-        .map((node, at) => [at ? ", " : "", link("node", node)])
-        .concat(row.nodes.length > 3 ? ` +${row.nodes.length - 3}` : []),
+    (row) => [
+      row.nodes.slice(0, 3).map((node, at) => [at ? ", " : "", link("node", node)]),
+      row.nodes.length > 3 ? ` +${row.nodes.length - 3}` : "",
+    ],
   ],
   ["time", "#Ran", "time", "76px", ran],
   ["submitted", "#Submitted", "submitted", "92px", (row) => ms(row.submitted_ms)],
@@ -97,7 +105,7 @@ export const COLUMNS = [
       ]),
   ],
   ["command", "Command", "", "minmax(120px, 2fr)", (row) => h("code", {}, row.command)],
-].map(([key, head, sort, width, cell]) => ({
+]).map(([key, head, sort, width, cell]) => ({
   key,
   head: head.replace("#", ""),
   number: head.startsWith("#"),
@@ -123,7 +131,10 @@ export function usual(wide, rows) {
   ];
 }
 
-/** One card for the phone: three lines of what matters. */
+/**
+ * One card for the phone: three lines of what matters.
+ * @param {Row} row
+ */
 export function card(row) {
   return [
     h("div", { class: "row" }, job(row), h("span", { class: "push" }, chip(row.state))),

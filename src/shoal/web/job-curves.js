@@ -29,7 +29,10 @@ export function marksOf(attempts) {
   return [...again, ...naps, ...now];
 }
 
-/** Everything that a job's series has, as { key, title, unit, zero, steep, points } in one order. */
+/**
+ * Everything that a job's series has, as { key, title, unit, zero, steep, points } in one order.
+ * @param {Answer<"GET", `/v1/jobs/${string}/series`>} series
+ */
 export function linesOf(series) {
   const points = series?.points.filter((point) => point.step > 0) ?? [];
   const all = [
@@ -63,6 +66,7 @@ export function linesOf(series) {
 
 /** Charts by key, made when first needed. `set` hides those that get no lines. */
 export class Charts {
+  /** @param {boolean | "since"} times */
   constructor(group, times = true) {
     this.group = group;
     this.times = times;
@@ -113,7 +117,8 @@ export class JobCurves {
     );
     this.bar = h("div", { class: "card", hidden: true }, this.group.element);
     this.element = h("div", { class: "stack" }, this.bar, this.progress, this.limits.element);
-    this.more = h("div", { class: "stack" }, this.members, this.load.element); // below the log, which people look at more often
+    // below the log, which people look at more often
+    this.more = h("div", { class: "stack" }, this.members, this.load.element);
   }
 
   /** `series` may be null; `slow`: numbers of the members that are slow now. */
@@ -135,12 +140,12 @@ export class JobCurves {
     const each = eachMember(series?.members ?? [], marks);
     this.each.set(each);
     this.members.hidden = !each.length;
-    this.bar.hidden = this.progress.hidden && this.load.element.hidden;
+    this.bar.hidden = Boolean(this.progress.hidden && this.load.element.hidden);
   }
 
   async drawLoad(job, history, options) {
     await this.load.draw(job, history, options);
-    this.bar.hidden = this.progress.hidden && this.load.element.hidden;
+    this.bar.hidden = Boolean(this.progress.hidden && this.load.element.hidden);
   }
 
   stop() {
@@ -184,11 +189,7 @@ function spread(members, field, factor) {
       if (known(one[field][index])) at.set(ms, [...(at.get(ms) ?? []), factor * one[field][index]]);
     });
   const sorted = [...at].sort(([a], [b]) => a - b).map(([ms, values]) => [ms, values.sort((a, b) => a - b)]);
-  return [
-    ["least", 0],
-    ["median", 0.5],
-    ["most", 1],
-  ].map(([name, part], number) => ({
+  return Object.entries({ least: 0, median: 0.5, most: 1 }).map(([name, part], number) => ({
     name,
     ...look(number),
     points: sorted.map(([ms, values]) => [ms, values[Math.round((values.length - 1) * part)]]),
@@ -232,18 +233,24 @@ function rowsOf(members, slow, attempt) {
 // -- GPUs and nodes ----------------------------------------------------------------------------
 
 const mean = (values) => values.reduce((a, b) => a + b, 0) / values.length;
+/** @type {["busy" | "memory" | "power_w" | "temperature_c", string, string, number, (values: number[]) => number][]} */
 const OF_GPU = [
   ["busy", "GPU busy", "%", 100, mean],
   ["memory", "GPU memory", "%", 100, mean],
   ["power_w", "GPU power", "W", 1, mean],
   ["temperature_c", "GPU temperature", "°C", 1, (values) => Math.max(...values)],
 ];
+/** @type {["cpu" | "memory", string, string, number][]} */
 const OF_NODE = [
   ["cpu", "CPU of its nodes", "%", 100],
   ["memory", "memory of its nodes", "%", 100],
 ];
 
-/** When the job held which GPUs: [{ node, gpus, from, to }], the newest attempt first. */
+/**
+ * When the job held which GPUs: [{ node, gpus, from, to }], the newest attempt first.
+ * @param {Api.JobView} job
+ * @param {Api.WhyView} history
+ */
 export function holdings(job, history) {
   const slices = new Map(
     history.events.filter(({ event }) => event.event === "JobPlaced").map(({ event }) => [event.attempt, event.slices]),

@@ -85,13 +85,18 @@ export class Grid {
     this.drawn = [Math.max(0, first - AROUND), Math.min(count - 1, last + AROUND)];
     if (fresh) this.heads();
     const rows = [];
-    const there = new Map(fresh ? [] : [...this.body.children].map((one) => [one.dataset.job, one])); // scrolling changes none of them
+    // scrolling changes none of them
+    const there = new Map(fresh ? [] : this.drawnRows().map((one) => [one.dataset.job, one]));
     for (let at = this.drawn[0]; at <= this.drawn[1]; at += 1)
       rows.push(there.get(this.rows[at].id) ?? this.row(at, size));
     const held = this.body.contains(document.activeElement);
     replace(this.body, ...rows);
     if (held && !this.body.contains(document.activeElement)) this.element.focus({ preventScroll: true });
     this.point();
+  }
+
+  drawnRows() {
+    return /** @type {HTMLElement[]} */ ([...this.body.children]);
   }
 
   /** What all rows share. Scrolling changes none of it, and must not make the browser look at all rows again. */
@@ -180,7 +185,7 @@ export class Grid {
     const row = this.rows[this.at];
     if (row) this.element.setAttribute("aria-activedescendant", `row-${row.id}`);
     else this.element.removeAttribute("aria-activedescendant");
-    for (const one of this.body.children) one.classList.toggle("at", one.dataset.job === row?.id);
+    for (const one of this.drawnRows()) one.classList.toggle("at", one.dataset.job === row?.id);
   }
 
   pick(ids) {
@@ -240,7 +245,8 @@ export class Grid {
     if (at < 0 || event.target.closest("a, button")) return;
     this.at = at;
     this.element.focus({ preventScroll: true }); // so that a redraw may set the box
-    const first = event.target.closest("[role=gridcell]")?.previousElementSibling === null; // all of the box's cell counts
+    // all of the box's cell counts
+    const first = event.target.closest("[role=gridcell]")?.previousElementSibling === null;
     if (event.shiftKey) this.range(at);
     else if (first || event.ctrlKey || event.metaKey) this.toggle(at);
     else {

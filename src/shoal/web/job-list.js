@@ -57,7 +57,8 @@ export class JobList {
 
   async ask(cursor, limit, add) {
     this.call?.abort();
-    const call = (this.call = new AbortController());
+    const call = new AbortController();
+    this.call = call;
     const turn = ++this.turn;
     this.busy = true;
     if (add) this.changed();

@@ -7,11 +7,14 @@ import { table } from "./table.js";
 
 export const fact = (name, ...value) => h("div", {}, h("dt", {}, name), h("dd", {}, value));
 /** A moment that leads to the cluster as it was then. */
-export const then = (ms, text) => h("a", { href: `#/time?at=${ms}`, title: "The cluster at this time" }, text);
+export const toTime = (ms, text) => h("a", { href: `#/time?at=${ms}`, title: "The cluster at this time" }, text);
 export const gpuTime = (ms) => (ms < 360000 ? `${whole(ms / 1000)} GPU-seconds` : `${short(ms / 3600000)} GPU-hours`);
 
 const quoted = (word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", `'"'"'`)}'`);
-/** A long command opens to all of it. */
+/**
+ * A long command opens to all of it.
+ * @param {Api.JobView} job
+ */
 export const commandOf = (job) =>
   job.command.endsWith("...") && job.spec.command
     ? h(
@@ -22,6 +25,7 @@ export const commandOf = (job) =>
       )
     : job.command;
 
+/** @param {Api.JobView} job */
 export function napFact(job) {
   if (!job.nap && !job.slept_ms) return null;
   const words = [
@@ -33,6 +37,10 @@ export function napFact(job) {
   return fact(job.nap ? "Asleep" : "Slept", words.filter(Boolean).join(", "));
 }
 
+/**
+ * @param {HTMLElement} card
+ * @param {Api.WhyView} history
+ */
 export function drawEvents(card, history) {
   const list = history.events
     .toReversed()
@@ -40,7 +48,7 @@ export function drawEvents(card, history) {
       h(
         "li",
         { "data-key": seq },
-        h("time", { datetime: new Date(event.at_ms).toISOString() }, then(event.at_ms, clock(event.at_ms))),
+        h("time", { datetime: new Date(event.at_ms).toISOString() }, toTime(event.at_ms, clock(event.at_ms))),
         h("span", {}, text.replace(`${event.job} `, "")),
       ),
     );
@@ -51,6 +59,10 @@ export function drawEvents(card, history) {
   );
 }
 
+/**
+ * @param {HTMLElement} card
+ * @param {Api.CostView | null} spent
+ */
 export function drawCost(card, spent) {
   card.hidden = !spent?.gpu_us; // a job that never held a GPU has cost nothing
   if (card.hidden) return;
@@ -107,12 +119,14 @@ export function drawCost(card, spent) {
       ? h(
           "p",
           { class: "dim small" },
-          `Slept ${span(spent.slept_ms)}, and lent out ${gpuTime(spent.lent_gpu_us / 1000)} by that, which are not part of the sum.`,
+          `Slept ${span(spent.slept_ms)}, and lent out ${gpuTime(spent.lent_gpu_us / 1000)} by that, which are not ` +
+            `part of the sum.`,
         )
       : null,
   );
 }
 
+/** @param {Api.JobView} job */
 export function members(job) {
   if (!job.gang.length) return [h("h2", {}, "Members"), h("p", { class: "dim" }, "not placed yet")];
   const rows = job.gang
@@ -138,6 +152,11 @@ const summary = (one) => `${one.nodes.join(", ")}${one.ended_ms || one.stopping_
 
 const naps = (one, end) => [...(one.slept_at ?? []), ...(one.dozed_ms ? [[one.dozed_ms, end]] : [])];
 
+/**
+ * @param {HTMLElement} card
+ * @param {any[]} found
+ * @param {Api.JobView} job
+ */
 export function timeline(card, found, job) {
   const begin = job.submitted_ms;
   const finish = job.finished_ms ?? now();
@@ -198,7 +217,9 @@ export function timeline(card, found, job) {
       width,
       height,
       role: "img",
-      "aria-label": `${plural(found.length, "attempt")} in ${span(finish - begin)}: ${shown.map((one) => `attempt ${one.attempt} on ${summary(one)}`).join("; ")}`,
+      "aria-label":
+        `${plural(found.length, "attempt")} in ${span(finish - begin)}: ` +
+        `${shown.map((one) => `attempt ${one.attempt} on ${summary(one)}`).join("; ")}`,
     },
     parts,
     waited,

@@ -1,6 +1,6 @@
 // The files that a job has kept, each to download.
 
-import { maybe } from "./api.js";
+import { jobPath, maybe } from "./api.js";
 import { bytes, h, moment, plural, replace, whole } from "./dom.js";
 import { now } from "./live.js";
 import { saveFile } from "./save.js";
@@ -22,7 +22,7 @@ export class KeptFiles {
     if (performance.now() - this.at < AGAIN_MS && over === this.over) return;
     this.at = performance.now();
     this.over = over;
-    const found = await maybe(`/v1/jobs/${encodeURIComponent(this.id)}/files`);
+    const found = await maybe(`${jobPath(this.id)}/files`);
     if (found) this.show(found);
   }
 

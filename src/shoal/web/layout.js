@@ -32,7 +32,8 @@ export function layout(nodes, width, height) {
     for (const across of shapes)
       for (const beside of blocksAcross(blocks.length))
         for (const columns of COLUMNS) {
-          const least = Math.max(style.least, (best?.square ?? 0) - 1); // what cannot come near the best is not searched
+          // what cannot come near the best is not searched
+          const least = Math.max(style.least, (best?.square ?? 0) - 1);
           const plan = { style, across, beside, columns, name, wide: least, tall: least };
           if (heightOf(blocks, plan, width, height) > height) continue;
           grow(blocks, plan, width, height);
@@ -95,7 +96,8 @@ function grow(blocks, plan, width, height) {
   while (plan.wide < Math.min(CELL_MAX, plan.tall * STRETCH) && fits(plan.wide + 1, plan.tall)) plan.wide += 1;
 }
 
-/** How high the map becomes; Infinity if something is too wide, or it is higher than `limit`. `found` collects tiles and labels. */
+/** How high the map becomes; Infinity if something is too wide, or it is higher than `limit`.
+ * `found` collects tiles and labels. */
 function heightOf(blocks, plan, width, limit, found = null) {
   const { style, across, beside } = plan;
   const [betweenNodes, betweenRacks, betweenBlocks] = style.between;
@@ -153,7 +155,7 @@ function racksOf(block, plan, tile, left, top, room, betweenNodes, betweenRacks,
           large: false,
           width: wide,
         });
-      rack.inside.forEach((node, at) =>
+      for (const [at, node] of rack.inside.entries())
         found.tiles.push({
           id: node.id,
           x: left + x + (at % columns) * (tile + betweenNodes),
@@ -161,8 +163,7 @@ function racksOf(block, plan, tile, left, top, room, betweenNodes, betweenRacks,
           width: tile,
           height,
           top: style.head + style.pad,
-        }),
-      );
+        });
     }
     tallest = Math.max(tallest, head + rows * (height + betweenNodes) - betweenNodes);
     widest = Math.max(widest, x + wide);

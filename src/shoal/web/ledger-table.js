@@ -56,7 +56,10 @@ export const figure = (name, value, more) =>
     h("span", { class: "dim small" }, more),
   );
 
-/** How the sum of a report divides into accounts: a bar with its legend. */
+/**
+ * How the sum of a report divides into accounts: a bar with its legend.
+ * @param {Api.LedgerView} view
+ */
 export function division(view, whole_ = "of the capacity") {
   const accounts = view.accounts
     .filter((one) => one.gpu_us > 0)
@@ -91,7 +94,10 @@ export function division(view, whole_ = "of the capacity") {
   ];
 }
 
-/** Figures of a report: how much, of use, wasted, and what it cost. */
+/**
+ * Figures of a report: how much, of use, wasted, and what it cost.
+ * @param {Api.LedgerView} view
+ */
 export function figures(view, first) {
   const total = view.accounts.reduce((sum, one) => sum + one.gpu_us, 0) || 1;
   const group = (name) =>
@@ -111,7 +117,10 @@ export function figures(view, first) {
   );
 }
 
-/** The largest rows of a report and their sum. `link` gives the address for a key, or nothing. */
+/**
+ * The largest rows of a report and their sum. `link` gives the address for a key, or nothing.
+ * @param {Api.LedgerView} view
+ */
 export function ledgerTable(view, link) {
   const about = new Map(view.accounts.map((one) => [one.account, one]));
   const sums = new Map();

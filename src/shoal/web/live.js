@@ -7,6 +7,13 @@ const AGAIN_MS = 1500;
 const TICK_MS = 1000;
 const SILENT_MS = 10_000; // the controller beats every two seconds
 
+/**
+ * @typedef {{
+ *   nodes: Map<string, Api.NodeLine>, jobs: Map<string, Api.JobLine>, services: Map<string, Api.ServiceLine>,
+ *   ended: Map<string, Api.JobLine>, busy: Map<string, number[]>, status: Api.StatusView | null
+ * }} Cluster
+ */
+/** @returns {Cluster} */
 export const emptyCluster = () => ({
   nodes: new Map(),
   jobs: new Map(),
@@ -15,7 +22,7 @@ export const emptyCluster = () => ({
   busy: new Map(),
   status: null,
 });
-export const cluster = { ...emptyCluster(), linked: false, skew: null, heard: 0 };
+export const cluster = { ...emptyCluster(), linked: false, skew: null, heard: 0, taken: 0 };
 const listeners = new Set();
 let source = null;
 let timer = 0;
@@ -128,7 +135,11 @@ function link(up) {
   notify({ link: up });
 }
 
-/** Brings a cluster up to a change, or makes it the one of a whole snapshot: the live one, or that of a moment. */
+/** Brings a cluster up to a change, or makes it the one of a whole snapshot: the live one, or that of a moment.
+ * @param {Cluster} into
+ * @param {Api.Change} change
+ * @param {boolean} whole
+ */
 export function absorb(into, change, whole) {
   if (whole) for (const name of ["nodes", "jobs", "services", "ended", "busy"]) into[name].clear();
   into.status = change.status;
@@ -154,6 +165,10 @@ export function absorb(into, change, whole) {
   return into;
 }
 
+/**
+ * @param {Api.Change} change
+ * @param {boolean} whole
+ */
 export function take(change, whole) {
   cluster.taken = performance.now();
   absorb(cluster, change, whole);

@@ -65,10 +65,11 @@ export class Lines {
   }
 
   show(done) {
-    this.row = this.tell(this.line(this, this.begin, this.end, this.bytes, done), this.row);
+    this.row = this.tell(this.line({}, this.begin, this.end, this.bytes, done), this.row);
   }
 
   /** Colours go on from line to line, so what a line leaves counts only when it is complete. */
+  /** @param {{ at_ms?: number }} piece */
   line({ at_ms: at = this.at }, offset, end, bytes, done) {
     const carry = { ...this.carry };
     const found = parts(decoder.decode(bytes), carry);
@@ -153,7 +154,8 @@ export function highlight(box, text) {
 function rangeOf(row, from, to) {
   const range = new Range();
   const walker = document.createTreeWalker(row, NodeFilter.SHOW_TEXT);
-  for (let seen = 0, node = walker.nextNode(); node; node = walker.nextNode()) {
+  const next = () => /** @type {Text | null} */ (walker.nextNode());
+  for (let seen = 0, node = next(); node; node = next()) {
     if (from >= seen && from <= seen + node.length) range.setStart(node, from - seen);
     if (to <= seen + node.length) {
       range.setEnd(node, to - seen);

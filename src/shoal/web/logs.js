@@ -3,7 +3,7 @@
 // choices are in the address.
 
 import { choose, chosen } from "./address.js";
-import { get } from "./api.js";
+import { get, jobPath } from "./api.js";
 import { offer } from "./commands.js";
 import { toast } from "./dialog.js";
 import { bytes, h, plural, throttled, whole } from "./dom.js";
@@ -30,13 +30,14 @@ export class LogView {
     this.tall = 0;
     this.size = 0;
     this.hits = null;
+    this.sliding = false;
     this.lines = [];
     const button = (label, title, onclick) => h("button", { type: "button", title, onclick }, label);
-    const tick = (name, label, onchange, checked) => {
+    const tick = (name, onchange, checked) => {
       const box = h("input", { type: "checkbox", id: name, checked, onchange: () => onchange(box.checked) });
-      this[name] = box;
-      return h("label", { class: "small log-follow" }, box, label);
+      return box;
     };
+    const labelled = (box, label = box.id) => h("label", { class: "small log-follow" }, box, label);
     this.member = h("select", { "aria-label": "Member", onchange: () => this.pick("member", this.member.value, ALL) });
     this.attempt = h("select", {
       "aria-label": "Attempt",
@@ -51,9 +52,11 @@ export class LogView {
     });
     this.state = h("span", { class: "dim small", role: "status" });
     this.count = h("span", { class: "dim small", role: "status" });
+    /** @type {any} its rows have a `line`, a `member` and a `size` */
     this.box = h("div", { class: "lines" });
     this.text = h("pre", { class: "log", role: "region", tabindex: "0", "aria-label": "Output" }, this.box);
     this.loader = button("Download", "What is chosen, from its beginning", () => this.download());
+    this.only = tick("only", () => this.look(), Boolean(chosen("grep")));
     const form = h(
       "form",
       { role: "search", class: "row" },
@@ -61,7 +64,7 @@ export class LogView {
       button("↑", "The line before (Shift-Enter)", () => this.step(-1)),
       button("↓", "The next line (Enter)", () => this.step(1)),
       this.count,
-      tick("only", "only these lines", () => this.look(), Boolean(chosen("grep"))),
+      labelled(this.only, "only these lines"),
     );
     form.addEventListener("submit", (event) => {
       event.preventDefault();
@@ -81,9 +84,9 @@ export class LogView {
       min: 0,
       max: 1000,
       "aria-label": "Place in the log",
-      onchange: () => this.seek(String(this.where.value / 10)),
+      onchange: () => this.seek(String(Number(this.where.value) / 10)),
       oninput: () => {
-        this.where.held = true;
+        this.sliding = true;
       },
     });
     this.time = h("input", {
@@ -95,16 +98,14 @@ export class LogView {
         if (ms > 0) this.seek(`t${ms}`);
       },
     });
-    const follow = tick(
-      "follow",
+    this.follow = tick(
       "follow",
       (on) => {
         if (on) this.follows();
       },
       true,
     );
-    const wrap = tick(
-      "wrap",
+    this.wrap = tick(
       "wrap",
       (on) => {
         choose("wrap", on ? "" : "off");
@@ -112,8 +113,7 @@ export class LogView {
       },
       chosen("wrap") !== "off",
     );
-    const times = tick(
-      "times",
+    this.times = tick(
       "times",
       (on) => {
         choose("times", on ? "on" : "");
@@ -144,9 +144,9 @@ export class LogView {
         this.where,
         button("End ⇥", "", () => this.follows()),
         this.time,
-        follow,
-        wrap,
-        times,
+        labelled(this.follow),
+        labelled(this.wrap),
+        labelled(this.times),
         button("Copy link", "To the marked line, or to the first one that is shown; a click marks a line", () =>
           this.link(),
         ),
@@ -248,7 +248,7 @@ export class LogView {
 
   /** The slider: by time if members are together, otherwise by bytes. */
   placed() {
-    if (this.placing || this.where.held) return;
+    if (this.placing || this.sliding) return;
     this.placing = requestAnimationFrame(() => {
       this.placing = 0;
       const row = this.follow.checked ? null : this.firstShown();
@@ -256,13 +256,13 @@ export class LogView {
       let share = 1;
       if (row && members.length > 1 && last > first && row.line.at) share = (row.line.at - first) / (last - first);
       else if (row) share = row.line.offset / Math.max(1, sizes[members.indexOf(row.member)]);
-      this.where.value = Math.round(share * 1000);
+      this.where.value = String(Math.round(share * 1000));
       this.where.setAttribute("aria-valuetext", `${Math.round(share * 100)} %`);
     });
   }
 
   seek(where) {
-    this.where.held = false;
+    this.sliding = false;
     this.follow.checked = false;
     choose("line", "");
     choose("seek", where);
@@ -316,7 +316,7 @@ export class LogView {
       ...(member === null || this.total < 2 ? (this.total < 2 ? { member: 0 } : {}) : { member }),
       ...more,
     });
-    return `/v1/jobs/${encodeURIComponent(this.id)}/logs/${what}?${asked}`;
+    return `${jobPath(this.id)}/logs/${what}?${asked}`;
   }
 
   grep() {
@@ -366,7 +366,7 @@ export class LogView {
           if (line) this.mark(this.row(where), true);
         } else if (!this.wantsMore() || (this.part.ended && this.caughtUp()))
           await new Promise((resolve) => {
-            this.wake = resolve;
+            this.wake = () => resolve(undefined);
             signal.addEventListener("abort", resolve, { once: true });
           });
         else {
@@ -539,7 +539,8 @@ export class LogView {
 
   /** Where all lines with the text are. */
   async collect() {
-    const hits = (this.hits = { text: this.search.value, all: [], at: -1, done: false });
+    const hits = { text: this.search.value, all: [], at: -1, done: false };
+    this.hits = hits;
     try {
       await this.searched(hits.text, this.path, (found) => {
         hits.all.push(...found);

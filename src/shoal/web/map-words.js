@@ -12,7 +12,10 @@ const foreign = (id) => id === "" || id.startsWith("@");
 export const owner = (id) =>
   id === "" ? "another tenant's job" : id.startsWith("@") ? `a job of tenant ${id.slice(1)}` : id;
 
-/** A node that will not be there for ever: a time limit, a spot notice, a planned drain. */
+/**
+ * A node that will not be there for ever: a time limit, a spot notice, a planned drain.
+ * @param {Api.NodeLine} node
+ */
 export function endsText(node, at = now()) {
   const left = node.ends_ms - at;
   return `${left > 0 ? `ends in ${span(left)}` : "its end has come"}${node.ends_why ? `: ${node.ends_why}` : ""}`;

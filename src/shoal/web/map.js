@@ -27,7 +27,10 @@ const TONES = {
 };
 
 const known = new WeakMap(); // a node that changes is another object
-/** What runs on each GPU of a node: a list of `{job, member, milli}`. */
+/**
+ * What runs on each GPU of a node: a list of `{job, member, milli}`.
+ * @param {Api.NodeLine} node
+ */
 export function cellsOf(node) {
   let cells = known.get(node);
   if (cells) return cells;
@@ -40,7 +43,7 @@ export function cellsOf(node) {
 
 export class ClusterMap {
   /** `cluster`: as in live.js. `tall`: how high it may be; without it, what the window leaves. */
-  constructor({ cluster, tall, onHover, onChoose, onSay }) {
+  constructor({ cluster, tall = undefined, onHover, onChoose, onSay }) {
     this.cluster = cluster;
     this.tall = tall;
     this.by = "job";
@@ -150,7 +153,8 @@ export class ClusterMap {
     }
   }
 
-  /** Whether something is highlighted and this is no part of it. A highlight that stays is stronger than the pointer. */
+  /** Whether something is highlighted and this is no part of it. A highlight that stays is stronger than the pointer.
+   * */
   dim(node, job) {
     if (this.lit) return !this.lit.nodes.has(node) && !this.lit.jobs.has(job);
     return Boolean(this.hoverJob) && this.hoverJob !== job;

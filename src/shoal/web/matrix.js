@@ -6,6 +6,7 @@ const LABELS_MAX = 48;
 const GUTTER = 74;
 const SIDE_MAX = 860;
 // From weak (orange) to usual (blue): told apart by eyes of every kind. In thousandths of the usual rate.
+/** @type {[number, number[]][]} */
 const SHADES = [
   [250, [217, 72, 1]],
   [500, [253, 174, 107]],
@@ -119,9 +120,8 @@ export function matrix() {
     pen.font = "12px system-ui, sans-serif";
     pen.textBaseline = "middle";
     if (named)
-      nodes.forEach((name, row) =>
-        pen.fillText(name.length > 10 ? `${name.slice(0, 9)}…` : name, 0, (row + 0.5) * cell),
-      );
+      for (const [row, name] of nodes.entries())
+        pen.fillText(name.length > 10 ? `${name.slice(0, 9)}…` : name, 0, (row + 0.5) * cell);
     if (cell >= 18) figures(pen, n);
     if (named) {
       pen.strokeStyle = css("--surface");
@@ -181,7 +181,8 @@ export function matrix() {
           ? `${names}: not measured`
           : link[5]
             ? `${names}: ${link[5]}`
-            : `${names}: ${whole(link[3])} MB/s ${link[0]} → ${link[1]}, ${whole(link[4])} MB/s back, ${whole(link[2])} µs`;
+            : `${names}: ${whole(link[3])} MB/s ${link[0]} → ${link[1]}, ${whole(link[4])} MB/s back, ` +
+              `${whole(link[2])} µs`;
     draw();
   }
 

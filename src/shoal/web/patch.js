@@ -106,7 +106,8 @@ function morph(have, want) {
     if (have.nodeValue !== want.nodeValue) have.nodeValue = want.nodeValue;
     return;
   }
-  const own = (name) => name === "style" || (name === "open" && have.nodeName === "DETAILS"); // what the reader opened stays open
+  // what the reader opened stays open
+  const own = (name) => name === "style" || (name === "open" && have.nodeName === "DETAILS");
   for (const { name } of [...have.attributes]) if (!own(name) && !want.hasAttribute(name)) have.removeAttribute(name);
   for (const { name, value } of want.attributes)
     if (!own(name) && have.getAttribute(name) !== value) have.setAttribute(name, value);

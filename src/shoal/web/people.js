@@ -114,7 +114,7 @@ export function people(root, kind, name, only, bys) {
 
   function showViews(views, to, missing) {
     const [whole] = views;
-    const bare = !whole || !whole.rows.length;
+    const bare = !whole?.rows.length;
     replace(
       notice,
       missing

@@ -39,10 +39,15 @@ function input(field, value, name, label) {
     : h("input", { ...props });
 }
 
-/** `form`: the policy in force as the server describes it; `text`: instead of it, another one to begin with. */
+/**
+ * `form`: the policy in force as the server describes it; `text`: instead of it, another one to begin with.
+ * @param {Api.PolicyForm} form
+ */
 export function editor(form, { text = null, done }) {
   let mode = text === null ? "form" : "text";
+  /** @type {Api.PolicyDiff & { edited?: any }} */
   let diff = null;
+  /** @type {Api.SimulationView} */
   let replayed = null;
   let timer = 0;
   let alive = true;
@@ -303,7 +308,9 @@ export function editor(form, { text = null, done }) {
     const wanted = diff;
     confirm({
       title: "Apply the policy",
-      text: `${plural(wanted.changes.length + wanted.left_out, "value")} will change at once for everybody. Running jobs continue.`,
+      text:
+        `${plural(wanted.changes.length + wanted.left_out, "value")} will change at once for everybody. ` +
+        `Running jobs continue.`,
       verb: "Apply",
       act: async () => {
         try {
@@ -312,7 +319,8 @@ export function editor(form, { text = null, done }) {
           if (error.status === 409) {
             fail(
               new Error(
-                "Not applied: somebody else changed the policy meanwhile. Compare again to see your edit beside the policy in force now.",
+                "Not applied: somebody else changed the policy meanwhile. Compare again to see your edit beside " +
+                  "the policy in force now.",
               ),
             );
             diff = null;

@@ -6,6 +6,7 @@ import { now } from "./live.js";
 const QUIET_MS = 60_000;
 const QUIET_STEPS = 10; // times the usual duration of a step
 
+/** @param {Api.JobLine} job */
 export function progress(job) {
   if (job.elements)
     return h(
@@ -28,7 +29,10 @@ export function progress(job) {
   );
 }
 
-/** A warning for a job that has reported steps but none for an unusually long time. */
+/**
+ * A warning for a job that has reported steps but none for an unusually long time.
+ * @param {Api.JobLine} job
+ */
 function quiet(job) {
   const ms = job.state === "running" && job.moved_ms ? now() - job.moved_ms : 0;
   return ms > Math.max(QUIET_MS, (QUIET_STEPS * (job.step_us ?? 0)) / 1000)

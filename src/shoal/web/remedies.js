@@ -1,10 +1,13 @@
 // What would let a waiting job start sooner, each with a button that does it.
 
-import { get, isAdmin, mayChange, newKey, post } from "./api.js";
+import { get, isAdmin, mayChange, newKey, nodePath, post } from "./api.js";
 import { confirm } from "./dialog.js";
 import { h, jobName } from "./dom.js";
 
-/** A list of the remedies of a row of the queue, or of a job with its `remedies`; null if there are none. */
+/**
+ * A list of the remedies of a row of the queue, or of a job with its `remedies`; null if there are none.
+ * @param {Pick<Api.QueueRow, "id" | "name" | "service" | "remedies">} row
+ */
 export function remedyButtons(row) {
   const found = row.remedies ?? [];
   return found.length
@@ -16,6 +19,7 @@ export function remedyButtons(row) {
     : null;
 }
 
+/** @param {Api.Remedy} one */
 function act(row, one) {
   if (one.node) return isAdmin() ? button(`Uncordon ${one.node}`, () => uncordon(one.node)) : null;
   if (one.tenant)
@@ -51,15 +55,18 @@ const uncordon = (node) =>
     title: `Uncordon ${node}`,
     verb: "Uncordon the node",
     text: "New jobs may start on it again.",
-    act: () => post(`/v1/nodes/${encodeURIComponent(node)}/uncordon`),
+    act: () => post(`${nodePath(node)}/uncordon`),
   });
 
+/** @param {Api.Remedy} one */
 function instead(row, one) {
   const key = newKey();
   return confirm({
     title: `Change ${jobName(row)}`,
     verb: "Submit it so",
-    text: `${one.text[0].toUpperCase()}${one.text.slice(1)}. ${row.id} is cancelled and the changed request takes its place, with a new id; nothing runs twice. If it has started by then, nothing happens.`,
+    text:
+      `${one.text[0].toUpperCase()}${one.text.slice(1)}. ${row.id} is cancelled and the changed request takes ` +
+      `its place, with a new id; nothing runs twice. If it has started by then, nothing happens.`,
     act: async () => {
       const form = await get(`/v1/form?like=${encodeURIComponent(row.id)}&instead=true`);
       if (!form.fields) {

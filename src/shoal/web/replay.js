@@ -10,6 +10,7 @@ export const draft = { policy: null, version: "", name: "", text: "" };
 const seconds = (value) => (value === null || value === undefined ? "–" : span(value * 1000));
 const share = (value) => percent(value, 1);
 // Name, value in the answer, format, and which direction is better.
+/** @type {[string, (one: any) => number, (value: number) => string, number][]} */
 const FIGURES = [
   ["Jobs", (one) => one.jobs, whole, 0],
   ["Failed", (one) => one.failed, whole, -1],
@@ -27,7 +28,10 @@ const FIGURES = [
   ["Fairness (Jain)", (one) => one.fairness, (value) => value.toFixed(3), 1],
 ];
 
-/** What to show of a replay, whatever its state. */
+/**
+ * What to show of a replay, whatever its state.
+ * @param {Api.SimulationView} view
+ */
 export function outcome(view) {
   if (view.state === "idle")
     return empty(
@@ -55,13 +59,16 @@ export function outcome(view) {
       texts.map((text, at) => h("td", { class: `num ${better && differ && values[at] === best ? "best" : ""}` }, text)),
     );
   });
+  const rest = skipped ? `; ${short(skipped)} that never ran are left out` : "";
   return h(
     "section",
     { class: "card" },
     h(
       "p",
       { class: "dim small" },
-      `${whole(policies[0]?.jobs ?? 0)} jobs on ${whole(nodes)} nodes with ${whole(gpus)} GPUs, replayed in ${span(view.ended_ms - view.started_ms)}${skipped ? `; ${short(skipped)} that never ran are left out` : ""}. The best value of each row is marked.`,
+      `${whole(policies[0]?.jobs ?? 0)} jobs on ${whole(nodes)} nodes with ${whole(gpus)} GPUs, replayed in ` +
+        `${span(view.ended_ms - view.started_ms)}${rest}. ` +
+        `The best value of each row is marked.`,
     ),
     h(
       "div",

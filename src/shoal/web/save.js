@@ -1,6 +1,6 @@
 // Files for the reader's own disk: fetched in pieces and handed to the browser as one download.
 
-import { get } from "./api.js";
+import { get, jobPath } from "./api.js";
 
 export const SAVED_BYTES_MAX = 512 * 1024 * 1024; // the browser holds all of it
 
@@ -15,7 +15,8 @@ export function save(name, parts) {
   setTimeout(() => URL.revokeObjectURL(url), 60_000);
 }
 
-/** The output of a member so far, from the beginning of an attempt (0: the newest). `instead`: the command for what is too large. */
+/** The output of a member so far, from the beginning of an attempt (0: the newest).
+ * `instead`: the command for what is too large. */
 export async function outputOf(base, pinned, instead, told) {
   const parts = [];
   let offset = 0;
@@ -37,7 +38,7 @@ export async function outputOf(base, pinned, instead, told) {
 export async function saveFile(job, file) {
   if (file.size > SAVED_BYTES_MAX)
     throw new Error(`${file.path} is too large for the browser; run shoal cp ${job}:${file.path} .`);
-  const base = `/v1/jobs/${encodeURIComponent(job)}/files/part?path=${encodeURIComponent(file.path)}`;
+  const base = `${jobPath(job)}/files/part?path=${encodeURIComponent(file.path)}`;
   const parts = [];
   let offset = 0;
   let version = null;

@@ -29,6 +29,10 @@ export function watchSchedules(card) {
   };
 }
 
+/**
+ * @param {HTMLElement} card
+ * @param {Api.ScheduleView[]} found
+ */
 function draw(card, found) {
   card.hidden = !found.length;
   const rows = found.slice(0, SHOWN).map((one) =>

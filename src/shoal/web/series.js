@@ -1,6 +1,6 @@
 // Curves of jobs and nodes, fetched in pieces: first all, then what is new.
 
-import { maybe } from "./api.js";
+import { jobPath, maybe, nodePath } from "./api.js";
 
 const POINTS_MAX = 1500; // then all is fetched again, in which old points are further apart
 
@@ -9,17 +9,24 @@ class Pieces {
   held = null;
   busy = null;
   gone = false;
+  /**
+   * @param {import("./api.js").Options} [_options]
+   * @returns {Promise<any>}
+   */
+  ask(_options) {
+    throw new Error("each kind of curve asks for its own");
+  }
   more(options) {
-    return this.gone
-      ? Promise.resolve(null)
-      : (this.busy ??= this.ask(options)
-          .then((found) => {
-            this.gone = !found;
-            return found;
-          })
-          .finally(() => {
-            this.busy = null;
-          }));
+    if (this.gone) return Promise.resolve(null);
+    this.busy ??= this.ask(options)
+      .then((found) => {
+        this.gone = !found;
+        return found;
+      })
+      .finally(() => {
+        this.busy = null;
+      });
+    return this.busy;
   }
 }
 
@@ -31,7 +38,7 @@ const grow = (have, more) => {
 export class JobCurve extends Pieces {
   constructor(id, members = true) {
     super();
-    this.path = `/v1/jobs/${encodeURIComponent(id)}/series?members=${members}`;
+    this.path = `${jobPath(id)}/series?members=${members}`;
   }
 
   async ask(options) {
@@ -65,7 +72,7 @@ export class JobCurve extends Pieces {
 export class NodeCurve extends Pieces {
   constructor(id, since) {
     super();
-    this.path = `/v1/nodes/${encodeURIComponent(id)}/series`;
+    this.path = `${nodePath(id)}/series`;
     this.since = since;
   }
 
@@ -78,7 +85,7 @@ export class NodeCurve extends Pieces {
       return fresh;
     }
     const gpus = this.held.gpus;
-    fresh.gpus.forEach((one, at) => grow(gpus[at], one));
+    for (const [at, one] of fresh.gpus.entries()) grow(gpus[at], one);
     grow(this.held, { ...fresh, gpus: null });
     return this.held;
   }

@@ -1,7 +1,7 @@
 // How to use a service: its URL, snippets to copy, and one request or a chat from here, through the
 // controller, because a page may only ask its own origin.
 
-import { get, mayChange, post } from "./api.js";
+import { get, mayChange, post, servicePath } from "./api.js";
 import { copyable } from "./copy.js";
 import { h, replace } from "./dom.js";
 
@@ -21,7 +21,7 @@ const python = (url) =>
 
 export class Use {
   constructor(name) {
-    this.path = `/v1/services/${encodeURIComponent(name)}`;
+    this.path = servicePath(name);
     this.name = name;
     this.where = h("div", { class: "stack" });
     this.tried = h("div", { class: "stack" });

@@ -3,9 +3,18 @@
 
 import { css } from "./dom.js";
 
-const CONTROL =
-  /\x1b\[([0-9;:]*)m|\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\|$)|[ -/]*[0-Z\\^-~])|\x1b[\x5b-\x7e\x20-\x2f]?[0-?]*$|[\x00-\x08\x0b-\x1f\x7f-\x9f]/g; // eslint-disable-line no-control-regex
-const PLAIN = /^[^\x00-\x08\x0b-\x1f\x7f-\x9f]*$/; // eslint-disable-line no-control-regex
+const CONTROL = new RegExp(
+  [
+    /\x1b\[([0-9;:]*)m/, // a style
+    /\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\|$)|[ -/]*[0-Z\\^-~])/, // other escapes
+    /\x1b[\x5b-\x7e\x20-\x2f]?[0-?]*$/, // an escape that is cut off
+    /[\x00-\x08\x0b-\x1f\x7f-\x9f]/,
+  ]
+    .map((one) => one.source)
+    .join("|"),
+  "g",
+);
+const PLAIN = /^[^\x00-\x08\x0b-\x1f\x7f-\x9f]*$/;
 const NONE = {};
 
 /** The parts of a line, [{ text, style }]; `carry.style` goes on in the next line. */
@@ -32,7 +41,9 @@ export function parts(line, carry = {}) {
 
 function shorten(found) {
   const last = found.at(-1);
-  if (last && !(last.text = [...last.text].slice(0, -1).join(""))) found.pop();
+  if (!last) return;
+  last.text = [...last.text].slice(0, -1).join("");
+  if (!last.text) found.pop();
 }
 
 const FLAGS = {

@@ -2,7 +2,7 @@
 
 import { nodeActions } from "./actions.js";
 import { chosen, choose as keep } from "./address.js";
-import { get, maybe } from "./api.js";
+import { get, maybe, nodePath } from "./api.js";
 import { nearEnd } from "./budgets.js";
 import { lineChart } from "./charts.js";
 import { hue, jobColour } from "./colours.js";
@@ -145,7 +145,7 @@ export function mount(root) {
     search(true);
     update();
   }
-  function escape(event) {
+  function onEscape(event) {
     if (event.key !== "Escape" || event.defaultPrevented || document.querySelector("dialog[open]")) return;
     if (find.value) pin("");
     else if (!panel.hidden) close();
@@ -157,7 +157,7 @@ export function mount(root) {
     const id = map.chosen;
     if (!id || !cluster.nodes.has(id)) return;
     try {
-      const series = await maybe(`/v1/nodes/${encodeURIComponent(id)}/series`);
+      const series = await maybe(`${nodePath(id)}/series`);
       if (!series || map.chosen !== id) return;
       const points = (values) =>
         values
@@ -298,7 +298,7 @@ export function mount(root) {
     update();
   });
   window.addEventListener("shoal-theme", update);
-  window.addEventListener("keydown", escape);
+  window.addEventListener("keydown", onEscape);
   const withdraw = offer(() => [
     ...Object.entries(COLOURS).map(([value, label]) => ({
       title: `Colour by ${label.toLowerCase()}`,
@@ -324,7 +324,7 @@ export function mount(root) {
     money.stop();
     withdraw();
     window.removeEventListener("shoal-theme", update);
-    window.removeEventListener("keydown", escape);
+    window.removeEventListener("keydown", onEscape);
   };
 }
 
@@ -408,7 +408,10 @@ function troubles(element, choose) {
   );
 }
 
-/** Jobs that sleep on a node hold no cell of the map. */
+/**
+ * Jobs that sleep on a node hold no cell of the map.
+ * @param {Api.NodeLine} node
+ */
 function asleepPart(node) {
   const jobs = (node.asleep ?? []).map((id) => jobOf(id)).filter(Boolean);
   if (!jobs.length)

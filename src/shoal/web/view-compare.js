@@ -1,7 +1,7 @@
 // Several runs side by side: their curves laid over each other, and in what they differ.
 
 import { choose, chosen } from "./address.js";
-import { get, maybe } from "./api.js";
+import { get, jobPath, maybe } from "./api.js";
 import { chartGroup, look } from "./charts.js";
 import { offer } from "./commands.js";
 import { chip, h, jobName, moment, plural, replace, s, shape, short, span, whole } from "./dom.js";
@@ -89,12 +89,20 @@ export function mount(root, argument) {
   );
   const differences = h("section", { class: "card stack", "aria-label": "Differences", hidden: true });
   root.lastChild.append(legend, hint, similar, curves, differences);
-  const runs = ids.map((id, at) => ({ id, at, curve: new JobCurve(id, false), job: null, gone: false, over: false }));
+  const runs = ids.map((id, at) => ({
+    id,
+    at,
+    curve: new JobCurve(id, false),
+    job: null,
+    lines: [],
+    gone: false,
+    over: false,
+  }));
   const hidden = () => new Set(chosen("hide").split(",").filter(Boolean));
 
   async function ask(run) {
     if (run.over || run.gone) return;
-    const path = `/v1/jobs/${encodeURIComponent(run.id)}`;
+    const path = jobPath(run.id);
     const job = await maybe(path, { signal });
     if (!job) {
       run.gone = true;

@@ -2,14 +2,14 @@
 
 import { about, notes } from "./about.js";
 import { jobActions } from "./actions.js";
-import { get, maybe } from "./api.js";
+import { get, jobPath, maybe } from "./api.js";
 import { jobColour } from "./colours.js";
 import { offer } from "./commands.js";
 import { chip, empty, h, jobName, moment, plural, replace, shape, span, throttled, whole } from "./dom.js";
 import { Elements } from "./elements.js";
 import { followButton } from "./follow.js";
 import { JobCurves } from "./job-curves.js";
-import { commandOf, drawCost, drawEvents, fact, members, napFact, then, timeline } from "./job-parts.js";
+import { commandOf, drawCost, drawEvents, fact, members, napFact, timeline, toTime } from "./job-parts.js";
 import { KeptFiles } from "./kept.js";
 import { jobOf, listen, now } from "./live.js";
 import { LogView } from "./logs.js";
@@ -23,7 +23,7 @@ const RUNS_MAX = 20; // of the same name, to be compared with
 
 export function mount(root, id) {
   const star = followButton("job", id);
-  const path = `/v1/jobs/${encodeURIComponent(id)}`;
+  const path = jobPath(id);
   const ending = new AbortController();
   const { signal } = ending;
   const head = h("div", { class: "stack" });
@@ -53,11 +53,14 @@ export function mount(root, id) {
       h("div", { class: "grid2" }, left, events),
     ),
   );
+  /** @type {Api.JobView} */
   let job = null;
+  /** @type {Api.WhyView} */
   let history = null;
   let busy = false;
   let again = false;
   let over = false;
+  /** @type {Api.JobRow[]} */
   let runs = null;
 
   async function ask() {
@@ -115,7 +118,7 @@ export function mount(root, id) {
     const spent = job.gpus ? await maybe(`${path}/cost`, { signal }) : null;
     if (signal.aborted) return;
     drawCost(cost, spent);
-    left.hidden = gang.hidden && cost.hidden;
+    left.hidden = Boolean(gang.hidden && cost.hidden);
   }
 
   /** Runs of the same name, newest first: the one before this is offered for a comparison. */
@@ -163,7 +166,7 @@ export function mount(root, id) {
       ),
       h("p", { class: "why" }, history.why || job.why || "", wait ? h("span", { class: "dim" }, ` ${wait}`) : null),
       remedyButtons({ ...job, service: job.spec.service, remedies: history.remedies }),
-      h("div", {}, progress(jobOf(id) ?? {})),
+      h("div", {}, jobOf(id) ? progress(jobOf(id)) : ""),
       h(
         "dl",
         { class: "facts" },
@@ -173,12 +176,12 @@ export function mount(root, id) {
           ? fact("User", h("a", { href: `#/user/${encodeURIComponent(job.spec.user)}` }, job.spec.user))
           : null,
         job.array ? null : fact("Attempt", String(job.attempt)),
-        fact("Submitted", then(job.submitted_ms, moment(job.submitted_ms, now()))),
+        fact("Submitted", toTime(job.submitted_ms, moment(job.submitted_ms, now()))),
         fact(
           job.finished_ms ? "Ran for" : "Running for",
           job.running_ms ? span((job.finished_ms ?? job.nap?.since_ms ?? now()) - job.running_ms) : "–",
         ),
-        job.finished_ms ? fact("Ended", then(job.finished_ms, moment(job.finished_ms, now()))) : null,
+        job.finished_ms ? fact("Ended", toTime(job.finished_ms, moment(job.finished_ms, now()))) : null,
         napFact(job),
         job.losses || job.failures || job.hangs
           ? fact(

@@ -289,7 +289,8 @@ export function mount(root) {
         ? h(
             "p",
             { class: "dim small" },
-            "Too many have ended to sort all of them: only the last 5,000 that match are in this order. By Submitted or Ended, all are.",
+            "Too many have ended to sort all of them: only the last 5,000 that match are in this order. By " +
+              "Submitted or Ended, all are.",
           )
         : null,
       list.fixed && list.missed

@@ -25,7 +25,9 @@ export function mount(root) {
   let unit = "time";
   let to = 0;
   let alive = true;
+  /** @type {Api.LedgerView} */
   let over = null;
+  /** @type {Api.LedgerView} */
   let under = null;
   let problem = "";
   const chart = stackedBars({ title: "" });
@@ -102,7 +104,8 @@ export function mount(root) {
   const lent = () =>
     over.slept_ms
       ? [
-          `Not part of the sum: jobs slept ${span(over.slept_ms)} in all, and lent out ${short(over.lent_gpu_us / 3.6e9)} GPU-hours by that.`,
+          `Not part of the sum: jobs slept ${span(over.slept_ms)} in all, and lent out ` +
+            `${short(over.lent_gpu_us / 3.6e9)} GPU-hours by that.`,
         ]
       : [];
   const notes = () => [...lent(), ...(over.notes ?? [])];
@@ -112,7 +115,7 @@ export function mount(root) {
       replace(notice, h("p", { class: "problem" }, problem));
       return;
     }
-    const bare = !over || !over.rows.length;
+    const bare = !over?.rows.length;
     card.hidden = below.hidden = bare;
     replace(
       notice,

@@ -25,14 +25,17 @@ const listed = (names) =>
     ? `${names.slice(0, NAMES_MAX).join(", ")} and ${names.length - NAMES_MAX} more`
     : names.join(", ");
 
-/** Nodes by the group that was found, and those without one last. */
+/**
+ * Nodes by the group that was found, and those without one last.
+ * @param {Api.FabricView} view
+ */
 export function grouped(view) {
   const found = new Map();
   for (const node of [...view.nodes].sort(natural)) {
     const place = view.places[node] ?? "";
     (found.get(place) ?? found.set(place, []).get(place)).push(node);
   }
-  return [...found].sort((a, b) => (a[0] === "") - (b[0] === "") || natural(a[0], b[0]));
+  return [...found].sort((a, b) => Number(a[0] === "") - Number(b[0] === "") || natural(a[0], b[0]));
 }
 
 export function mount(root) {
@@ -113,7 +116,9 @@ export function mount(root) {
       if (!view.running) return;
       const tour = await get(`/v1/fabric/tours/${encodeURIComponent(view.running)}`);
       const rounds = tour.nodes.length - 1 + (tour.nodes.length % 2);
-      progress.textContent = `${plural(tour.nodes.length, "node")} meet in ${plural(rounds, "round")}: ${tour.answered} have answered after ${span(now() - tour.begun_ms)}`;
+      progress.textContent =
+        `${plural(tour.nodes.length, "node")} meet in ${plural(rounds, "round")}: ` +
+        `${tour.answered} have answered after ${span(now() - tour.begun_ms)}`;
     });
     if (alive) timer = setTimeout(ask, progress.hidden ? 10 * ASK_MS : ASK_MS);
   }
@@ -129,7 +134,10 @@ export function mount(root) {
       return;
     }
     const groups = grouped(view);
-    facts.textContent = `${plural(view.nodes.length, "node")}, ${plural(view.links.length, "link")}, measured ${ago(view.ended_ms, now())} in ${span(view.ended_ms - view.begun_ms)}. Usual: ${rate(view.usual_mbs)}, ${whole(view.usual_latency_us)} µs.`;
+    facts.textContent =
+      `${plural(view.nodes.length, "node")}, ${plural(view.links.length, "link")}, measured ` +
+      `${ago(view.ended_ms, now())} in ${span(view.ended_ms - view.begun_ms)}. Usual: ${rate(view.usual_mbs)}, ` +
+      `${whole(view.usual_latency_us)} µs.`;
     picture.set(view, groups);
     const silent = view.nodes.filter((node) => !view.heard_from.includes(node));
     const bad = [...(silent.length ? [`No answer from ${listed(silent)}`] : []), ...view.outliers];

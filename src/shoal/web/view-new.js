@@ -12,6 +12,7 @@ export function mount(root) {
   const like = chosen("like");
   const box = h("div", { class: "stack new-job" });
   root.append(box);
+  /** @type {Form} */
   let form = null;
   let alive = true;
   (async () => {
@@ -322,7 +323,8 @@ class Form {
     }
   }
 
-  /** The same request keeps its key until it is changed: an answer that is lost, or a second click, makes no second job. */
+  /** The same request keeps its key until it is changed: an answer that is lost, or a second click, makes no second
+   * job. */
   async submit() {
     if (this.go.disabled) return;
     const body = { ...this.filled(), instead: Boolean(this.like) && this.instead.isConnected && this.instead.checked };

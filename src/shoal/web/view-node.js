@@ -1,7 +1,7 @@
 // One node: what it is, what its GPUs do, what runs and ran there, its checks, and what became of it.
 
 import { nodeActions } from "./actions.js";
-import { get, isAdmin, maybe, post } from "./api.js";
+import { get, isAdmin, maybe, nodePath, post } from "./api.js";
 import { lineChart } from "./charts.js";
 import { hue, jobColour } from "./colours.js";
 import { offer } from "./commands.js";
@@ -38,14 +38,16 @@ export function mount(root, id) {
   const links = h("section", { class: "card", "aria-label": "Links", hidden: true });
   const history = h("section", { class: "card", "aria-label": "History" });
   const star = followButton("node", id);
-  const path = `/v1/nodes/${encodeURIComponent(id)}`;
+  const path = nodePath(id);
   const stopper = new AbortController();
   const { signal } = stopper;
   root.append(
     h("div", { class: "stack" }, head, facts, load, h("div", { class: "grid2" }, jobs, checks), links, history),
   );
+  /** @type {Api.NodeView} */
   let view = null;
   let seq = -1;
+  /** @type {{ text: string, bad?: boolean, over?: boolean, stands?: Api.Stand[] }} */
   let checking = null;
   let closed = "";
 
@@ -229,6 +231,8 @@ export function mount(root, id) {
 
   // -- checks ----------------------------------------------------------------------------------
 
+  /** @type {Api.Recorded[]} */
+  let drawn = [];
   function drawChecks(events) {
     const last = events
       .filter(({ event }) => event.event === "NodeChecked")
@@ -274,9 +278,9 @@ export function mount(root, id) {
         : null,
       rows.length ? table(["When", "Verdict", "Why"], rows) : h("p", { class: "dim" }, "not checked yet"),
     );
-    drawChecks.events = events;
+    drawn = events;
   }
-  const redraw = () => drawChecks(drawChecks.events ?? []);
+  const redraw = () => drawChecks(drawn);
 
   function begin() {
     confirm({
@@ -306,7 +310,9 @@ export function mount(root, id) {
         found = await get(`${path}/checks/${encodeURIComponent(asked.id)}?wait_s=20`, { signal });
       tell(
         found.verdict
-          ? `${found.verdict.passed ? "Passed" : "Failed"}: ${found.verdict.why || "as usual"}${found.busy ? ", while jobs ran there" : ""}. ${found.notes.join(" ")}`
+          ? `${found.verdict.passed ? "Passed" : "Failed"}: ` +
+              `${found.verdict.why || "as usual"}${found.busy ? ", while jobs ran there" : ""}. ` +
+              `${found.notes.join(" ")}`
           : "no verdict yet",
         { over: true, bad: found.verdict?.passed === false, stands: found.verdict?.stands },
       );

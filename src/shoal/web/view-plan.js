@@ -93,7 +93,7 @@ export function mount(root) {
     try {
       const made = await post(
         "/v1/plan",
-        Object.fromEntries([...new FormData(form)].map(([name, value]) => [name, value.trim()])),
+        Object.fromEntries([...new FormData(form)].map(([name, value]) => [name, String(value).trim()])),
       );
       if (alive) draw(made, answer);
     } catch (error) {
@@ -151,13 +151,14 @@ function draw(plan, answer) {
   const slowest = Math.max(...plan.sizes.map((one) => one.time_s));
   const dearest = Math.max(...plan.sizes.map((one) => one.money ?? 0), 1);
   const parts = Object.keys(PARTS)
-    .map((name) => [name, plan.parts[name] / best.step_s])
+    .map((name) => /** @type {[string, number]} */ ([name, plan.parts[name] / best.step_s]))
     .filter(([, share]) => share > 0.001)
     .sort((a, b) => b[1] - a[1]);
   replace(
     answer,
     table(
-      `${plan.model}: ${count(plan.tokens)} tokens on ${whole(plan.nodes)} nodes with ${whole(plan.gpus)} x ${plan.gpu}`,
+      `${plan.model}: ${count(plan.tokens)} tokens on ${whole(plan.nodes)} nodes with ${whole(plan.gpus)} x ` +
+        `${plan.gpu}`,
       [],
       [
         ["Time to train", time(plan.time_s)],
@@ -167,7 +168,8 @@ function draw(plan, answer) {
         ["Step", `${short(best.step_s)} s`],
         [
           "Memory",
-          `${whole(Object.values(best.memory).reduce((a, b) => a + b, 0) / GIB)} of ${whole(plan.memory_room / GIB)} GiB`,
+          `${whole(Object.values(best.memory).reduce((a, b) => a + b, 0) / GIB)} of ` +
+            `${whole(plan.memory_room / GIB)} GiB`,
         ],
         ["Failures", `${short(faults.failures_per_day)} a day`],
         ["Checkpoint", `${bytes(faults.checkpoint_bytes)}, best every ${time(faults.interval_s)}`],

@@ -18,6 +18,7 @@ const seesAll = () => isAdmin() || me.tenant === "*";
 export function mount(root) {
   const away = new AbortController();
   const signal = away.signal;
+  /** @type {Api.PolicyForm} */
   let form = null;
   let edit = null;
   let opened = null;
@@ -124,10 +125,9 @@ export function mount(root) {
 
   function show(own, records) {
     const newest = records[0];
-    replace(
-      about,
-      `${form.policy.name}${newest ? `, since ${moment(newest.at_ms, now())}${newest.who ? ` by ${newest.who}` : ""}` : ""}`,
-    );
+    const by = newest?.who ? ` by ${newest.who}` : "";
+    const since = newest ? `, since ${moment(newest.at_ms, now())}${by}` : "";
+    replace(about, `${form.policy.name}${since}`);
     buttons();
     money.hidden = !own.length;
     replace(money, h("h2", {}, "Budgets"), own.map(gauge));

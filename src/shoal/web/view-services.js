@@ -1,7 +1,7 @@
 // The services: their requests, latency and replicas, and how to use them.
 
 import { serviceActions } from "./actions.js";
-import { maybe } from "./api.js";
+import { maybe, servicePath } from "./api.js";
 import { lineChart } from "./charts.js";
 import { hue } from "./colours.js";
 import { chip, css, empty, h, jobName, plural, replace, short, throttled } from "./dom.js";
@@ -163,7 +163,7 @@ class Card {
   async ask() {
     try {
       if (!cluster.services.has(this.name)) return; // it has just gone
-      const series = await maybe(`/v1/services/${encodeURIComponent(this.name)}/series`);
+      const series = await maybe(`${servicePath(this.name)}/series`);
       this.kept = Boolean(series?.at_ms?.length);
       if (this.kept) this.draw(series);
     } catch {

@@ -54,6 +54,7 @@ export function mount(root) {
   );
   let alive = true;
   let timer = 0;
+  /** @type {Api.SimulationView} */
   let view = null;
   let known = "";
 

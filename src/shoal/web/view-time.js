@@ -49,8 +49,10 @@ export function mount(root) {
   let live = !(numbers("from") && numbers("to") > numbers("from"));
   let length = PRESETS[chosen("last")] ?? (Number(chosen("last")) || PRESETS[FIRST]);
   let young = live && !chosen("last") && !chosen("at");
+  /** @type {Api.TimelineView} */
   let answer = null;
   let asked = null;
+  /** @type {AbortController} */
   let asking = null;
   let loading = 0;
   let alive = true;
@@ -187,7 +189,8 @@ export function mount(root) {
     gantt.look(to - length, to);
     for (const button of presets)
       button.setAttribute("aria-pressed", String(Math.abs(PRESETS[button.dataset.span] - length) < 1000));
-    range.textContent = `${when(gantt.from, gantt.now)} to ${live ? "now" : when(gantt.to, gantt.now)} (${span(length)})`;
+    range.textContent =
+      `${when(gantt.from, gantt.now)} to ${live ? "now" : when(gantt.to, gantt.now)} ` + `(${span(length)})`;
     remember();
     if (!covered()) soon();
   }
@@ -224,7 +227,8 @@ export function mount(root) {
     clearTimeout(loading);
     loading = 0;
     if (!alive || document.hidden || asking) return; // one at a time: the answer asks again if more is seen by then
-    const mine = (asking = new AbortController());
+    const mine = new AbortController();
+    asking = mine;
     const began = performance.now();
     const want = {
       from: Math.max(0, Math.floor(gantt.from - length / 2)),
@@ -233,10 +237,10 @@ export function mount(root) {
     };
     dirty = false;
     try {
-      answer = await get(
-        `/v1/timeline?from_ms=${want.from}&to_ms=${want.to}&least_ms=${Math.floor(length / Math.max(200, gantt.width ?? 800))}`,
-        { signal: mine.signal },
-      );
+      const least = Math.floor(length / Math.max(200, gantt.width ?? 800)); // narrower than a pixel
+      answer = await get(`/v1/timeline?from_ms=${want.from}&to_ms=${want.to}&least_ms=${least}`, {
+        signal: mine.signal,
+      });
       if (!alive || mine.signal.aborted) return;
       asked = want;
       loaded =
@@ -258,7 +262,8 @@ export function mount(root) {
   function complain(text) {
     const left =
       !text && answer?.left_out
-        ? `${plural(answer.left_out, "bar")}, the shortest, ${answer.left_out === 1 ? "is" : "are"} left out; zoom in to see them.`
+        ? `${plural(answer.left_out, "bar")}, the shortest, ${answer.left_out === 1 ? "is" : "are"} left out; zoom ` +
+          `in to see them.`
         : "";
     problem.hidden = !(text || left);
     problem.textContent = text || left;
@@ -316,7 +321,7 @@ export function mount(root) {
     );
   }
 
-  function escape(event) {
+  function onEscape(event) {
     if (event.key !== "Escape" || event.defaultPrevented || document.querySelector("dialog[open]")) return;
     if (gantt.chosen) {
       gantt.chosen = null;
@@ -339,7 +344,7 @@ export function mount(root) {
   const redraw = () => {
     then.redraw();
   };
-  window.addEventListener("keydown", escape);
+  window.addEventListener("keydown", onEscape);
   window.addEventListener("shoal-theme", redraw);
   const withdraw = offer(() => [
     ...Object.keys(PRESETS).map((name) => ({
@@ -370,7 +375,7 @@ export function mount(root) {
     withdraw();
     then.stop();
     gantt.stop();
-    window.removeEventListener("keydown", escape);
+    window.removeEventListener("keydown", onEscape);
     window.removeEventListener("shoal-theme", redraw);
   };
 }
@@ -452,7 +457,9 @@ class Then {
     this.problem.hidden = true;
     absorb(this.cluster, answer.snapshot, true);
     const { gpus_held: held, gpus, jobs } = answer.snapshot.status;
-    this.title.textContent = `As it was at ${when(answer.at_ms, now())}: ${whole(held)} of ${whole(gpus)} GPUs in use, ${plural(jobs?.running ?? 0, "job")} running, ${whole(jobs?.waiting ?? 0)} waiting`;
+    this.title.textContent =
+      `As it was at ${when(answer.at_ms, now())}: ${whole(held)} of ${whole(gpus)} GPUs in ` +
+      `use, ${plural(jobs?.running ?? 0, "job")} running, ${whole(jobs?.waiting ?? 0)} waiting`;
     this.map.show(this.cluster);
     this.search(this.words);
     replace(this.queue, ...queuePart(answer));
@@ -521,7 +528,8 @@ const known = (job) => Boolean(job) && !job.startsWith("@");
 function lines({ node, gpu, ms, bar, state }) {
   const head = h("div", {}, h("b", {}, `${node.id} · GPU ${gpu}`), ` at ${when(ms, now())}`);
   const till = (one) =>
-    `${when(one.begin, now())} to ${one.end === null ? "now" : when(one.end, now())} (${span((one.end ?? now()) - one.begin)})`;
+    `${when(one.begin, now())} to ${one.end === null ? "now" : when(one.end, now())} ` +
+    `(${span((one.end ?? now()) - one.begin)})`;
   const out = [head];
   if (bar) {
     const what = known(bar.job)
@@ -545,7 +553,7 @@ function lines({ node, gpu, ms, bar, state }) {
           { class: "dim" },
           bar.end === null
             ? "still there"
-            : `ended: ${[CAUSES[bar.cause] ?? bar.cause, bar.why].filter((text, at, all) => text && all.indexOf(text) === at).join(", ")}`,
+            : `ended: ${[...new Set([CAUSES[bar.cause] ?? bar.cause, bar.why])].filter(Boolean).join(", ")}`,
         ),
       );
   }

@@ -4,7 +4,8 @@ import { isAdmin, mayChange, me } from "./api.js";
 
 const everywhere = () => isAdmin() || me.tenant === "*";
 
-/** `tab`: its word in the frame's list. `under`: the tab that is current while it is open. `allowed`: who may open it. */
+/** `tab`: its word in the frame's list. `under`: the tab that is current while it is open. `allowed`: who may open it.
+ * */
 export const VIEWS = {
   cluster: { tab: "Cluster", load: () => import("./view-cluster.js") },
   node: { title: "Node", under: "cluster", load: () => import("./view-node.js") },

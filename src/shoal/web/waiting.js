@@ -18,6 +18,7 @@ const first = () => (matchMedia("(max-width: 760px)").matches ? 1 : FIRST);
 export function watchWaiting(card) {
   const stopped = new AbortController();
   const { signal } = stopped;
+  /** @type {Api.QueueView} */
   let queue = null;
   let group = null;
   let problem = "";
@@ -107,6 +108,7 @@ function parts(queue, group, problem, pick) {
   return [head, caps, groups(queue.groups ?? [], group, pick), queue.rows.length ? line(queue) : null, foot];
 }
 
+/** @param {Api.GroupView[]} found */
 function groups(found, open, pick) {
   const key = chosen("group");
   return h(
@@ -132,7 +134,8 @@ function groups(found, open, pick) {
               {
                 class: "dim small",
                 title:
-                  "The first of each kind of job was asked for its reason; the others ask for the same and stand behind it.",
+                  "The first of each kind of job was asked for its reason; the others ask for the same and stand " +
+                  "behind it.",
               },
               " counted by the first of each kind",
             )
@@ -187,6 +190,7 @@ function line(queue) {
   return table(["num:#", "Next in line", "Why it waits and what would help", "Predicted start", "num:Waits", ""], rows);
 }
 
+/** @param {Api.QueueRow} row */
 function starts(row, at, latest) {
   if (!row.foreseen)
     return h("span", { class: "dim" }, row.position > 50 ? "after the jobs ahead of it" : "not predicted yet");

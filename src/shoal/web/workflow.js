@@ -16,7 +16,11 @@ const COLOURS = {
   stopping: "--warn",
 };
 
-/** Draws into the card, or hides it for a job without a workflow. */
+/**
+ * Draws into the card, or hides it for a job without a workflow.
+ * @param {HTMLElement} card
+ * @param {Api.JobView} job
+ */
 export async function drawWorkflow(card, job) {
   const id = job.spec?.workflow;
   card.hidden = !id;
@@ -25,7 +29,10 @@ export async function drawWorkflow(card, job) {
   replace(card, h("h2", {}, `Workflow ${flow.id}`), h("div", { class: "timeline flow" }, graph(flow, job.id)));
 }
 
-/** How many jobs come before each one, along the longest way. */
+/**
+ * How many jobs come before each one, along the longest way.
+ * @param {Api.WorkflowView} flow
+ */
 export function columns(flow) {
   const known = new Set(flow.nodes.map((node) => node.id));
   const depth = new Map();
@@ -41,6 +48,10 @@ export function columns(flow) {
   return depth;
 }
 
+/**
+ * @param {Api.WorkflowView} flow
+ * @param {string} here
+ */
 function graph(flow, here) {
   const depth = columns(flow);
   const place = new Map();
