@@ -177,7 +177,7 @@ def test_two_runs_are_laid_over_each_other_and_their_differences_listed(
 def test_a_chart_of_100000_points_keeps_its_peaks_and_draws_few(visit: Visit) -> None:
     found = visit.page.evaluate(
         """async () => {
-            const { lineChart } = await import("/web/charts.js");
+            const { lineChart } = await import("/web/chart-line.js");
             const { smooth, ticks, timeTicks, decades } = await import("/web/chart-scale.js");
             const points = [...Array(100_000).keys()].map((at) => [at, at === 61_234 ? 900 : 1]);
             const chart = lineChart({ title: "many", times: false });

@@ -1,8 +1,9 @@
 // What limits a job's steps: a bar of shares with words, and the shares over time.
 
-import { lineChart } from "./charts.js";
+import { lineChart } from "./chart-line.js";
 import { accountColour } from "./colours.js";
-import { h, percent, replace } from "./dom.js";
+import { h, percent } from "./dom.js";
+import { replace } from "./patch.js";
 
 const PARTS = [
   ["compute", "own work", "useful"],

@@ -1,8 +1,9 @@
 // Budgets: how much of it is used, when it begins again, and how long the rest lasts at this rate.
 
 import { maybe } from "./api.js";
-import { chip, h, moment, percent, plural, replace, short, span } from "./dom.js";
+import { chip, h, moment, percent, plural, short, span } from "./dom.js";
 import { now } from "./live.js";
+import { replace } from "./patch.js";
 
 const ASK_MS = 60_000;
 export const budgets = async () => (await maybe("/v1/budgets")) ?? [];

@@ -4,7 +4,7 @@ import { call, jobPath } from "./api.js";
 import { confirm } from "./dialog.js";
 import { plural, whole } from "./dom.js";
 
-export const BULK_MAX = 500;
+const BULK_MAX = 500;
 const AT_ONCE = 6;
 
 const ACTS = {
@@ -71,7 +71,7 @@ async function one(name, id) {
 }
 
 /** "7 cancelled, 1 had ended" */
-export function told(answers, done) {
+function told(answers, done) {
   const of = (kind) => answers.filter((one) => one.kind === kind);
   const parts = [];
   const again = of("submitted again");

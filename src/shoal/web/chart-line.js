@@ -2,7 +2,8 @@
 
 import { chartGroup } from "./chart-group.js";
 import { decades, from, label, nearest, rising, smooth, thin, ticks, timeTicks } from "./chart-scale.js";
-import { clock, h, moment, replace, s, short, span, whole } from "./dom.js";
+import { clock, h, moment, s, short, span, whole } from "./dom.js";
+import { replace } from "./patch.js";
 import { table } from "./table.js";
 
 export const PAD = { left: 46, right: 12, top: 8, bottom: 20 };

@@ -1,12 +1,9 @@
-// Small charts without a library: lines, stacked bars, and a strip of members over time.
+// Small charts without a library: stacked bars, and a strip of members over time.
 
 import { PAD } from "./chart-line.js";
 import { ticks } from "./chart-scale.js";
 import { isDark } from "./colours.js";
 import { css, h, s, short } from "./dom.js";
-
-export { chartGroup } from "./chart-group.js";
-export { lineChart } from "./chart-line.js";
 
 // Lines that are told apart without colour vision too: by lightness, and by dashes.
 const LINES = {
@@ -174,21 +171,4 @@ export function strip({ title, note, colour }) {
     },
     stop: () => watcher.disconnect(),
   };
-}
-
-/** A line without axes, to use within text. */
-export function spark(values, colour, width = 96, height = 22) {
-  if (values.length < 2) return s("svg", { width, height, "aria-hidden": "true" });
-  const high = Math.max(...values, 1e-9);
-  const points = values
-    .map(
-      (value, at) =>
-        `${((at / (values.length - 1)) * width).toFixed(1)},${(height - 1 - (value / high) * (height - 2)).toFixed(1)}`,
-    )
-    .join(" ");
-  return s(
-    "svg",
-    { width, height, "aria-hidden": "true" },
-    s("polyline", { points, fill: "none", stroke: colour, "stroke-width": 1.4 }),
-  );
 }

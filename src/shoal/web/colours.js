@@ -106,7 +106,7 @@ const ACCOUNTS = {
   quarantined: [340, 45, 55],
   lost: [0, 55, 42],
 };
-export const ACCOUNT_ORDER = Object.keys(ACCOUNTS);
+const ACCOUNT_ORDER = Object.keys(ACCOUNTS);
 export function accountColour(name, dark = isDark()) {
   const [angle, strength, light] = ACCOUNTS[name] ?? [(name.length * 47) % 360, 30, 60];
   return (

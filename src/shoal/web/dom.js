@@ -1,8 +1,6 @@
 // Builds elements; text is always text, never markup.
 
-import { handle, replace } from "./patch.js";
-
-export { replace };
+import { handle } from "./patch.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -161,8 +159,11 @@ export const jobName = (job) => (job.name ? `${job.id} ${job.name}` : job.id);
 export const empty = (text, command) =>
   h("div", { class: "empty" }, h("p", {}, text), command ? h("code", {}, command) : null);
 
-/** An event in a list: the server's sentence about it, in which the job's id is a link. */
-export function eventLine({ seq, event, text }) {
+/**
+ * An event in a list: the server's sentence about it, in which the job's id is a link.
+ * @param {Api.Recorded} recorded
+ */
+export function eventLine({ seq, event, text = "" }) {
   const job = event.job && text.startsWith(`${event.job} `) ? event.job : "";
   const words = job ? [h("a", { href: `#/job/${job}`, "data-key": job }, job), text.slice(job.length)] : text;
   return h(

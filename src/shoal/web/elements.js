@@ -2,8 +2,9 @@
 
 import { choose, chosen } from "./address.js";
 import { get } from "./api.js";
-import { ago, chip, h, plural, replace, span, whole } from "./dom.js";
+import { ago, chip, h, plural, span, whole } from "./dom.js";
 import { now } from "./live.js";
+import { replace } from "./patch.js";
 import { table } from "./table.js";
 
 const PAGE = 50;

@@ -5,8 +5,9 @@
 // tabs or after a pause, and nothing that was before.
 
 import { get, jobPath, me } from "./api.js";
-import { clock, h, replace, throttled } from "./dom.js";
+import { clock, h, throttled } from "./dom.js";
 import { cluster, jobOf, keepHidden, listen } from "./live.js";
+import { replace } from "./patch.js";
 
 const FOLLOWED_MAX = 50;
 const NOTICES_MAX = 50;
@@ -33,7 +34,7 @@ function keep(state) {
   for (const act of watchers) act();
 }
 
-export const follows = (kind, id) => `${kind}:${id}` in kept().items;
+const follows = (kind, id) => `${kind}:${id}` in kept().items;
 
 /** What counts of a thing as it is now, or null if the stream does not know it. */
 function looked(kind, id) {

@@ -2,8 +2,11 @@
 
 import { choose, chosen } from "./address.js";
 import { Limits } from "./bound.js";
-import { chartGroup, lineChart, look, strip } from "./charts.js";
-import { css, h, replace, short, span } from "./dom.js";
+import { chartGroup } from "./chart-group.js";
+import { lineChart } from "./chart-line.js";
+import { look, strip } from "./charts.js";
+import { css, h, short, span } from "./dom.js";
+import { replace } from "./patch.js";
 import { NodeCurve } from "./series.js";
 
 const BUCKETS_MAX = 160;
@@ -12,7 +15,7 @@ const NODES_AT_ONCE = 4;
 const known = (value) => typeof value === "number";
 
 /** How a metric's name reads as a title. */
-export const titleOf = (name) => ({ lr: "learning rate" })[name] ?? name.replaceAll("_", " ");
+const titleOf = (name) => ({ lr: "learning rate" })[name] ?? name.replaceAll("_", " ");
 
 /** Where attempts began again and when the job slept. */
 export function marksOf(attempts) {
@@ -251,7 +254,7 @@ const OF_NODE = [
  * @param {Api.JobView} job
  * @param {Api.WhyView} history
  */
-export function holdings(job, history) {
+function holdings(job, history) {
   const slices = new Map(
     history.events.filter(({ event }) => event.event === "JobPlaced").map(({ event }) => [event.attempt, event.slices]),
   );

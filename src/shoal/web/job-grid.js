@@ -1,7 +1,8 @@
 // The table of jobs: a grid for the pointer and the keyboard, in which only rows near the screen exist.
 
-import { h, replace } from "./dom.js";
+import { h } from "./dom.js";
 import { card, current } from "./job-columns.js";
+import { replace } from "./patch.js";
 
 const ROW = 34;
 const CARD = 92; // px: all rows are alike, so that a place on the screen is a row

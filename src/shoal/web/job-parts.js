@@ -1,8 +1,9 @@
 // Parts of a job's view: its attempts on a time line, its members, its events and its cost.
 
 import { accountColour, accountRank } from "./colours.js";
-import { bytes, clock, css, h, percent, plural, replace, s, short, span, whole } from "./dom.js";
+import { bytes, clock, css, h, percent, plural, s, short, span, whole } from "./dom.js";
 import { now } from "./live.js";
+import { replace } from "./patch.js";
 import { table } from "./table.js";
 
 export const fact = (name, ...value) => h("div", {}, h("dt", {}, name), h("dd", {}, value));

@@ -1,8 +1,9 @@
 // The files that a job has kept, each to download.
 
 import { jobPath, maybe } from "./api.js";
-import { bytes, h, moment, plural, replace, whole } from "./dom.js";
+import { bytes, h, moment, plural, whole } from "./dom.js";
 import { now } from "./live.js";
+import { replace } from "./patch.js";
 import { saveFile } from "./save.js";
 import { table } from "./table.js";
 

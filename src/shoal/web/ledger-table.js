@@ -47,7 +47,7 @@ export const csvLink = (words) =>
   );
 
 const known = (value) => value !== null && value !== undefined;
-export const figure = (name, value, more) =>
+const figure = (name, value, more) =>
   h(
     "div",
     { class: "figure" },

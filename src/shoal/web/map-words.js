@@ -1,9 +1,10 @@
 // What the map says in words: a GPU's tooltip, the legend, and what a search finds.
 
 import { heatColour, jobColour } from "./colours.js";
-import { glyphOf, h, jobName, natural, plural, replace, span, whole } from "./dom.js";
+import { glyphOf, h, jobName, natural, plural, span, whole } from "./dom.js";
 import { now } from "./live.js";
 import { cellsOf } from "./map.js";
+import { replace } from "./patch.js";
 
 const LEGEND_MAX = 14;
 

@@ -1,7 +1,8 @@
 // The palette (Ctrl-K): every view, job, node and service, and what the open view can do, by typing.
 
 import { find } from "./commands.js";
-import { h, replace } from "./dom.js";
+import { h } from "./dom.js";
+import { replace } from "./patch.js";
 
 const SHOWN_MAX = 12;
 let open = null;

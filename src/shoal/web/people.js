@@ -4,9 +4,10 @@ import { choose, chosen } from "./address.js";
 import { get } from "./api.js";
 import { budgets, gauge, toTenant } from "./budgets.js";
 import { offer } from "./commands.js";
-import { ago, chip, empty, h, jobName, replace, shape, span } from "./dom.js";
+import { ago, chip, empty, h, jobName, shape, span } from "./dom.js";
 import { choice, csvLink, division, figures, ledgerTable, query, SPANS } from "./ledger-table.js";
 import { now } from "./live.js";
+import { replace } from "./patch.js";
 import { table } from "./table.js";
 
 const ASK_MS = 10_000;

@@ -3,8 +3,9 @@
 import { choose } from "./address.js";
 import { get, post, put } from "./api.js";
 import { confirm } from "./dialog.js";
-import { h, plural, replace, whole } from "./dom.js";
+import { h, plural, whole } from "./dom.js";
 import { choice } from "./ledger-table.js";
+import { replace } from "./patch.js";
 import { ASK_MS, draft, outcome } from "./replay.js";
 import { table } from "./table.js";
 

@@ -43,7 +43,7 @@ const button = (label, run) =>
   );
 
 /** The form of the job with these changes filled in, to be submitted in its place. */
-export function formOf(id, fields) {
+function formOf(id, fields) {
   const query = new URLSearchParams({ like: id, instead: "1" });
   for (const [name, value] of Object.entries(fields))
     query.set(name, Array.isArray(value) ? value.join("\n") : value === true ? "1" : value || "");

@@ -15,25 +15,6 @@ export function save(name, parts) {
   setTimeout(() => URL.revokeObjectURL(url), 60_000);
 }
 
-/** The output of a member so far, from the beginning of an attempt (0: the newest).
- * `instead`: the command for what is too large. */
-export async function outputOf(base, pinned, instead, told) {
-  const parts = [];
-  let offset = 0;
-  let size = 0;
-  let attempt = pinned;
-  for (;;) {
-    const piece = await get(`${base}&offset=${offset}&attempt=${attempt}`);
-    attempt = piece.attempt;
-    parts.push(bytesOf(piece.data));
-    size += parts.at(-1).length;
-    if (size > SAVED_BYTES_MAX) throw new Error(`too large for the browser; run ${instead}`);
-    if (piece.ended || piece.next_offset <= offset) return parts;
-    offset = piece.next_offset;
-    told(size);
-  }
-}
-
 /** A file that the job has kept. */
 export async function saveFile(job, file) {
   if (file.size > SAVED_BYTES_MAX)

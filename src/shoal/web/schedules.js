@@ -1,8 +1,9 @@
 // The schedules: when each runs next, and how its last run ended.
 
 import { get } from "./api.js";
-import { chip, h, moment, plural, replace, whole } from "./dom.js";
+import { chip, h, moment, plural, whole } from "./dom.js";
 import { now } from "./live.js";
+import { replace } from "./patch.js";
 import { table } from "./table.js";
 
 const AGAIN_MS = 10_000;

@@ -3,7 +3,8 @@
 
 import { get, mayChange, post, servicePath } from "./api.js";
 import { copyable } from "./copy.js";
-import { h, replace } from "./dom.js";
+import { h } from "./dom.js";
+import { replace } from "./patch.js";
 
 const SHOWN_MAX = 200_000; // characters of an answer
 

@@ -134,7 +134,7 @@ const mix = (from, to, share) => from.map((value, at) => Math.round(value + (to[
 const ENOUGH = 4.6; // WCAG AA asks for 4.5
 
 /** The ink itself, or as much lighter or darker as it must be to be read on this paper. */
-export function readable(ink, paper) {
+function readable(ink, paper) {
   const goal = light(paper) > 0.18 ? [0, 0, 0] : [255, 255, 255];
   for (let share = 0; share < 1; share += 0.1) {
     const tried = mix(ink, goal, share);

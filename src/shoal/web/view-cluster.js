@@ -4,7 +4,7 @@ import { nodeActions } from "./actions.js";
 import { chosen, choose as keep } from "./address.js";
 import { get, maybe, nodePath } from "./api.js";
 import { nearEnd } from "./budgets.js";
-import { lineChart } from "./charts.js";
+import { lineChart } from "./chart-line.js";
 import { hue, jobColour } from "./colours.js";
 import { offer } from "./commands.js";
 import {
@@ -18,7 +18,6 @@ import {
   natural,
   percent,
   plural,
-  replace,
   shape,
   short,
   span,
@@ -28,6 +27,7 @@ import {
 import { cluster, jobOf, listen, now } from "./live.js";
 import { ClusterMap } from "./map.js";
 import { describe, legend as drawLegend, endsText, foundText, matches, sentence, showTip } from "./map-words.js";
+import { replace } from "./patch.js";
 
 const LATELY_MAX = 14;
 const LATELY_GPUS_MAX = 640; // a larger map needs the room

@@ -2,12 +2,14 @@
 
 import { choose, chosen } from "./address.js";
 import { get, jobPath, maybe } from "./api.js";
-import { chartGroup, look } from "./charts.js";
+import { chartGroup } from "./chart-group.js";
+import { look } from "./charts.js";
 import { offer } from "./commands.js";
-import { chip, h, jobName, moment, plural, replace, s, shape, short, span, whole } from "./dom.js";
+import { chip, h, jobName, moment, plural, s, shape, short, span, whole } from "./dom.js";
 import { Charts, linesOf, marksOf } from "./job-curves.js";
 import { gpuTime } from "./job-parts.js";
 import { now } from "./live.js";
+import { replace } from "./patch.js";
 import { JobCurve } from "./series.js";
 import { table } from "./table.js";
 
@@ -18,7 +20,7 @@ const PRIVATE = /token|secret|passw|credential|api_?key|private/i; // variables 
 const HIDDEN = "(hidden)";
 
 /** Why these runs cannot be compared; empty if they can. */
-export function refusal(ids) {
+function refusal(ids) {
   const odd = ids.find((id) => !ID.test(id));
   if (odd !== undefined) return `"${odd.slice(0, 40)}" is not the id of a job; write for example #/compare/j3,j7`;
   return ids.length > RUNS_MAX

@@ -5,7 +5,7 @@ import { jobActions } from "./actions.js";
 import { get, jobPath, maybe } from "./api.js";
 import { jobColour } from "./colours.js";
 import { offer } from "./commands.js";
-import { chip, empty, h, jobName, moment, plural, replace, shape, span, throttled, whole } from "./dom.js";
+import { chip, empty, h, jobName, moment, plural, shape, span, throttled, whole } from "./dom.js";
 import { Elements } from "./elements.js";
 import { followButton } from "./follow.js";
 import { JobCurves } from "./job-curves.js";
@@ -13,6 +13,7 @@ import { commandOf, drawCost, drawEvents, fact, members, napFact, timeline, toTi
 import { KeptFiles } from "./kept.js";
 import { jobOf, listen, now } from "./live.js";
 import { LogView } from "./logs.js";
+import { replace } from "./patch.js";
 import { progress } from "./progress.js";
 import { remedyButtons } from "./remedies.js";
 import { JobCurve } from "./series.js";

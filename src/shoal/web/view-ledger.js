@@ -4,9 +4,10 @@ import { choose, chosen } from "./address.js";
 import { maybe } from "./api.js";
 import { stackedBars } from "./charts.js";
 import { accountColour, accountRank } from "./colours.js";
-import { empty, h, replace, short, span } from "./dom.js";
+import { empty, h, short, span } from "./dom.js";
 import { choice, csvLink, DAY_MS, division, figures, ledgerTable, query, SPANS } from "./ledger-table.js";
 import { now } from "./live.js";
+import { replace } from "./patch.js";
 
 const ASK_MS = 10_000;
 const BYS = [

@@ -1,11 +1,12 @@
 // The network between nodes: what the last tour measured, as a matrix, and in words.
 
 import { get, isAdmin, post } from "./api.js";
-import { lineChart } from "./charts.js";
+import { lineChart } from "./chart-line.js";
 import { confirm } from "./dialog.js";
-import { ago, empty, h, plural, replace, short, span, whole } from "./dom.js";
+import { ago, empty, h, plural, short, span, whole } from "./dom.js";
 import { now } from "./live.js";
 import { matrix } from "./matrix.js";
+import { replace } from "./patch.js";
 
 const ASK_MS = 1500;
 const NAMES_MAX = 12;
@@ -13,7 +14,7 @@ const WEAK_MAX = 100;
 const KIND_COLOURS = { "all-reduce": "#2171b5", "all-gather": "#d94801", "all-to-all": "#6a51a3" };
 
 /** 940 MB/s, 12.5 GB/s. */
-export const rate = (mbs) => (mbs >= 1000 ? `${short(mbs / 1000)} GB/s` : `${short(mbs)} MB/s`);
+const rate = (mbs) => (mbs >= 1000 ? `${short(mbs / 1000)} GB/s` : `${short(mbs)} MB/s`);
 const size = (bytes) => {
   let at = 0;
   for (; bytes >= 1024 && at < 3; at += 1) bytes /= 1024;
@@ -29,7 +30,7 @@ const listed = (names) =>
  * Nodes by the group that was found, and those without one last.
  * @param {Api.FabricView} view
  */
-export function grouped(view) {
+function grouped(view) {
   const found = new Map();
   for (const node of [...view.nodes].sort(natural)) {
     const place = view.places[node] ?? "";

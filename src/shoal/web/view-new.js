@@ -4,7 +4,8 @@ import { chosen } from "./address.js";
 import { call, get, me, newKey, post, Refused } from "./api.js";
 import { copyable } from "./copy.js";
 import { toast } from "./dialog.js";
-import { h, replace, throttled } from "./dom.js";
+import { h, throttled } from "./dom.js";
+import { replace } from "./patch.js";
 
 const CHECK_MS = 300;
 

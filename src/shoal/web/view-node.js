@@ -2,13 +2,14 @@
 
 import { nodeActions } from "./actions.js";
 import { get, isAdmin, maybe, nodePath, post } from "./api.js";
-import { lineChart } from "./charts.js";
+import { lineChart } from "./chart-line.js";
 import { hue, jobColour } from "./colours.js";
 import { offer } from "./commands.js";
 import { confirm } from "./dialog.js";
-import { bytes, chip, css, empty, h, jobName, moment, plural, replace, shape, span, throttled, whole } from "./dom.js";
+import { bytes, chip, css, empty, h, jobName, moment, plural, shape, span, throttled, whole } from "./dom.js";
 import { followButton } from "./follow.js";
 import { cluster, jobOf, listen, now } from "./live.js";
+import { replace } from "./patch.js";
 import { table } from "./table.js";
 
 const ASK_MS = 4000;

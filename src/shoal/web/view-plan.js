@@ -1,7 +1,8 @@
 // Plans a training run: how long, how much money, where the time goes. Nothing of it touches the cluster.
 
 import { get, post } from "./api.js";
-import { bytes, empty, h, percent, replace, short, span, whole } from "./dom.js";
+import { bytes, empty, h, percent, short, span, whole } from "./dom.js";
+import { replace } from "./patch.js";
 
 const GIB = 2 ** 30;
 const PARTS = {

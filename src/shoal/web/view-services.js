@@ -2,11 +2,12 @@
 
 import { serviceActions } from "./actions.js";
 import { maybe, servicePath } from "./api.js";
-import { lineChart } from "./charts.js";
+import { lineChart } from "./chart-line.js";
 import { hue } from "./colours.js";
-import { chip, css, empty, h, jobName, plural, replace, short, throttled } from "./dom.js";
+import { chip, css, empty, h, jobName, plural, short, throttled } from "./dom.js";
 import { followButton } from "./follow.js";
 import { cluster, jobOf, listen, now } from "./live.js";
+import { replace } from "./patch.js";
 import { Use } from "./service-use.js";
 import { table } from "./table.js";
 

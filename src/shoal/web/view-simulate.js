@@ -1,7 +1,8 @@
 // Replays the cluster's own history under other policies, also one that is being edited.
 
 import { get, post } from "./api.js";
-import { h, replace } from "./dom.js";
+import { h } from "./dom.js";
+import { replace } from "./patch.js";
 import { ASK_MS, draft, outcome } from "./replay.js";
 
 export function mount(root) {

@@ -3,11 +3,14 @@
 import { choose, chosen } from "./address.js";
 import { get } from "./api.js";
 import { offer } from "./commands.js";
-import { chip, eventLine, h, plural, replace, shape, span, throttled, moment as when, whole } from "./dom.js";
+
+import { chip, eventLine, h, plural, shape, span, throttled, moment as when, whole } from "./dom.js";
+
 import { Gantt, SPAN_LEAST, SPAN_MOST } from "./gantt.js";
 import { absorb, emptyCluster, listen, now } from "./live.js";
 import { ClusterMap } from "./map.js";
 import { describe, legend as drawLegend, foundText, matches, owner, sentence, showTip } from "./map-words.js";
+import { replace } from "./patch.js";
 import { table } from "./table.js";
 
 const HOUR = 3_600_000;

@@ -3,8 +3,9 @@
 import { jobActions } from "./actions.js";
 import { choose, chosen } from "./address.js";
 import { get } from "./api.js";
-import { empty, h, plural, replace, shape, span, throttled, whole } from "./dom.js";
+import { empty, h, plural, shape, span, throttled, whole } from "./dom.js";
 import { listen } from "./live.js";
+import { replace } from "./patch.js";
 import { remedyButtons } from "./remedies.js";
 import { table } from "./table.js";
 

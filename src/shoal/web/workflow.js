@@ -1,7 +1,8 @@
 // The jobs of a workflow as a graph: each row of boxes waits for rows to its left.
 
 import { get } from "./api.js";
-import { css, h, replace, s } from "./dom.js";
+import { css, h, s } from "./dom.js";
+import { replace } from "./patch.js";
 
 const BOX = { width: 150, height: 40, across: 60, down: 16 };
 const WHEN = { ok: "", any: "any end", fail: "failed" };
@@ -33,7 +34,7 @@ export async function drawWorkflow(card, job) {
  * How many jobs come before each one, along the longest way.
  * @param {Api.WorkflowView} flow
  */
-export function columns(flow) {
+function columns(flow) {
   const known = new Set(flow.nodes.map((node) => node.id));
   const depth = new Map();
   const before = (id) =>
