@@ -19,8 +19,7 @@ from harness import clocks
 from harness.clocks import SteppedClock
 from harness.postgres import Postgres, postgres
 from harness.relay import Relay, to_file
-from shoal import transport
-from shoal.client import Address, Client
+from shoal.client import Address, Client, transport
 from shoal.control.home import ClusterConfig, Home
 from shoal.control.lifecycle import bring_up, take_down
 from shoal.model.node import NodeSpec

@@ -22,9 +22,9 @@ from websockets.http11 import Response
 from websockets.protocol import OPEN, Protocol
 from websockets.uri import parse_uri
 
-from shoal.keepalive import SILENT_S, keep_alive
-from shoal.reaching import LEADER
-from shoal.transport import trust_in
+from shoal.client.keepalive import SILENT_S, keep_alive
+from shoal.client.reaching import LEADER
+from shoal.client.transport import trust_in
 from shoal.wire import Link, LinkFile
 
 LINK_PATH = "/v1/link"

@@ -22,8 +22,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from shoal.keepalive import keep_alive
-from shoal.transport import Endpoint, connected, trust_in
+from shoal.client.keepalive import keep_alive
+from shoal.client.transport import Endpoint, connected, trust_in
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection

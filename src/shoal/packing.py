@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from shoal import contexts
+from shoal.client import contexts
 from shoal.model.job import PACKAGE_BYTES_MAX, PACKAGE_FILES_MAX
 
 # Left out if there is no .gitignore.

@@ -146,7 +146,7 @@ def api_server(
 
 def _trust(encryption: Encryption | None) -> ssl.SSLContext:
     """Whom a standby accepts as the leader: the certificates of all heads have one CA."""
-    from shoal.transport import trust_in
+    from shoal.client.transport import trust_in
 
     own = encryption is not None and encryption.fingerprint
     return trust_in(encryption.served.anchor if encryption is not None and own else "")

@@ -13,6 +13,7 @@ import pytest
 from shoal.api.access import new_token
 from shoal.calls.call import Needs
 from shoal.calls.table import match
+from shoal.client.transport import ShoalError
 from shoal.control.jointoken import keep_standing, standing
 from shoal.database.settings import FileSettings
 from shoal.engines.linked.joining import prepare
@@ -21,7 +22,6 @@ from shoal.model.identity import NodeKey
 from shoal.model.node import JOINED, NodeSpec
 from shoal.model.report import RemoveKey, SetKey
 from shoal.ports import EngineError
-from shoal.transport import ShoalError
 from shoal.wire import PROTOCOL, LinkFile
 from tests.api.server import OPERATORS, Server, serving
 from tests.api.test_roles import TABLE

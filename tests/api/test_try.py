@@ -16,10 +16,10 @@ from harness.waiting import until
 from shoal.api import try_service
 from shoal.api.problems import Refusal
 from shoal.api.try_service import AT_ONCE, BODY_BYTES_MAX, EACH, Tries
+from shoal.client.transport import ShoalError
 from shoal.model.identity import Role
 from shoal.model.people import NewToken
 from shoal.model.service import GatewayEntry, Scale
-from shoal.transport import ShoalError
 from tests.live.cluster import Live
 from tests.live.serving import Serving, serving_cluster
 

@@ -17,9 +17,8 @@ import msgspec
 import pytest
 from harness.waiting import until
 
-from shoal import transport
-from shoal.caller import Caller
-from shoal.client import Client, ShoalError, Unreachable
+from shoal.client import Client, ShoalError, Unreachable, transport
+from shoal.client.caller import Caller
 from shoal.model.views import StatusView
 from tests.live.cluster import Live, live_cluster
 

@@ -13,8 +13,7 @@ from collections.abc import Iterator
 import pytest
 from harness.waiting import until
 
-from shoal import transport
-from shoal.client import Client
+from shoal.client import Client, transport
 from shoal.control.home import ClusterConfig
 from tests.live.cluster import Live, live_cluster, virtual_nodes
 

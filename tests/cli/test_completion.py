@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from harness.waiting import until
 
-from shoal import contexts
+from shoal.client import contexts
 from tests.live.cluster import Live
 from tests.needs import need_program
 

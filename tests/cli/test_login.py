@@ -17,11 +17,10 @@ import msgspec
 import pytest
 
 import shoal as package
-from shoal import contexts, transport
 from shoal.cli.app import call
-from shoal.client import Client, ShoalError
+from shoal.client import Client, ShoalError, contexts, transport
+from shoal.client.transport import WrongCertificate
 from shoal.control.home import ClusterConfig
-from shoal.transport import WrongCertificate
 from tests.cli.conftest import Result, Shoal, assert_one_clear_line
 from tests.live.cluster import Live, live_cluster, virtual_nodes
 

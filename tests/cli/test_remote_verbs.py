@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from shoal import contexts
 from shoal.cli.app import VERBS
+from shoal.client import contexts
 from tests.cli.conftest import Result
 from tests.live.cluster import Live, live_cluster
 

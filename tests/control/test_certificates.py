@@ -18,12 +18,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from harness.waiting import until_async
 
+from shoal.client.transport import Endpoint, WrongCertificate, at, connection_to, fingerprint
 from shoal.control import certificates, reach
 from shoal.control.alarms import Alarms
 from shoal.control.encryption import Encryption
 from shoal.control.home import ClusterConfig, Home
 from shoal.ports import EngineError
-from shoal.transport import Endpoint, WrongCertificate, at, connection_to, fingerprint
 
 NAMES = ["head.example", "127.0.0.1", "::1"]
 DAY = timedelta(days=1)

@@ -10,9 +10,9 @@ import pytest
 from harness.hosts import Host, Net
 from harness.waiting import until
 
+from shoal.client.transport import fingerprint
 from shoal.control import certificates
 from shoal.gateway.binary import find_binary
-from shoal.transport import fingerprint
 from tests.needs import need
 from tests.netns.cluster import SHOAL, Cluster
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import shoal
-from shoal.connections import Interrupt, Interrupted
+from shoal.client.connections import Interrupt, Interrupted
 from tests.live.cluster import Live
 
 

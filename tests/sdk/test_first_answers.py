@@ -8,7 +8,7 @@ import sys
 # msgspec learns a type when it is first used, and crashed when several threads did that at once.
 SCRIPT = """
 import sys, threading
-from shoal import caller
+from shoal.client import caller
 from shoal.model.views import EventsView
 
 sys.setswitchinterval(1e-6)

@@ -11,11 +11,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shoal import contexts
-from shoal.client import Client
-from shoal.contexts import Context, reached
-from shoal.reaching import Reaching, acceptable
-from shoal.transport import ShoalError, Unreachable, at, at_any
+from shoal.client import Client, contexts
+from shoal.client.contexts import Context, reached
+from shoal.client.reaching import Reaching, acceptable
+from shoal.client.transport import ShoalError, Unreachable, at, at_any
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n"
 NO_LEADER = (

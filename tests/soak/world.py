@@ -20,8 +20,7 @@ from harness.hosts import Host, Net
 from harness.postgres import Postgres, folder
 from harness.relay import Relay, to_file
 
-from shoal import transport
-from shoal.client import Client
+from shoal.client import Client, transport
 from shoal.model.policy import Policy
 
 SHOAL = (sys.executable, "-m", "shoal.main")

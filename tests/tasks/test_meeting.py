@@ -20,11 +20,11 @@ import pytest
 from harness.waiting import WAIT_S, until
 
 import shoal
-from shoal import contexts
+from shoal.client import contexts
+from shoal.client.transport import Endpoint, at
 from shoal.meeting import Guest, Host, Invitation, NotAdmitted, Way
 from shoal.model.events import JobSubmitted
 from shoal.tasks import Cluster
-from shoal.transport import Endpoint, at
 from tests.live.cluster import Live, live_cluster
 from tests.tasks.test_cluster import hosts_of, in_the_middle
 

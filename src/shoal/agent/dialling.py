@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 import msgspec
 
 from shoal.channel import Dialled, NotLeading, Refused, Unanswered, dial
+from shoal.client.reaching import HEADS_MAX
 from shoal.files import write_private
 from shoal.folder import LINK_FILE, LINK_PROBLEM
-from shoal.reaching import HEADS_MAX
 from shoal.wire import Link, LinkFile
 
 log = logging.getLogger("shoal.agent")

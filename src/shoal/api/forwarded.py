@@ -17,9 +17,9 @@ import msgspec
 from litestar import Litestar
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
-from shoal import reaching
 from shoal.api.limits import PROVEN
 from shoal.api.problems import SAFE_HEADERS
+from shoal.client import reaching
 from shoal.model.service import GatewayEntry
 from shoal.model.views import Problem
 

@@ -18,7 +18,6 @@ from litestar import Litestar
 from litestar.connection import ASGIConnection
 from litestar.types import ASGIApp, Receive, Scope, Send
 
-from shoal import reaching
 from shoal.api.access import Access, proven
 from shoal.api.forwarded import (
     ACCESS,
@@ -40,6 +39,7 @@ from shoal.api.tunnel import hold_link, refuse, tunnel
 from shoal.calls.call import Head, Needs
 from shoal.calls.table import match
 from shoal.channel import LINK_PATH
+from shoal.client import reaching
 from shoal.control.loop import Unreadable
 from shoal.model.ids import number_of
 from shoal.model.service import GatewayEntry

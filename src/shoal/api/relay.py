@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from shoal.keepalive import keep_alive
+from shoal.client.keepalive import keep_alive
 
 CONNECT_S = 2.0
 IDLE_S = 3.0  # less than the 5 s after which a head closes a connection without a request

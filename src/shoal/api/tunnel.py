@@ -11,9 +11,9 @@ from typing import Any, Protocol
 import msgspec
 from litestar.types import Receive, Send
 
-from shoal import reaching
 from shoal.api.relay import CONNECT_S, GONE_S
-from shoal.keepalive import keep_alive
+from shoal.client import reaching
+from shoal.client.keepalive import keep_alive
 from shoal.meeting import MESSAGE_BYTES_MAX, PARTNER_GONE, wire_log
 from shoal.model.views import Problem
 

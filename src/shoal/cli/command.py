@@ -155,7 +155,7 @@ def _note_source(context: click.Context, option: click.Parameter) -> bool:
 def settle(context: click.Context, *, on_head: bool) -> None:
     """Decides which cluster a verb uses, for this process and every process it starts: by a flag,
     then by a variable, then the context in use. A verb for the head takes a home alone."""
-    from shoal import contexts
+    from shoal.client import contexts
     from shoal.forms.failure import USAGE, Failure
 
     home, source = context.meta.get("shoal.home"), context.meta.get("shoal.context")

@@ -185,7 +185,7 @@ def _matching(names: Named, incomplete: str) -> list[Item]:
 
 
 def _contexts() -> list[str]:
-    from shoal import contexts
+    from shoal.client import contexts
 
     return [*contexts.load().contexts, contexts.LOCAL]
 

@@ -13,11 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-from shoal.connections import Interrupt, Interrupted
+from shoal.client.connections import Interrupt, Interrupted
+from shoal.client.transport import ShoalError
 from shoal.model.views import JobView
 from shoal.sdk.client import Client
 from shoal.sdk.following import LOOK_S, deadline_of, ended, line_groups
-from shoal.transport import ShoalError
 
 P = ParamSpec("P")
 Answer = TypeVar("Answer")

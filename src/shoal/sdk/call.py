@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
+from shoal.client.transport import ShoalError
 from shoal.forms.pack import packed
 from shoal.model.job import JobSpec
 from shoal.model.views import Done, JobView
@@ -23,7 +24,6 @@ from shoal.sdk.kept import Changed, parts
 from shoal.sdk.member import CALL, CALL_FILE, IN_PACKAGE, RESULTS, Returned, Sent
 from shoal.tasks.errors import restored
 from shoal.tasks.functions import dump_function, dumper, main_script, refuse_within_main
-from shoal.transport import ShoalError
 
 if TYPE_CHECKING:
     from shoal.sdk.client import Client

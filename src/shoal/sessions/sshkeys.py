@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from shoal import contexts
+from shoal.client import contexts
 from shoal.files import write_private
 
 FOLDER = "ssh"

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from shoal.client import Client, ShoalError, Unreachable
-from shoal.keepalive import keep_alive
+from shoal.client.keepalive import keep_alive
+from shoal.client.transport import Endpoint
 from shoal.model.job import JobSpec, Restart
 from shoal.model.views import JobView
 from shoal.packing import PackError, pack
@@ -29,7 +30,6 @@ from shoal.tasks.pool import START_FAILURES_MAX, WORKERS_MAX, Pool
 from shoal.tasks.process import SOURCE, THREADS
 from shoal.tasks.remote import Remote
 from shoal.tasks.stream import HandshakeFailed, greet
-from shoal.transport import Endpoint
 
 if TYPE_CHECKING:
     from shoal.meeting import Host, Way

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
-from shoal.keepalive import keep_alive
+from shoal.client.keepalive import keep_alive
 from shoal.tasks import frames
 from shoal.tasks.frames import Frame, parcel
 from shoal.tasks.functions import CLIENT_ROOT, NODE_ROOT, moved, paths_here

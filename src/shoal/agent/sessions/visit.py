@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from shoal.agent.faults import CannotStart
+from shoal.client.transport import SOCKET_NAME
 from shoal.folder import LINK_FILE
 from shoal.listening import Listener, listeners, sockets_of
 from shoal.meeting import DONE, KEY_HEADER, NotAdmitted, dial, ws_error
 from shoal.model.session import SessionOrder
 from shoal.sessions.reliable import Broken
 from shoal.sessions.streams import Ended, Signal, Stream, Streams, Word
-from shoal.transport import SOCKET_NAME
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection

@@ -13,12 +13,12 @@ from shoal.cli.checks.hardware_file import refuse_early, save_network
 from shoal.cli.screen import show
 from shoal.cli.screen.matrix import between_groups, groups_of, matrix, plain, rates_of, usual_of
 from shoal.cli.screen.show import Cell, Column
+from shoal.client.transport import ShoalError
 from shoal.forms.failure import USAGE, Failure
 from shoal.model.durations import duration_text
 from shoal.model.fabric_views import FabricView
 from shoal.model.resources import plural
 from shoal.model.speeds import rate_text, size_text
-from shoal.transport import ShoalError
 
 if TYPE_CHECKING:
     from shoal.client import Client

@@ -12,12 +12,12 @@ from shoal.cli import cluster
 from shoal.cli.checks.feeding import Needs, findings, interval, listed, rate, size, summary
 from shoal.cli.screen import show
 from shoal.cli.screen.show import Cell, Column
+from shoal.client.transport import ShoalError
 from shoal.forms.failure import USAGE, Failure
 from shoal.model.events import JobCheckpointed
 from shoal.model.kept import Kind
 from shoal.model.speeds import rate_text
 from shoal.model.storage import Rates, StorageRequest, StorageView, target_problem
-from shoal.transport import ShoalError
 
 if TYPE_CHECKING:
     from shoal.client import Client

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from shoal import contexts
 from shoal.cli.screen.files import Fetch
 from shoal.cli.screen.show import Spinner, note
+from shoal.client import contexts
 from shoal.files import write_private
 from shoal.model.kept import FilesView, KeptFile, Kind, path_problem
 from shoal.packing import listed

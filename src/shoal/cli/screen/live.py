@@ -10,7 +10,7 @@ from http import HTTPStatus
 import msgspec
 
 from shoal.client import Client, ShoalError
-from shoal.connections import Interrupt, Interrupted
+from shoal.client.connections import Interrupt, Interrupted
 from shoal.model.feed import Change, JobLine, NodeLine, Snapshot
 from shoal.model.views import StatusView
 

@@ -12,7 +12,7 @@ from shoal.cli.screen.follow import OUTCOMES, Reader
 from shoal.cli.screen.output import TerminalText
 from shoal.cli.screen.tables import whole_parts
 from shoal.client import Client, ShoalError
-from shoal.connections import Interrupt, Interrupted
+from shoal.client.connections import Interrupt, Interrupted
 
 if TYPE_CHECKING:
     from rich.text import Text

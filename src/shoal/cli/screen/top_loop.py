@@ -14,7 +14,7 @@ from shoal.cli.screen.top_board import Board, detail
 from shoal.cli.screen.top_rows import Seen, places_of
 from shoal.cli.screen.top_screen import Around, draw
 from shoal.client import Client, ShoalError
-from shoal.connections import Interrupt, Interrupted
+from shoal.client.connections import Interrupt, Interrupted
 from shoal.model.samples import NodeSample
 from shoal.model.series import JobSeries, NodeSeries, ServiceSeries
 from shoal.model.views import ServiceView

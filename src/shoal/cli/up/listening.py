@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from shoal.client.transport import Address
     from shoal.control.home import ClusterConfig
-    from shoal.transport import Address
 
 PORT_MAX = 65_535
 
@@ -52,9 +52,9 @@ class Where(NamedTuple):
 
 def _reach(text: str) -> str:
     """As a URL; a name alone is one with the usual port of the API."""
+    from shoal.client.transport import ShoalError, at
     from shoal.control.home import DEFAULT_PORT
     from shoal.forms.failure import USAGE, Failure
-    from shoal.transport import ShoalError, at
 
     text = text.strip()
     if not text:
@@ -113,8 +113,8 @@ def print_login(address: Address) -> None:
 
 def note_context() -> None:
     """Whoever starts a cluster expects that commands use it."""
-    from shoal import contexts
     from shoal.cli.screen.show import note
+    from shoal.client import contexts
 
     current = contexts.load().current
     if current:

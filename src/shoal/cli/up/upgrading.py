@@ -125,9 +125,9 @@ class _unfit:  # noqa: N801
         pass
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        from shoal.client.transport import ShoalError
         from shoal.control.lifecycle import LifecycleError
         from shoal.hosts.plan import Unfit
-        from shoal.transport import ShoalError
 
         if isinstance(error, LifecycleError | ShoalError):
             raise Unfit(str(error)) from None

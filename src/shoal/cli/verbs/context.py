@@ -9,7 +9,7 @@ from shoal.cli.command import CHOSEN, Argument, verb
 from shoal.forms.failure import USAGE, Failure
 
 if TYPE_CHECKING:
-    from shoal.contexts import Chosen
+    from shoal.client.contexts import Chosen
 
 ACTIONS = {"list": 0, "use": 1, "remove": 1}  # -> how many names it takes
 
@@ -62,9 +62,9 @@ def context(action: str, names: tuple[str, ...], json: bool, home: Path) -> None
 
 
 def _list(chosen: Chosen, home: Path, json: bool) -> None:
-    from shoal import contexts
     from shoal.cli.screen import show
-    from shoal.transport import fingerprint
+    from shoal.client import contexts
+    from shoal.client.transport import fingerprint
 
     known = contexts.load().contexts
     rows = [(contexts.LOCAL, str(home), "")]
@@ -87,7 +87,7 @@ def _list(chosen: Chosen, home: Path, json: bool) -> None:
 
 
 def _use(name: str) -> None:
-    from shoal import contexts
+    from shoal.client import contexts
 
     if name != contexts.LOCAL:
         contexts.find(name)
@@ -96,7 +96,7 @@ def _use(name: str) -> None:
 
 
 def _remove(name: str) -> None:
-    from shoal import contexts
+    from shoal.client import contexts
 
     if name == contexts.LOCAL:
         raise Failure(

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from shoal.cli.command import CONTEXT_NAME, Argument, Option, flag, verb
 
 if TYPE_CHECKING:
-    from shoal.contexts import Context
-    from shoal.transport import Endpoint
+    from shoal.client.contexts import Context
+    from shoal.client.transport import Endpoint
 
 TOKEN_BYTES_MAX = 4096
 
@@ -66,8 +66,8 @@ def login(
     import click
     import msgspec
 
-    from shoal import contexts
     from shoal.cli.screen import show as screen
+    from shoal.client import contexts
     from shoal.forms.failure import USAGE, Failure
 
     if show:
@@ -116,9 +116,9 @@ def logout(json: bool, home: Path) -> None:  # noqa: ARG001
     import click
     import msgspec
 
-    from shoal import contexts
     from shoal.cli.command import CHOSEN
     from shoal.cli.screen import show
+    from shoal.client import contexts
     from shoal.forms.failure import Failure
 
     name = click.get_current_context().meta[CHOSEN].name
@@ -140,9 +140,9 @@ def _show(home: Path, json: bool) -> None:
 
     from shoal.cli.screen import show
     from shoal.cli.up.listening import login_line
+    from shoal.client.transport import Address, at_home
     from shoal.files import read_own
     from shoal.forms.failure import Failure
-    from shoal.transport import Address, at_home
 
     at_home(home)  # says what is wrong if no cluster is up
     address = msgspec.json.decode(read_own(home / "controller.json"), type=Address)
@@ -159,7 +159,7 @@ def _name_of(url: str) -> str:
     """The host's first part, or its whole address."""
     import ipaddress
 
-    from shoal.transport import at
+    from shoal.client.transport import at
 
     host = at(url, "").host
     try:
@@ -169,7 +169,7 @@ def _name_of(url: str) -> str:
 
 
 def _refuse_other(name: str, url: str) -> None:
-    from shoal import contexts
+    from shoal.client import contexts
     from shoal.forms.failure import Failure
 
     known = contexts.load().contexts.get(name)
@@ -182,7 +182,7 @@ def _accepted_any(urls: Sequence[str], fingerprint: str | None, pinned: str) -> 
     """By the first head that answers. All heads of a cluster show certificates of one CA."""
     import msgspec
 
-    from shoal import transport
+    from shoal.client import transport
 
     named = [one.strip() for one in urls if one.strip()] or [""]
     for number, url in enumerate(named):
@@ -204,7 +204,7 @@ def _accepted(url: str, fingerprint: str | None, pinned: str) -> Context:
     import http.client
     import ssl
 
-    from shoal import contexts, transport
+    from shoal.client import contexts, transport
     from shoal.forms.failure import USAGE, Failure
 
     where = transport.at(url if "://" in url else f"https://{url}", "")
@@ -252,7 +252,7 @@ def _refuse_plain(host: str) -> None:
 
 def _is_trusted(where: Endpoint) -> bool:
     """Without a fingerprint: does this system trust the certificate for this name?"""
-    from shoal import transport
+    from shoal.client import transport
 
     connection = transport.connection_to(where, 10)
     try:
@@ -316,7 +316,7 @@ def _by_oidc(context: Context, tenant: str) -> str:
 
     from shoal.cli.screen import show
     from shoal.client import Client
-    from shoal.contexts import reached
+    from shoal.client.contexts import reached
     from shoal.forms.failure import Failure
     from shoal.model.durations import duration_text
 
@@ -339,7 +339,7 @@ def _by_oidc(context: Context, tenant: str) -> str:
 def _check(context: Context) -> str:
     """Who the token's user is; ShoalError if the cluster does not accept it."""
     from shoal.client import Client
-    from shoal.contexts import reached
+    from shoal.client.contexts import reached
 
     with Client.to(reached(context)) as client:
         return client.me().user

@@ -181,8 +181,8 @@ def _next_step(user: str, home: Path) -> str:
 
     import msgspec
 
-    from shoal import contexts, transport
     from shoal.cli.up.listening import login_line
+    from shoal.client import contexts, transport
     from shoal.files import read_own
 
     name = os.environ.get("SHOAL_CONTEXT", "")

@@ -21,7 +21,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from shoal import transport
+from shoal.client import transport
+from shoal.client.transport import Endpoint, ShoalError, WrongCertificate
 from shoal.engines.agentlink import last_incarnation, write_spec
 from shoal.files import require_own, tighten, write_private
 from shoal.folder import LEAVING, LINK_FILE
@@ -29,7 +30,6 @@ from shoal.model.joining import Joined, Joining
 from shoal.model.node import NodeSpec
 from shoal.model.views import Problem
 from shoal.ports import EngineError
-from shoal.transport import Endpoint, ShoalError, WrongCertificate
 from shoal.wire import PROTOCOL, LinkFile
 
 ANSWER_S_MAX = 30.0

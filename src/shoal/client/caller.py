@@ -13,13 +13,13 @@ from typing import IO, Any, NamedTuple, Self, TypeVar
 
 import msgspec
 
-from shoal import contexts, transport
-from shoal.busy import Patience, retry_s
 from shoal.calls.call import Call, Request
-from shoal.connections import Connections, Interrupt, Taken
+from shoal.client import contexts, transport
+from shoal.client.busy import Patience, retry_s
+from shoal.client.connections import Connections, Interrupt, Taken
+from shoal.client.reaching import HEADS, SEQ, STANDBY, Reaching
+from shoal.client.transport import Endpoint, ShoalError, Unreachable, WrongCertificate
 from shoal.model.views import Problem
-from shoal.reaching import HEADS, SEQ, STANDBY, Reaching
-from shoal.transport import Endpoint, ShoalError, Unreachable, WrongCertificate
 
 Answer = TypeVar("Answer")
 Body = bytes | IO[bytes] | None

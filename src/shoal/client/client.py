@@ -6,17 +6,15 @@ import os
 from pathlib import Path
 from typing import IO, Literal, Self
 
-from shoal import contexts, transport
-from shoal.caller import Caller
 from shoal.calls.call import declared
 from shoal.calls.cluster import ClusterCalls, NodeCalls, ServiceCalls
 from shoal.calls.jobs import FlowCalls, JobCalls
 from shoal.calls.people import NoticeCalls, PeopleCalls, SecretCalls
+from shoal.client import contexts, transport
+from shoal.client.caller import Caller
+from shoal.client.transport import Endpoint, ShoalError
 from shoal.model.node import NodeIntent
 from shoal.model.views import Done, PackageView
-from shoal.transport import SOCKET_NAME, Address, Endpoint, ShoalError, Unreachable
-
-__all__ = ["SOCKET_NAME", "Address", "Client", "ShoalError", "Unreachable", "default_home"]
 
 NOT_FOUND = 404
 VERBS: dict[NodeIntent, Literal["cordon", "drain", "uncordon"]] = {

@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable
 
-from shoal.transport import Endpoint, ShoalError, at
+from shoal.client.transport import Endpoint, ShoalError, at
 
 SEQ = "Shoal-Seq"  # in an answer: its newest event; in a request: the newest that the client saw
 HEADS = "Shoal-Heads"  # in an answer: the URLs of all heads, if there are several

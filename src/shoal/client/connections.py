@@ -10,10 +10,10 @@ import threading
 import weakref
 from typing import NamedTuple
 
-from shoal import transport
-from shoal.keepalive import keep_alive
-from shoal.reaching import Reaching
-from shoal.transport import Endpoint
+from shoal.client import transport
+from shoal.client.keepalive import keep_alive
+from shoal.client.reaching import Reaching
+from shoal.client.transport import Endpoint
 
 IDLE_MAX = 8  # kept for the next calls; more are closed when their call has ended
 CONNECT_S = 2.0  # for one of several heads
