@@ -116,7 +116,7 @@ def test_a_job_sleeps_and_wakes_by_two_buttons(visit: Visit, live: Live) -> None
     page.locator("main .chip[data-state=asleep]").first.wait_for()
     page.locator(".facts").get_by_text("wakes when it is used").wait_for()
     page.locator(".timeline rect title", has_text="asleep for").first.wait_for(state="attached")
-    page.locator(".events").get_by_text("asleep after").wait_for()
+    page.locator(".events").get_by_text("is asleep and holds no GPU").wait_for()
     page.locator("section[aria-label=Members] tr", has_text="none").get_by_text("asleep").wait_for()
     assert page.get_by_role("button", name="Sleep").count() == 0
 
@@ -138,7 +138,7 @@ def test_a_job_sleeps_and_wakes_by_two_buttons(visit: Visit, live: Live) -> None
     page.get_by_role("button", name="Wake").click()
     page.get_by_role("button", name="Wake the job").click()
     page.locator("main .chip[data-state=running]").first.wait_for()
-    page.locator(".events").get_by_text("awake, goes on where it was").wait_for()
+    page.locator(".events").get_by_text("goes on after").wait_for()
     page.locator(".facts").get_by_text("1 nap").wait_for()
     assert live.client.job(job).attempt == 1
     page.locator("section[aria-label=Cost]").get_by_text("lent out").wait_for()
