@@ -189,7 +189,10 @@ def exchange(
         headers["Content-Type"] = "application/json"
     connection.request(method, path, data, headers)
     answer = connection.getresponse()
-    return Reply(answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read())
+    read = answer.read()
+    marks = (b"\\u0002", b"\\\\x02")  # in JSON, and in a printable line
+    assert not any(mark in read for mark in marks), f"{path} shows a reason that was not rendered"
+    return Reply(answer.status, {k.lower(): v for k, v in answer.getheaders()}, read)
 
 
 @contextlib.contextmanager

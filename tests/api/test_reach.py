@@ -9,10 +9,10 @@ import pytest
 
 from shoal.api.principal import THE_OPERATOR, Principal, acting
 from shoal.api.reach import Reach
-from shoal.model.health import Record, Standing
 from shoal.model.identity import Identity, Role, TenantRecord
 from shoal.model.job import Job, JobSpec
-from shoal.model.policy import Others, Policy
+from shoal.model.policy import Others, Policy, Tenant
+from shoal.model.reason import WITHHELD, job_part, tenant_part
 
 LAB = Principal(user="anna", tenant="lab", role=Role.MEMBER, token="abcdefgh")
 
@@ -21,47 +21,58 @@ def job(number: int, tenant: str) -> Job:
     return Job(id=f"j{number}", number=number, spec=JobSpec(command=("true",), tenant=tenant))
 
 
-def reach(who: Principal = LAB, others: Others = Others.NOTHING) -> Reach:
+def reach(
+    who: Principal = LAB, others: Others = Others.NOTHING, tenants: tuple[Tenant, ...] = ()
+) -> Reach:
     jobs = [job(1, "lab"), job(2, "lab"), job(3, "rival"), job(4, "rival"), job(12, "lab")]
-    sick = Record(standing=Standing.QUARANTINED, why="cannot write /rival/secret")
     known = {one.id: one for one in jobs}
-    state = SimpleNamespace(
-        live=known.get, pending=lambda _: False, order=[SimpleNamespace(record=sick)]
-    )
+    state = SimpleNamespace(live=known.get, pending=lambda _: False)
     store = SimpleNamespace(job=lambda _: None)
-    loop: Any = SimpleNamespace(state=state, store=store, policy=Policy(others=others))
+    policy = Policy(others=others, tenants=tenants)
+    loop: Any = SimpleNamespace(state=state, store=store, policy=policy)
     return Reach(loop, who)
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("waits for j1 (own.name) and j12", "waits for j1 (own.name) and j12"),
-        ("for j3, which is ahead", "for another tenant's job, which is ahead"),
-        ("for j3 (secret) (priority 5, tenant rival); lost", "for another tenant's job; lost"),
-        ("held by j1-j2", "held by j1-j2"),
-        ("held by j1-j4", "held by other tenants' jobs"),
-        ("held by j1-j999999999", "held by other tenants' jobs"),
-        ("aside for j3, j4, j1", "aside for other tenants' jobs, j1"),
-        ("member j3.1.0 vanished", "member another tenant's job vanished"),
-        ("behind j3.14 (secret) now", "behind another tenant's job now"),
-        ("lost j3.14.1.0; j1.2 waits", "lost another tenant's job; j1.2 waits"),
-        ("j77 never was", "another tenant's job never was"),
-        ("n1 is quarantined (cannot write /rival/secret); wait", "n1 is quarantined; wait"),
-        ("proj3 and j3x are words", "proj3 and j3x are words"),
-    ],
-)
-def test_a_reason_without_the_jobs_of_others(text: str, told: str) -> None:
-    assert reach().text(text) == told
-    assert reach(THE_OPERATOR).text(text) == text
+RIVALS = job_part("rival", "j3", "j3 (secret) (priority 5, tenant rival)")
+
+
+def test_a_reason_without_the_jobs_of_others() -> None:
+    reason = f"makes room for {RIVALS}; lost {job_part('lab', 'j1')}"
+    assert reach().text(reason) == "makes room for another tenant's job; lost j1"
+    told = "makes room for j3 (secret) (priority 5, tenant rival); lost j1"
+    assert reach(THE_OPERATOR).text(reason) == told
 
 
 def test_the_policy_may_let_tenants_be_named() -> None:
-    told = reach(others=Others.TENANTS).text(
-        "makes room for j3 (secret) (priority 5, tenant rival)"
-    )
+    told = reach(others=Others.TENANTS).text(f"makes room for {RIVALS}")
     assert told == "makes room for a job of tenant rival"
-    assert reach(others=Others.TENANTS).text("after j77") == "after another tenant's job"
+
+
+def test_a_tenant_knows_those_above_it() -> None:
+    tenants = (Tenant(name="science"), Tenant(name="lab", parent="science"), Tenant(name="rival"))
+    lab = reach(tenants=tenants)
+    assert lab.text(f"the budget of {tenant_part('science')}") == "the budget of science"
+    assert lab.text(f"the budget of {tenant_part('rival')}") == "the budget of another tenant"
+
+
+@pytest.mark.parametrize(
+    ("stored", "shown"),
+    [
+        ("waits for j1 (own.name) and j12", True),
+        ("for j3, which is ahead", False),
+        ("for j3 (secret) (priority 5, tenant rival); lost", False),
+        ("held by j1-j2", True),
+        ("held by j1-j4", False),
+        ("member j3.1.0 vanished", False),
+        ("j77 never was", False),
+        ("proj3 and j3x are words", True),
+    ],
+)
+def test_a_reason_stored_without_parts_is_read_by_those_who_may_see_its_jobs(
+    stored: str, shown: bool
+) -> None:
+    assert reach().text(stored) == (stored if shown else WITHHELD)
+    assert reach(THE_OPERATOR).text(stored) == stored
 
 
 def test_an_admin_with_a_token_for_one_tenant_acts_there_unless_another_is_named() -> None:

@@ -14,6 +14,7 @@ from shoal.core.phases.reserved import reserved
 from shoal.core.phases.spec_problem import shape_problem, spec_problem
 from shoal.model.job import ARGUMENT_BYTES_MAX, JobSpec
 from shoal.model.node import NodeHealth, NodeIntent
+from shoal.model.reason import render
 from shoal.model.report import Accepted, Refused, Submit
 from tests.core.build import Cluster, examples, job_spec
 
@@ -286,7 +287,7 @@ def test_a_job_with_an_image_waits_for_a_node_that_can_run_it() -> None:
     cluster.join("b", containers="podman")
     cluster.intend("b", NodeIntent.CORDONED)
     job = cluster.job(cluster.submit(image="work:1"))
-    why = explain(cluster.state, job, cluster.policy, cluster.now_ms)
+    why = render(explain(cluster.state, job, cluster.policy, cluster.now_ms))
     assert "no node can run images" in why
     assert "b is cordoned" in why
     cluster.intend("b", NodeIntent.OPEN)

@@ -9,6 +9,7 @@ import pytest
 from shoal.core.answers.waits import waits_of
 from shoal.core.answers.why import explain
 from shoal.model.job import Outcome, Phase
+from shoal.model.reason import render
 from shoal.model.report import (
     Accepted,
     AddTenant,
@@ -55,7 +56,7 @@ def flow(*jobs: tuple[str, tuple[str, ...]]) -> tuple[WorkflowJob, ...]:
 
 
 def why(cluster: Cluster, job: str) -> str:
-    return explain(cluster.state, cluster.state.jobs[job], cluster.policy, cluster.now_ms)
+    return render(explain(cluster.state, cluster.state.jobs[job], cluster.policy, cluster.now_ms))
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,7 @@ def test_a_job_starts_only_if_the_other_ended_as_it_needs(when: str, code: int, 
         over = cluster.finished[second]
         assert over.outcome is Outcome.CANCELLED
         how = "failed: it exited 3" if code else "succeeded: every member exited 0"
-        assert over.why.endswith(f"but {first} {how}")
+        assert render(over.why).endswith(f"but {first} {how}")
 
 
 @pytest.mark.parametrize(("code", "runs"), [(0, True), (1, False)])
@@ -104,7 +105,7 @@ def test_whoever_waits_for_a_cancelled_job_follows_by_the_same_rule() -> None:
     report = submit(cluster, f"{third}:any")
     end(cluster, first, 1)
     assert cluster.finished[second].outcome is Outcome.CANCELLED
-    assert f"{second} was cancelled" in cluster.finished[third].why
+    assert f"{second} was cancelled" in render(cluster.finished[third].why)
     assert cluster.state.jobs[report].active
 
 

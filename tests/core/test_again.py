@@ -10,6 +10,7 @@ from shoal.model.events import JobPromoted, JobRequeued, NodeJudged
 from shoal.model.health import Standing
 from shoal.model.job import Outcome, Phase, StopCause
 from shoal.model.node import NodeIntent
+from shoal.model.reason import render
 from tests.core.build import POLICY, node_spec
 from tests.core.clockwork import random_history, random_policy
 from tests.core.training import Training, policy
@@ -185,7 +186,7 @@ def test_one_job_that_fails_only_on_a_node_has_it_checked_at_once_and_closes_not
     bad = fails_there(cluster, job_id)
     record = cluster.node(bad).record
     assert record.standing is Standing.SUSPECT
-    assert record.why == f"{job_id} failed 2 times, only on {bad}, and ran well elsewhere"
+    assert render(record.why) == f"{job_id} failed 2 times, only on {bad}, and ran well elsewhere"
     assert cluster.node(bad).schedulable
     assert [check.node for check in cluster.checks()] == [bad]  # it did not report in this step
     cluster.answer(bad)
@@ -302,7 +303,7 @@ SPARE = msgspec.structs.replace(POLICY, spares=1)
 
 
 def why(cluster: Training, job_id: str) -> str:
-    return explain(cluster.state, cluster.job(job_id), cluster.policy, cluster.now_ms)
+    return render(explain(cluster.state, cluster.job(job_id), cluster.policy, cluster.now_ms))
 
 
 def test_fresh_jobs_wait_beside_the_spares_and_are_told_so() -> None:

@@ -15,6 +15,7 @@ from shoal.model.events import JobPlaced, JobReserved
 from shoal.model.job import Phase
 from shoal.model.node import NodeIntent
 from shoal.model.policy import Policy, Preempt
+from shoal.model.reason import render
 from tests.core.build import Cluster, node_spec
 from tests.core.clockwork import Clockwork
 
@@ -196,7 +197,7 @@ def test_cpu_work_runs_on_the_idle_cpus_of_nodes_that_a_gpu_gang_waits_for() -> 
     started = [job_id for job_id in small if cluster.job(job_id).phase is Phase.STARTING]
     assert len(started) == 3 * 14, "the gang needs 2 of 16 CPUs on each node"
     gang, last = "j2", small[-1]
-    why = waiting_reason(cluster.state, cluster.job(last), cluster.policy, cluster.now_ms)
+    why = render(waiting_reason(cluster.state, cluster.job(last), cluster.policy, cluster.now_ms))
     assert gang in why and "set aside" in why, why
     cluster.wait(3_600_000)
     cluster.end("j1")
@@ -259,7 +260,9 @@ def test_cpu_work_runs_beside_a_gpu_gang_for_which_the_queue_is_held() -> None:
     small = [cluster.submit(cpu_milli=1_000) for _ in range(14)]
     started = [job_id for job_id in small if cluster.job(job_id).phase is Phase.STARTING]
     assert len(started) == 12, "of 16 CPUs on each node, the gang needs 10"
-    why = waiting_reason(cluster.state, cluster.job(small[-1]), cluster.policy, cluster.now_ms)
+    why = render(
+        waiting_reason(cluster.state, cluster.job(small[-1]), cluster.policy, cluster.now_ms)
+    )
     assert f"the queue is held for {gang}" in why
     cluster.end(first)
     assert cluster.job(gang).phase is Phase.STARTING, "nothing delayed it"

@@ -12,6 +12,7 @@ from shoal.core.state.load import restore
 from shoal.model.budget import BudgetLevel, BudgetPeriod, Spending
 from shoal.model.job import Phase
 from shoal.model.policy import Policy, Tenant
+from shoal.model.reason import render
 from tests.core.build import Cluster, kinds
 
 HOUR = 3_600_000_000
@@ -37,7 +38,7 @@ def cluster(**rules: Any) -> Cluster:
 
 
 def why(made: Cluster, job: str) -> str:
-    return explain(made.state, made.job(job), made.policy, made.now_ms)
+    return render(explain(made.state, made.job(job), made.policy, made.now_ms))
 
 
 def test_a_budget_is_warned_about_then_held_then_free_again() -> None:

@@ -12,6 +12,7 @@ from shoal.core.scheduling import cycle
 from shoal.core.scheduling.fit import fit
 from shoal.model.job import Job, Phase, StopCause
 from shoal.model.node import End, NodeHealth, NodeIntent
+from shoal.model.reason import render
 from shoal.model.report import Accepted, Refused, Requeue, SetEnd, SetIntent
 from shoal.model.supply import NodeNote, OrderPhase, OrderStatus, Supply, SupplyReport
 from tests.core.build import POLICY, Cluster, kinds
@@ -120,7 +121,7 @@ def where(cluster: Cluster, job_id: str) -> list[str]:
 
 
 def why(cluster: Cluster, job_id: str) -> str:
-    return explain(cluster.state, cluster.job(job_id), cluster.policy, cluster.now_ms)
+    return render(explain(cluster.state, cluster.job(job_id), cluster.policy, cluster.now_ms))
 
 
 def one_that_ends(in_ms: int = 40 * MINUTE) -> Cluster:
@@ -517,7 +518,7 @@ def test_a_replica_without_a_replacement_serves_for_as_long_as_it_can() -> None:
     assert [job.phase for job in cluster.replicas("chat")] == [Phase.RUNNING, Phase.WAITING]
     tick_until(cluster, end_ms - 19_000)
     assert old.phase is Phase.WAITING
-    assert "a ends in 20s (Slurm time limit), and j2 waits for room" in old.why
+    assert "a ends in 20s (Slurm time limit), and j2 waits for room" in render(old.why)
 
 
 def test_a_replica_does_not_start_where_it_would_be_replaced_at_once() -> None:

@@ -9,6 +9,7 @@ from shoal.model.events import JobRunning, MemberLost
 from shoal.model.health import Standing
 from shoal.model.job import Fault, Job, MemberRef, Outcome, Phase
 from shoal.model.node import NodeIntent
+from shoal.model.reason import render
 from tests.core.build import Cluster
 
 FULL = "cannot start: [Errno 28] No space left on device"
@@ -52,7 +53,9 @@ def test_every_node_of_a_full_disk_is_closed_and_jobs_wait_with_the_reason() -> 
     cannot_start(cluster, job, Fault.START)
     cannot_start(cluster, job, Fault.START)
     assert (job.phase, job.failures, job.losses) == (Phase.WAITING, 0, 2)
-    assert "No space left on device" in explain(cluster.state, job, cluster.policy, cluster.now_ms)
+    assert "No space left on device" in render(
+        explain(cluster.state, job, cluster.policy, cluster.now_ms)
+    )
 
 
 def test_a_gang_loses_the_member_that_could_not_start_and_is_placed_again() -> None:
@@ -117,7 +120,7 @@ def test_a_program_that_is_missing_is_tried_again_when_the_other_nodes_are_remov
     cannot_start(cluster, job, Fault.MISSING, "no program")
     assert job.phase is Phase.WAITING
     other = next(iter({"a", "b"} - set(job.missing_on)))
-    assert "is missing" in explain(cluster.state, job, cluster.policy, cluster.now_ms)
+    assert "is missing" in render(explain(cluster.state, job, cluster.policy, cluster.now_ms))
     cluster.end(next(iter(cluster.state.jobs)), code=1)
     cluster.learn_gone(other)
     cluster.intend(other, NodeIntent.REMOVED)
@@ -151,7 +154,7 @@ def test_a_job_waits_for_a_node_that_has_what_it_needs() -> None:
     job = cluster.job(cluster.submit(gpus=1))
     bare = cannot_start(cluster, job, Fault.MISSING, "no program")
     assert job.phase is Phase.WAITING
-    assert f"only on {bare}" in explain(cluster.state, job, cluster.policy, cluster.now_ms)
+    assert f"only on {bare}" in render(explain(cluster.state, job, cluster.policy, cluster.now_ms))
     other = cluster.job(cluster.submit(gpus=1))
     assert other.members[0].slice.node == bare, "those behind it may well run there"
     cluster.end("j1")

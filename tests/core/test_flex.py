@@ -8,6 +8,7 @@ from shoal.core.answers.why import waiting_reason
 from shoal.model.events import JobClaimed, JobStopping
 from shoal.model.job import StopCause
 from shoal.model.policy import Policy
+from shoal.model.reason import render
 from tests.core.serving import LOOK_MS, Serving
 
 POLICY = Policy(run_ms_min=2_000, move_cost_ms=10**9, silent_after_ms=10**9, grace_ms=10**9)
@@ -65,6 +66,6 @@ def test_a_replica_that_waits_for_training_to_stop_says_so() -> None:
     assert cluster.job(trains).stop_cause is StopCause.PREEMPT
     assert "is preempted to make room for" in cluster.job(trains).why
     (waiting,) = [job for job in cluster.replicas() if not job.members]
-    why = waiting_reason(cluster.state, waiting, cluster.policy, cluster.now_ms)
+    why = render(waiting_reason(cluster.state, waiting, cluster.policy, cluster.now_ms))
     assert why is not None
     assert "night-run" in str(why)

@@ -19,6 +19,7 @@ from shoal.core.state.state import Snapshot
 from shoal.model.job import JobSpec, Phase
 from shoal.model.labels import contradiction
 from shoal.model.node import LabelChange, NodeIntent
+from shoal.model.reason import render
 from shoal.model.report import Accepted, Answer, Refused, SetLabels, SetService, Submit
 from shoal.model.resources import Demand
 from shoal.model.service import Scale, ServiceSpec
@@ -56,7 +57,7 @@ def refused(cluster: Cluster, **fields: Any) -> Refused:
 
 def why(cluster: Cluster, job_id: str) -> str:
     state = cluster.state
-    return waiting_reason(state, state.jobs[job_id], cluster.policy, cluster.now_ms)
+    return render(waiting_reason(state, state.jobs[job_id], cluster.policy, cluster.now_ms))
 
 
 def settle(cluster: Cluster) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from shoal.core.answers.notices import notices_of
 from shoal.model.events import (
     BudgetHeld,
@@ -15,6 +17,7 @@ from shoal.model.events import (
 from shoal.model.identity import EVERY_TENANT, OPERATOR, Identity, Role, User
 from shoal.model.job import Job, Outcome
 from shoal.model.notice import Rule
+from shoal.model.reason import WITHHELD, job_part
 from shoal.model.report import Accepted, RemoveRule, SetRule
 from tests.core.build import Cluster, job_spec
 
@@ -64,6 +67,7 @@ PEOPLE = Identity(
     }
 )
 FAILED = JobFinished(at_ms=9, job="j1", attempt=1, outcome=Outcome.FAILED, code=1, why="after j2")
+BECAUSE = f"after {job_part('rival', 'j2', 'j2 (secret)')}"
 
 
 def receivers(event: Event, rules: list[Rule], **fields: object) -> list[str]:
@@ -88,9 +92,12 @@ def test_nobody_hears_of_jobs_that_they_may_not_see() -> None:
 
 def test_a_notice_does_not_name_the_jobs_of_others() -> None:
     job = Job(id="j1", number=1, spec=job_spec(tenant="lab", notify=("@job",)))
-    (notice,) = notices_of(Recorded(7, FAILED), [], PEOPLE, job, "cafe")
-    assert notice.text == "j1 failed with exit code 1: after another job"
-    (again,) = notices_of(Recorded(7, FAILED), [], PEOPLE, job, "cafe")
+    failed = msgspec.structs.replace(FAILED, why=BECAUSE)
+    (notice,) = notices_of(Recorded(7, failed), [], PEOPLE, job, "cafe")
+    assert notice.text == "j1 failed with exit code 1: after another tenant's job"
+    (old,) = notices_of(Recorded(7, FAILED), [], PEOPLE, job, "cafe")
+    assert old.why == WITHHELD, "stored by an earlier version, it may name anybody's job"
+    (again,) = notices_of(Recorded(7, failed), [], PEOPLE, job, "cafe")
     assert notice.id == again.id
 
 

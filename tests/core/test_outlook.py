@@ -17,6 +17,7 @@ from shoal.model.events import JobReserved
 from shoal.model.job import Phase
 from shoal.model.node import NodeIntent
 from shoal.model.policy import Policy, Tenant
+from shoal.model.reason import render
 from tests.core.build import Cluster
 
 HOUR_MS = 3_600_000
@@ -60,7 +61,8 @@ def test_who_is_held_by_a_budget_is_not_asked_for_an_estimate() -> None:
     spent = Spending(tenant="red", period=BudgetPeriod.MONTH, gpu_us=HOUR_US)
     cluster.step(spendings=(spent,))
     found = told(cluster, cluster.submit(gpus=1, tenant="red"))
-    assert found == Outlook("the budget of red is used up; see: shoal report --by tenant")
+    assert render(found.why) == "the budget of red is used up; see: shoal report --by tenant"
+    assert found == Outlook(found.why)
 
 
 def test_what_no_open_node_holds_has_no_start() -> None:

@@ -9,6 +9,7 @@ import pytest
 from shoal.core.answers.why import explain
 from shoal.model.job import MemberRef, Outcome, Phase
 from shoal.model.policy import Policy
+from shoal.model.reason import render
 from shoal.model.report import Idle
 from tests.core.build import Cluster, kinds
 
@@ -34,7 +35,7 @@ def test_an_idle_job_is_warned_and_then_ended() -> None:
     made.wait(1_000_000)
     assert tell(made, job, 59_000) == []
     assert tell(made, job, 61_000) == ["JobIdled"]
-    why = explain(made.state, made.job(job), made.policy, made.now_ms)
+    why = render(explain(made.state, made.job(job), made.policy, made.now_ms))
     assert why == "has used nothing of its GPUs for 1m 1s; they are taken back in 3m 59s"
     assert tell(made, job, 62_000) == []  # it is said once
     assert tell(made, job, 300_000) == ["JobStopping"]

@@ -16,6 +16,7 @@ from shoal.model.commands import Launch
 from shoal.model.events import JobSubmitted, ReplicaDraining, ServiceSet, ServiceStopped
 from shoal.model.job import Job, MemberRef, Outcome, Phase
 from shoal.model.node import NodeIntent
+from shoal.model.reason import render
 from shoal.model.report import Accepted, Refused, SetEnd, SetIntent
 from tests.core.serving import LOOK_MS, Serving
 
@@ -591,7 +592,7 @@ FULL: dict[str, Any] = {"scale": {"least": 4, "most": 4}, "replica": {"cpu_milli
 
 
 def why_stalled(cluster: Serving) -> str:
-    return stalled(cluster.state, cluster.service(), cluster.policy, cluster.now_ms)
+    return render(stalled(cluster.state, cluster.service(), cluster.policy, cluster.now_ms))
 
 
 def test_a_surge_that_has_no_room_keeps_the_old_version_and_says_what_would_help() -> None:

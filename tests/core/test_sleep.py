@@ -8,6 +8,7 @@ from shoal.core.answers.why import explain
 from shoal.model.commands import Sleep, Wake
 from shoal.model.job import MemberRef, Phase
 from shoal.model.policy import Policy, Sleeping
+from shoal.model.reason import render
 from shoal.model.report import Accepted, Refused, SleepJob, WakeJob
 from tests.core.build import Cluster, kinds
 
@@ -57,7 +58,7 @@ def test_a_sleeper_gives_its_gpu_to_another_job_and_gets_it_back() -> None:
     made.wait(500_000)
     assert isinstance(made.ask(WakeJob(job, "ann")), Accepted)
     assert made.job(job).phase is Phase.ASLEEP
-    why = explain(made.state, made.job(job), made.policy, made.now_ms)
+    why = render(explain(made.state, made.job(job), made.policy, made.now_ms))
     room = f"it sleeps on a, where 1 GPU, 1 CPU is not free; {other} runs there"
     assert why == f"is to wake, because ann asked; {room}"
     made.end(other)

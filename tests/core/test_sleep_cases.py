@@ -14,6 +14,7 @@ from shoal.core.state.state import Snapshot
 from shoal.model.job import MemberRef, Phase, StopCause
 from shoal.model.node import NodeIntent
 from shoal.model.policy import Policy, Preempt, Sleeping
+from shoal.model.reason import render
 from shoal.model.report import Accepted, Refused, SleepJob, Uses, WakeJob
 from tests.core.build import Cluster, kinds
 from tests.core.test_sleep import CALM, cluster, nap, rouse
@@ -216,7 +217,7 @@ def test_after_a_refusal_the_reason_to_stop_names_it() -> None:
     low = made.run(gpus=1, preemptible=True, checkpoint_ms=60_000)
     made.wait(600_000)
     high = made.submit(gpus=1, priority=10)
-    why = explain(made.state, made.job(high), made.policy, made.now_ms)
+    why = render(explain(made.state, made.job(high), made.policy, made.now_ms))
     assert why == f"room is being made for it: starts when {low} is asleep"
     made.deliver()
     made.books["a"].refuses(MemberRef(low, 1, 0), "the driver is too old")
@@ -279,7 +280,7 @@ def test_the_reason_names_sleepers_whose_memory_a_job_needs() -> None:
     made.ask(SleepJob(sleeper, "ann"))
     nap(made, sleeper, 400)
     job = made.submit(gpus=1, memory_mb=800)
-    why = explain(made.state, made.job(job), made.policy, made.now_ms)
+    why = render(explain(made.state, made.job(job), made.policy, made.now_ms))
     assert why.endswith(f"500 MB of memory on a are held by {sleeper}, which sleeps there")
 
 
@@ -327,7 +328,7 @@ def test_a_silent_node_keeps_its_sleepers_and_wakes_them_when_it_is_back() -> No
     made.wait(6_000)
     made.step()
     made.ask(WakeJob(job, "ann"))
-    why = explain(made.state, made.job(job), made.policy, made.now_ms)
+    why = render(explain(made.state, made.job(job), made.policy, made.now_ms))
     assert why.endswith("; a, where it sleeps, is silent")
     made.hear("a")
     assert made.job(job).phase is Phase.WAKING

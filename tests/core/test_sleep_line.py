@@ -12,6 +12,7 @@ from shoal.core.answers.why import explain
 from shoal.core.policies import SHIPPED
 from shoal.model.job import MemberRef, Phase
 from shoal.model.policy import Policy, Preempt
+from shoal.model.reason import render
 from shoal.model.report import Accepted, SleepJob, WakeJob
 from tests.core.build import Cluster
 from tests.core.test_sleep import CALM, cluster, nap, rouse
@@ -142,7 +143,7 @@ def test_a_sleeper_that_has_waited_for_too_long_has_its_node_kept() -> None:
     made.wait(61_000)
     two = made.submit(gpus=1)
     assert made.job(two).phase is Phase.WAITING
-    why = explain(made.state, made.job(two), made.policy, made.now_ms)
+    why = render(explain(made.state, made.job(two), made.policy, made.now_ms))
     assert why == f"a is kept for {big}, which sleeps there and has waited 1m 1s to wake"
     made.end(one)
     assert made.job(big).phase is Phase.WAKING

@@ -16,6 +16,7 @@ from shoal.model.events import JobFinished, JobTouched, OrderUnused
 from shoal.model.job import MemberRef, Outcome, Phase, SleepCause
 from shoal.model.node import NodeIntent
 from shoal.model.policy import Tenant
+from shoal.model.reason import render
 from shoal.model.report import Accepted, Refused, SetEnd, SleepJob, WakeJob
 from tests.core.build import Cluster
 from tests.core.supplier import Pool, supply
@@ -215,7 +216,7 @@ def test_it_stays_asleep_says_what_is_free_and_needed_and_is_tried_again() -> No
         assert made.job(job).phase is Phase.WAKING
         full(made, job, FREE_AND_NEEDED)
         assert (made.job(job).phase, made.job(job).attempt) == (Phase.ASLEEP, 1)
-        why = explain(made.state, made.job(job), made.policy, made.now_ms)
+        why = render(explain(made.state, made.job(job), made.policy, made.now_ms))
         assert FREE_AND_NEEDED in why and "tried again in 1m" in why, why
         made.deliver()
         made.wait(59_000)

@@ -17,6 +17,7 @@ from shoal.model.events import NodeIntended, NodeJudged, NodesOrdered, OrderEnde
 from shoal.model.health import Record, Standing
 from shoal.model.job import Phase, Restart
 from shoal.model.node import NodeHealth, NodeIntent
+from shoal.model.reason import render
 from shoal.model.report import Refused, SetIntent, Submit
 from shoal.model.supply import DrainMachine, OrderPhase, Provision
 from tests.core.build import job_spec
@@ -27,7 +28,9 @@ MINUTE_MS = 60_000
 
 def why(pool: Pool, job_id: str) -> str:
     cluster = pool.cluster
-    return waiting_reason(cluster.state, cluster.job(job_id), cluster.policy, cluster.now_ms)
+    return render(
+        waiting_reason(cluster.state, cluster.job(job_id), cluster.policy, cluster.now_ms)
+    )
 
 
 def test_a_job_that_would_fit_gets_a_node_and_runs_there() -> None:
@@ -35,7 +38,8 @@ def test_a_job_that_would_fit_gets_a_node_and_runs_there() -> None:
     job_id = pool.submit(gpus=8)
     assert pool.asked == {"gpu": 8 // 8}
     (ordered,) = [event for event in pool.cluster.log if isinstance(event, NodesOrdered)]
-    assert (ordered.order, ordered.nodes, ordered.why) == ("o1", ("gpu-1",), "j1 would fit there")
+    assert (ordered.order, ordered.nodes) == ("o1", ("gpu-1",))
+    assert render(ordered.why) == "j1 would fit there"
     pool.bring("o1")
     assert pool.cluster.job(job_id).phase is Phase.STARTING
     pool.cluster.hear("gpu-1")

@@ -8,11 +8,12 @@ from shoal.core.answers.waits import LINES_MAX, waits_of
 from shoal.core.policies import SHIPPED
 from shoal.model.budget import BudgetPeriod, Spending
 from shoal.model.policy import Policy, Tenant
+from shoal.model.reason import render
 from tests.core.build import Cluster
 
 
 def told(cluster: Cluster) -> list[str]:
-    return waits_of(cluster.state, cluster.policy, cluster.now_ms)
+    return [render(line) for line in waits_of(cluster.state, cluster.policy, cluster.now_ms)]
 
 
 def test_those_behind_a_reservation_are_one_line() -> None:
@@ -60,7 +61,9 @@ def test_a_tenant_is_told_of_its_own_jobs_alone() -> None:
     cluster.end(fails, code=1)
 
     def own(tenant: str) -> list[str]:
-        return waits_of(cluster.state, cluster.policy, cluster.now_ms, tenant)
+        return [
+            render(line) for line in waits_of(cluster.state, cluster.policy, cluster.now_ms, tenant)
+        ]
 
     room = "for room: no node has 1 GPU, 1 CPU free"
     assert own("red") == [f"2 jobs wait {room}", "1 job waits before a retry"]

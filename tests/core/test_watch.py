@@ -15,6 +15,7 @@ from shoal.model.health import Standing
 from shoal.model.job import MemberRef, Outcome, Phase, StopCause
 from shoal.model.node import NodeIntent
 from shoal.model.progress import Beat
+from shoal.model.reason import render
 from shoal.model.report import Accepted, CheckNode, Refused
 from tests.core.training import Training, policy
 
@@ -114,7 +115,7 @@ def test_a_slow_member_makes_its_node_suspect_and_a_check_is_sent_until_answered
     slow = cluster.nodes_of(job_id)[2]
     cluster.walk(job_id, SLOW_FOR, slow={2: 3})
     assert cluster.standing(slow) is Standing.SUSPECT
-    assert f"member 2 of {job_id} takes 3000 ms" in cluster.node(slow).record.why
+    assert f"member 2 of {job_id} takes 3000 ms" in render(cluster.node(slow).record.why)
     ids = set()
     for _ in range(3):
         cluster.tell()
@@ -164,7 +165,7 @@ def test_a_failed_check_quarantines_and_nothing_new_goes_there(cluster: Training
 def test_the_reason_to_wait_names_the_quarantine(cluster: Training) -> None:
     cluster.quarantine("a")
     job_id = cluster.submit(gpus=1, members=4)
-    why = explain(cluster.state, cluster.job(job_id), cluster.policy, cluster.now_ms)
+    why = render(explain(cluster.state, cluster.job(job_id), cluster.policy, cluster.now_ms))
     assert "a is quarantined (check failed: a fault)" in why
 
 

@@ -6,11 +6,12 @@ from shoal.core.answers.why import explain
 from shoal.model.job import MemberRef
 from shoal.model.node import NodeIntent
 from shoal.model.policy import Policy
+from shoal.model.reason import render
 from tests.core.build import Cluster
 
 
 def why(cluster: Cluster, job_id: str) -> str:
-    return explain(cluster.state, cluster.job(job_id), cluster.policy, cluster.now_ms)
+    return render(explain(cluster.state, cluster.job(job_id), cluster.policy, cluster.now_ms))
 
 
 def test_there_is_no_node_yet() -> None:
@@ -65,7 +66,10 @@ def test_somebody_may_ask_between_the_time_of_a_retry_and_the_step_that_makes_it
     cluster.end(job_id, code=1)
     job = cluster.job(job_id)
     later_ms = job.not_before_ms + 1
-    assert explain(cluster.state, job, cluster.policy, later_ms) == "it is next in line to start"
+    assert (
+        render(explain(cluster.state, job, cluster.policy, later_ms))
+        == "it is next in line to start"
+    )
 
 
 def test_the_queue_is_held_for_a_job_that_has_waited_too_long() -> None:

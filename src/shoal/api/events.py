@@ -72,7 +72,7 @@ class Events(Controller):
 async def _page(reach: Reach, read: Read, after: int, limit: int, wanted: JobFilter) -> Page:
     """Events that the sender may see, and where to continue."""
     if reach.who.admin and not wanted.given:
-        found = await aside(lambda: read(after, limit), limit)
+        found = await aside(lambda: seen_events(reach, read(after, limit)), limit)
         return found, found[-1].seq if found else max(after, 0)
     if after < 0:
         whole = await aside(lambda: read(-EVENTS_MAX, EVENTS_MAX), EVENTS_MAX)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from shoal.api.feed_own import Gone, Own
+from shoal.api.feed_own import Gone, Own, for_all
 from shoal.api.feed_rows import job_line, node_line, rounded, service_line
 from shoal.api.nap_views import naps_mark
 from shoal.api.principal import THE_OPERATOR
@@ -137,7 +137,7 @@ class Feed:
             ended=[job_line(self._loop, job) for job in ended],
             busy=self._busy,
         )
-        return Own(self._loop, tenant).snapshot(told) if tenant else told
+        return Own(self._loop, tenant).snapshot(told) if tenant else for_all(told)
 
     def _ended_of(self, tenant: str) -> JobFilter:
         record = self._loop.state.identity.tenants.get(tenant)
@@ -186,7 +186,7 @@ class Feed:
         return None if change is None else self._keep(change)
 
     def _keep(self, change: Change) -> bytes:
-        piece = self._piece("change", change)
+        piece = self._piece("change", for_all(change))
         self._kept.append((self._number, piece))
         return piece
 

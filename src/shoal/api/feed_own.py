@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TypeVar
 
 import msgspec
 
@@ -13,6 +14,7 @@ from shoal.control.loop import ControlLoop
 from shoal.model.feed import Change, Held, JobLine, NodeLine, ServiceLine, Snapshot
 from shoal.model.identity import Role
 from shoal.model.policy import Others
+from shoal.model.reason import OPERATOR, Reader, render
 
 
 class Gone(msgspec.Struct):
@@ -20,6 +22,26 @@ class Gone(msgspec.Struct):
 
     jobs: dict[str, str] = {}
     services: dict[str, str] = {}
+
+
+Line = TypeVar("Line", NodeLine, JobLine, ServiceLine)
+Whole = TypeVar("Whole", Snapshot, Change)
+
+
+def for_all(whole: Whole) -> Whole:
+    """For those who see all."""
+    return msgspec.structs.replace(
+        whole,
+        nodes=[readable(line, OPERATOR) for line in whole.nodes],
+        jobs=[readable(line, OPERATOR) for line in whole.jobs],
+        services=[readable(line, OPERATOR) for line in whole.services],
+        ended=[readable(line, OPERATOR) for line in whole.ended],
+    )
+
+
+def readable(line: Line, reader: Reader) -> Line:
+    why = render(line.why, reader)
+    return line if why == line.why else msgspec.structs.replace(line, why=why)
 
 
 class Own:
@@ -55,22 +77,19 @@ class Own:
         )
 
     def _jobs(self, lines: Iterable[JobLine]) -> list[JobLine]:
-        own = [line for line in lines if line.tenant == self.tenant]
-        return [
-            msgspec.structs.replace(line, why=self._reach.text(line.why)) if line.why else line
-            for line in own
-        ]
+        own = (line for line in lines if line.tenant == self.tenant)
+        return [readable(line, self._reach.reader) for line in own]
 
     def _services(self, lines: Iterable[ServiceLine]) -> list[ServiceLine]:
-        own = [line for line in lines if line.tenant == self.tenant]
-        return [msgspec.structs.replace(line, why=self._reach.text(line.why)) for line in own]
+        own = (line for line in lines if line.tenant == self.tenant)
+        return [readable(line, self._reach.reader) for line in own]
 
     def _nodes(self, lines: Iterable[NodeLine]) -> list[NodeLine]:
         return [
             msgspec.structs.replace(
                 line,
                 held=tuple(map(self._held, line.held)),
-                why=STANDING_HIDDEN if line.standing else line.why,
+                why=STANDING_HIDDEN if line.standing else self._reach.text(line.why),
                 asleep=tuple(job for job in line.asleep if self._own(job)),
             )
             for line in lines

@@ -1,4 +1,5 @@
-"""Lines of the page's feed for a node, a job and a service: short, because they are frequent."""
+"""Lines of the page's feed for a node, a job and a service: short, because they are frequent. Their
+reasons are not rendered yet: one line is made for all readers."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ from shoal.api.views import (
     job_state,
     node_state,
     replica_view,
+    service_reason,
     service_state,
-    service_why,
     version_before,
 )
 from shoal.control.loop import ControlLoop
@@ -138,7 +139,7 @@ def service_line(reach: Reach, service: Service) -> ServiceLine:
         rps=load.answers_per_ks / 1000,
         failed_per_s=load.failures_per_ks / 1000,
         response_ms=load.response_ms,
-        why=load.trouble or service_why(reach, service),
+        why=load.trouble or service_reason(loop, service),
         replicas=replicas,
     )
 

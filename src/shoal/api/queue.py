@@ -23,6 +23,7 @@ from shoal.core.answers.outlook import outlook
 from shoal.core.answers.waits import groups_of
 from shoal.core.scheduling.order import place_in_line
 from shoal.model.job import Job
+from shoal.model.reason import render
 from shoal.model.views import JobRow, Remedy
 
 ROWS_MAX = 500
@@ -171,7 +172,7 @@ def _of_group(reach: Reach, key: str, limit: int) -> list[tuple[int, Job]]:
 
 def _key(what: str) -> str:
     """It says nothing: the words may name a job that the sender may not know."""
-    return f"{zlib.crc32(what.encode()):08x}"
+    return f"{zlib.crc32(render(what).encode()):08x}"
 
 
 def own_in_line(reach: Reach, limit: int) -> list[tuple[int, Job]]:

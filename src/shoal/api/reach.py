@@ -3,7 +3,6 @@ alone, so that what a sender may not see cannot be found by accident."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from functools import cached_property
 
@@ -14,22 +13,14 @@ from shoal.api.problems import Refusal
 from shoal.control.loop import ControlLoop
 from shoal.core.answers.holders import holders_text
 from shoal.core.answers.waits import waits_of
-from shoal.model.health import Standing
 from shoal.model.identity import EVERY_TENANT
 from shoal.model.ids import array_of
 from shoal.model.job import DEFAULT_TENANT, Job, JobSpec
 from shoal.model.policy import Others, Policy
+from shoal.model.reason import OPERATOR, Reader, Shown, render
 from shoal.model.service import Service
 
 SOMEBODY = "a user"  # the operator, in reasons that everybody may read
-RANGE_MAX = 100  # jobs of a range such as j3-j9 that are looked at one by one
-# A job in a reason: j7, j7.3, j7.1.0, j7-j9, j7 (NAME), j7 (NAME) (priority 5, tenant lab).
-MENTION = re.compile(
-    r"\bj(\d{1,18})(?:-j(\d{1,18}))?(?:\.\d+){0,3}\b(?: \([A-Za-z0-9][A-Za-z0-9._-]*\))?"
-    r"(?: \(priority -?\d+, tenant [A-Za-z0-9._-]+\))?"
-)
-ANOTHER, SEVERAL = "another tenant's job", "other tenants' jobs"
-REPEATED = re.compile(f"{ANOTHER}(?:, {ANOTHER})+")
 
 
 class Reach:
@@ -44,11 +35,8 @@ class Reach:
 
     def find(self, job_id: str) -> Job | None:
         """The job, whether live, just ending or long finished."""
-        job = self._any_job(job_id)
+        job = self.loop.state.live(job_id) or self.loop.store.job(job_id)
         return job if job is not None and self.sees(job) else None
-
-    def _any_job(self, job_id: str) -> Job | None:
-        return self.loop.state.live(job_id) or self.loop.store.job(job_id)
 
     def job(self, job_id: str) -> Job:
         job = self.find(job_id)
@@ -89,32 +77,22 @@ class Reach:
 
     # -- reasons -------------------------------------------------------------------------------
 
-    def text(self, text: str) -> str:
-        """A reason without the jobs of others: only the policy may let their tenants be named."""
-        if self.who.sees_all or not text:
-            return text
-        for why in self._standings:
-            text = text.replace(f" ({why})", "")  # it may quote another job's words
-        return REPEATED.sub(SEVERAL, MENTION.sub(self._mention, text))
-
     @cached_property
-    def _standings(self) -> list[str]:
-        """Why nodes are suspect or in quarantine."""
-        records = (node.record for node in self.loop.state.order)
-        return [one.why for one in records if one.standing is not Standing.OK and one.why]
+    def reader(self) -> Reader:
+        """Of reasons: only the policy may let the tenants of others' jobs be named."""
+        if self.who.sees_all:
+            return OPERATOR
+        who, policy = self.who, self.loop.policy
+        return Reader(
+            tenant=who.tenant,
+            first_job=who.first_job,
+            above=tuple(tenant.name for tenant in policy.lineage(who.tenant)),
+            tenants=policy.others is Others.TENANTS,
+            knows=lambda job_id: self.find(job_id) is not None,
+        )
 
-    def _mention(self, found: re.Match[str]) -> str:
-        first = int(found[1])
-        last = int(found[2] or first)
-        if last - first >= RANGE_MAX:
-            return SEVERAL
-        if all(self.find(f"j{number}") for number in range(first, last + 1)):
-            return found[0]
-        if last > first:
-            return SEVERAL
-        job = self._any_job(f"j{first}")
-        named = job is not None and self.loop.policy.others is Others.TENANTS
-        return f"a job of tenant {job.spec.tenant}" if named and job is not None else ANOTHER
+    def text(self, reason: str) -> Shown:
+        return render(reason, self.reader)
 
     def holders(self, job: Job) -> str:
         return holders_text(self.loop.state, job, self.sees, self.loop.policy.others)

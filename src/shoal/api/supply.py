@@ -12,6 +12,7 @@ from shoal.core.state.state import State
 from shoal.core.state.supplied import cost_of, next_try_ms, nodes_brought, orders_of
 from shoal.ledger.live import LiveLedger
 from shoal.model.node import NodeHealth
+from shoal.model.reason import render
 from shoal.model.supply import Order, OrderPhase, Supply
 from shoal.model.supply_views import OrderView, SuppliesView, SupplyView
 
@@ -69,9 +70,9 @@ def order_view(state: State, order: Order) -> OrderView:
         nodes=list(order.nodes),
         joined=_joined(state, order),
         phase="releasing" if order.release else phase,
-        reason=order.release or order.reason,
+        reason=render(order.release or order.reason),
         handle=order.handle,
-        why=order.why,
+        why=render(order.why),
         at_ms=order.at_ms,
         price=order.supply.price * len(order.nodes),
     )

@@ -15,7 +15,7 @@ from litestar.params import Parameter
 from shoal.api.handling import handles
 from shoal.api.jobs import NUMBER_MAX
 from shoal.api.problems import Refusal
-from shoal.api.reach import ANOTHER, Reach
+from shoal.api.reach import Reach
 from shoal.api.read_threads import ROWS_AT_ONCE, aside, encoded, respond
 from shoal.api.views import STANDING_HIDDEN
 from shoal.calls.page import PageCalls
@@ -25,6 +25,7 @@ from shoal.model.durations import HOUR_MS
 from shoal.model.health import Standing
 from shoal.model.node import NodeIntent
 from shoal.model.policy import Others
+from shoal.model.reason import ANOTHER
 from shoal.model.resources import plural
 
 BARS = "bars"  # in the application's state

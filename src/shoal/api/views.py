@@ -26,6 +26,7 @@ from shoal.model.hidden import service_without_keys, without_keys
 from shoal.model.job import Job, Phase
 from shoal.model.labels import NODE
 from shoal.model.node import JOINED, NodeHealth, NodeIntent, node_word, unenforced_of
+from shoal.model.reason import Shown
 from shoal.model.service import GatewayEntry, Service, ServiceLoad
 from shoal.model.views import (
     CheckView,
@@ -40,7 +41,7 @@ from shoal.model.views import (
 )
 
 COMMAND_CHARACTERS_MAX = 200
-STANDING_HIDDEN = "admins can see why"
+STANDING_HIDDEN = Shown("admins can see why")
 DRAINED = "drained"  # nothing runs there any more: it can be removed
 
 
@@ -49,7 +50,8 @@ def job_row(reach: Reach, job: Job) -> JobRow:
 
 
 def ended_row(job: Job) -> JobRow:
-    """A finished job no longer changes, so any thread may call this at any moment."""
+    """A finished job no longer changes, so any thread may call this at any moment. Its reason is
+    left to the reader's own thread."""
     array = counts_of(*parts_of(job), 0, 0) if job.elements is not None else None
     return JobRow(**_row_fields(job), why=job.why, progress=None, array=array)
 
@@ -145,7 +147,7 @@ def node_view(reach: Reach, node: Node) -> NodeView:
         why=node_why(reach, node),
         since_ms=node.since_ms,
         standing=node.record.standing.value,
-        history=list(node.record.history) if reach.who.sees_all else [],
+        history=list(node.record.rendered(reach.text).history) if reach.who.sees_all else [],
         place=node.spec.place,
         measured_place=loop.state.fabric.places.get(node.id, ""),
         weak_links=weak_links(loop.state.fabric, node.id),
@@ -176,12 +178,12 @@ def node_view(reach: Reach, node: Node) -> NodeView:
     )
 
 
-def node_why(reach: Reach, node: Node) -> str:
+def node_why(reach: Reach, node: Node) -> Shown:
     if (aside := reach.loop.tick.doubts.aside.get(node.id)) is not None:
-        return aside.why if reach.who.sees_all else STANDING_HIDDEN
+        return Shown(aside.why) if reach.who.sees_all else STANDING_HIDDEN
     if node.health is not NodeHealth.READY or node.record.standing is Standing.OK:
-        return node.why
-    return node.record.why if reach.who.sees_all else STANDING_HIDDEN
+        return reach.text(node.why)
+    return reach.text(node.record.why) if reach.who.sees_all else STANDING_HIDDEN
 
 
 def check_view(loop: ControlLoop, node: str, check: str) -> CheckView | None:
@@ -225,7 +227,7 @@ def service_view(reach: Reach, service: Service, entry: GatewayEntry) -> Service
         requests_per_s=load.answers_per_ks / 1000,
         failed_per_s=load.failures_per_ks / 1000,
         response_ms=load.response_ms,
-        why=load.trouble or service_why(reach, service),
+        why=reach.text(load.trouble or service_reason(reach.loop, service)),
         replicas=replicas,
         spec=service_without_keys(service.spec),
         before=version_before(service),
@@ -238,13 +240,12 @@ def version_before(service: Service) -> int:
     return service.before_version if other and not service.stopping else 0
 
 
-def service_why(reach: Reach, service: Service) -> str:
-    loop = reach.loop
+def service_reason(loop: ControlLoop, service: Service) -> str:
     state, now_ms = loop.state, loop.clock.now_ms()
     why = stalled(state, service, loop.policy, now_ms) or sleeps(
         state, service, loop.policy, now_ms
     )
-    return reach.text(why or service.why)
+    return why or service.why
 
 
 def service_state(service: Service, load: ServiceLoad, replicas: list[ReplicaView]) -> str:

@@ -32,8 +32,8 @@ class Reader(Protocol):
     def policy(self, policy: Policy) -> Policy:
         """As far as it concerns the reader."""
 
-    def text(self, text: str) -> str:
-        """A reason without the jobs of others."""
+    def text(self, reason: str) -> str:
+        """The reason as the reader may read it."""
 
 
 class EventBase(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=True):
@@ -67,6 +67,9 @@ class EventBase(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", ta
 
     def concealed(self, reader: Reader) -> Self:
         """For a reader who does not see all: without what belongs to others."""
+        return self.rendered(reader)
+
+    def rendered(self, reader: Reader) -> Self:
         why: Any = getattr(self, "why", "")
         shown = reader.text(why)
         return self if shown == why else msgspec.structs.replace(self, why=shown)
@@ -75,7 +78,7 @@ class EventBase(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", ta
         """As the reader may see it; None: not at all."""
         if not self.visible_to(reader):
             return None
-        return self if reader.sees_all else self.concealed(reader)
+        return self.rendered(reader) if reader.sees_all else self.concealed(reader)
 
 
 class JobEvent(EventBase, frozen=True, kw_only=True):

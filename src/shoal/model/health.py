@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from typing import Annotated
 
 import msgspec
@@ -97,6 +98,16 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     faulty: bool = False  # in quarantine because it cannot start or run members
     history: tuple[StandingChange, ...] = ()
     network: bool = False  # suspect or in quarantine because of its links: a tour checks it
+
+    def rendered(self, text: Callable[[str], str]) -> Record:
+        """With its reasons as a reader may read them."""
+        replace = msgspec.structs.replace
+        return replace(
+            self,
+            why=text(self.why),
+            suspicions=tuple(replace(one, why=text(one.why)) for one in self.suspicions),
+            history=tuple(replace(one, why=text(one.why)) for one in self.history),
+        )
 
 
 class HealthRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -19,6 +19,7 @@ from shoal.model.labels import (
     asked_words,
 )
 from shoal.model.notice import WISHES_MAX, Wish
+from shoal.model.reason import Reader, job_part
 from shoal.model.resources import Demand, Slice
 from shoal.model.sweep import INDEX_MAX, Sweep
 from shoal.model.volume import VOLUME_PATTERN, VOLUMES_MAX
@@ -394,5 +395,20 @@ class Job(msgspec.Struct, kw_only=True):
         return max(self.submitted_ms, self.released_ms, self.spec.begin_ms)
 
     @property
-    def label(self) -> str:
+    def title(self) -> str:
         return f"{self.id} ({self.spec.name})" if self.spec.name else self.id
+
+    @property
+    def label(self) -> str:
+        """Its title as a part of a reason."""
+        return job_part(self.spec.tenant, self.id, self.title)
+
+    @property
+    def reader(self) -> Reader:
+        """Its tenant, as one who reads a reason."""
+        return Reader(self.spec.tenant, knows=self.id.partition(".")[0].__eq__)
+
+    @property
+    def mention(self) -> str:
+        """Its id as a part of a reason."""
+        return job_part(self.spec.tenant, self.id)

@@ -135,9 +135,13 @@ class NodeJudged(NodeEvent, frozen=True, kw_only=True):
 
     def concealed(self, reader: Reader) -> Self:
         record, own = self.record, self._own(reader)
-        why = reader.text(record.why) if own[-1].why in record.why else ""
+        why = record.why if own[-1].why in record.why else ""
         shown = Record(standing=record.standing, since_ms=record.since_ms, why=why, suspicions=own)
-        return msgspec.structs.replace(self, record=shown, why=why)
+        return msgspec.structs.replace(self, record=shown, why=why).rendered(reader)
+
+    def rendered(self, reader: Reader) -> Self:
+        record = self.record.rendered(reader.text)
+        return msgspec.structs.replace(self, record=record, why=reader.text(self.why))
 
     def _own(self, reader: Reader) -> tuple[Suspicion, ...]:
         suspicions = self.record.suspicions

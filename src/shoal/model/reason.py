@@ -6,15 +6,15 @@ for the reader who asks; text without parts is shown as it is."""
 
 from __future__ import annotations
 
-from typing import NewType
-
-import msgspec
+from collections.abc import Callable
+from typing import NamedTuple, NewType
 
 from shoal.model.ids import number_of
 
 EVERYBODY = "*"  # the tenant of a reader who sees all of them
 ANOTHER, SEVERAL = "another tenant's job", "other tenants' jobs"
 SOME_TENANT = "another tenant"
+WITHHELD = "the reason is not shown, because it may name jobs of other tenants"
 
 # BEGIN kind BREAK owner BREAK id BREAK text END. These characters are in no name, and words that
 # others wrote lose them.
@@ -26,15 +26,21 @@ Shown = NewType("Shown", str)
 """A reason as its reader may read it: only `render` makes one."""
 
 
-class Reader(msgspec.Struct, frozen=True):
+def _no_job(_: str) -> bool:
+    return False
+
+
+class Reader(NamedTuple):
     """Who reads a reason. `above`: the tenants above its own, which it may know. `first_job`: jobs
     with lower numbers were of an earlier tenant of this name. `tenants`: whether it may know which
-    tenant a job of others is of."""
+    tenant a job of others is of. `knows`: whether it may see the job with this id, for reasons
+    that earlier versions stored without parts."""
 
     tenant: str = EVERYBODY
     first_job: int = 0
     above: tuple[str, ...] = ()
     tenants: bool = False
+    knows: Callable[[str], bool] = _no_job
 
     @property
     def sees_all(self) -> bool:
@@ -71,7 +77,8 @@ def quoted(words: str) -> str:
 
 def render(reason: str, reader: Reader = OPERATOR) -> Shown:
     if not marked(reason):
-        return Shown(reason)
+        known = reader.sees_all or all(map(reader.knows, job_words(reason)))
+        return Shown(reason if known else WITHHELD)
     open_parts = [_Part()]
     for at, piece in enumerate(reason.replace(END, BEGIN + END).split(BEGIN)):
         if piece.startswith(END):
@@ -93,8 +100,7 @@ def marked(reason: str) -> bool:
 
 
 def job_words(text: str) -> list[str]:
-    """The words of a text that look like jobs. Reasons that earlier versions stored have no parts:
-    one with such words is for readers who may see these jobs."""
+    """The words of a text that look like jobs."""
     if "j" not in text:
         return []
     words = "".join(letter if letter.isalnum() else " " for letter in text).split()

@@ -18,6 +18,7 @@ from shoal.core.health.failures import (
     ran_well,
     same_way,
 )
+from shoal.model.reason import render
 
 
 def failure(node: str, at_ms: int = 0, code: int = 1, step: int | None = None) -> Failure:
@@ -33,7 +34,7 @@ def test_two_jobs_that_fail_on_a_node_and_run_well_elsewhere_speak_against_it() 
     found = blame(book, "bad", 1)
     assert found is not None
     assert found.jobs == ("j1", "j2")
-    assert found.why == "2 jobs failed on bad and ran well elsewhere: j1, j2"
+    assert render(found.why) == "2 jobs failed on bad and ran well elsewhere: j1, j2"
     assert blame(book, "good", 1) is None
 
 
@@ -46,7 +47,7 @@ def test_a_job_that_fails_twice_only_there_is_enough() -> None:
     ran_well(book, "j1", ("good",))
     found = blame(book, "bad", 1)
     assert found is not None
-    assert found.why == "j1 failed 2 times, only on bad, and ran well elsewhere"
+    assert render(found.why) == "j1 failed 2 times, only on bad, and ran well elsewhere"
 
 
 def test_a_job_that_fails_everywhere_speaks_against_no_node() -> None:

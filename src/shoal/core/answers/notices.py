@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -28,6 +27,7 @@ from shoal.model.identity import EVERY_TENANT, OPERATOR, Identity, role_in
 from shoal.model.job import DEFAULT_TENANT, Job, Outcome
 from shoal.model.notice import Notice, Rule, What, wanted_of
 from shoal.model.phrases import nodes_text
+from shoal.model.reason import Reader, render
 
 # Only these can give rise to a notice.
 KINDS: tuple[type[EventBase], ...] = (
@@ -42,7 +42,6 @@ KINDS: tuple[type[EventBase], ...] = (
 )
 BAD = (Outcome.FAILED, Outcome.TIMED_OUT)
 WHY_CHARACTERS_MAX = 500
-_JOB = re.compile(r"\bj\d{1,18}(?:-j\d{1,18})?(?:\.\d+)*\b(?: \([A-Za-z0-9][A-Za-z0-9._-]*\))?")
 
 
 class Asking(NamedTuple):
@@ -146,7 +145,10 @@ def _what(event: Event, on: tuple[What, ...], waiting_ms: int) -> What | None:
 def _notice(
     event: Event, what: What, job: Job | None, number: str, asking: Asking, to: str
 ) -> Notice:
-    why = getattr(event, "why", "")[:WHY_CHARACTERS_MAX]
+    reader = job.reader if job is not None else Reader(asking.tenant)
+    why = render(getattr(event, "why", ""), reader)[:WHY_CHARACTERS_MAX]
+    if hasattr(event, "why"):
+        event = msgspec.structs.replace(event, why=why)
     if job is None:
         of_tenant = event.tenant if isinstance(event, BudgetEvent) else ""
         if isinstance(event, ScheduleMissed):
@@ -163,14 +165,12 @@ def _notice(
             of_tenant=of_tenant,
             why=why,
         )
-    why = _without_others(why, job.id)
     finished = event if isinstance(event, JobFinished | ArrayFinished) else None
-    shown = msgspec.structs.replace(finished, why=why) if finished else event
     return Notice(
         id=number,
         what=what,
         at_ms=event.at_ms,
-        text=f"{job.label} {shown.phrase()}{_more(event, job)}",
+        text=f"{job.title} {event.phrase()}{_more(event, job)}",
         to=to,
         tenant=asking.tenant,
         trusted=asking.trusted,
@@ -200,10 +200,3 @@ def _more(event: Event, job: Job) -> str:
             return f"; see: shoal why {job.id}"
         case _:
             return ""
-
-
-def _without_others(why: str, own: str) -> str:
-    """A reason may name other jobs, which the receiver perhaps may not know."""
-    return _JOB.sub(
-        lambda m: m[0] if re.match(rf"{re.escape(own)}\b", m[0]) else "another job", why
-    )

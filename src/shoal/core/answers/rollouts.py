@@ -18,7 +18,7 @@ def sleeps(state: State, service: Service, policy: Policy, now_ms: int) -> str:
         for job_id in state.replicas.get(service.spec.name, {}):
             job = state.jobs[job_id]
             if job.napping and job.spec.version == service.version:
-                return f"{job_id}: {explain(state, job, policy, now_ms)}"
+                return f"{job.mention}: {explain(state, job, policy, now_ms)}"
     return stays_awake(state, service)
 
 
@@ -36,9 +36,11 @@ def stalled(state: State, service: Service, policy: Policy, now_ms: int) -> str:
     if not old or not waiting:
         return ""
     job, leaving = waiting[0], [one for one in old if one.id in service.draining]
-    who = f"{job.id} of version {service.version}"
+    who = f"{job.mention} of version {service.version}"
     if leaving:
-        return f"{who} waits until {leaving[0].id} of version {leaving[0].spec.version} has left"
+        return (
+            f"{who} waits until {leaving[0].mention} of version {leaving[0].spec.version} has left"
+        )
     why = explain(state, job, policy, now_ms)
     if service.spec.rollout is Rollout.SURGE:
         help_ = "to drain an old replica first, serve it again with --rollout replace"

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from shoal.core.answers.why import Reason, Waits, reason_of
 from shoal.core.state.state import State
 from shoal.model.policy import Policy
+from shoal.model.reason import tenant_part
 from shoal.model.resources import plural
 
 # Jobs of one lane wait for the same reason. At most this many lanes are read, the longest first.
@@ -49,7 +50,7 @@ def groups_of(state: State, policy: Policy, now_ms: int, tenant: str = "") -> li
         payer = state.accounts.held_by(of_number(number).spec.tenant)
         budgets.setdefault(payer, []).append(number)
     for payer, numbers in budgets.items():
-        told(f"for the budget of {payer}", numbers)
+        told(f"for the budget of {tenant_part(payer)}", numbers)
     delayed = own(number for _, number in sorted(queue.delayed))
     told(Waits.RETRY.value, [number for number in delayed if of_number(number).attempt])
     told(Waits.BEGIN.value, [number for number in delayed if not of_number(number).attempt])

@@ -28,6 +28,7 @@ from shoal.model.durations import duration_text
 from shoal.model.job import Job, MemberRef, Phase
 from shoal.model.node import NodeHealth, NodeIntent
 from shoal.model.policy import Policy
+from shoal.model.reason import private, quoted, tenant_part
 from shoal.model.resources import plural
 
 NO_NODES = "no node has joined the cluster yet"
@@ -52,7 +53,7 @@ class Waits(enum.StrEnum):
 
 
 class Reason(NamedTuple):
-    """`whom` names the tenant or job that it waits for, if there is one."""
+    """`whom`: the tenant or job that it waits for, if there is one, as a part of a reason."""
 
     kind: Waits
     text: str
@@ -79,7 +80,7 @@ def _array(state: State, array: Job, policy: Policy, now_ms: int) -> str:
     text, next_one = progress_text(state, array), first_waiting(state, array)
     if next_one is None or array.phase is Phase.STOPPING:
         return text
-    return f"{text}; {next_one.id}: {explain(state, next_one, policy, now_ms)}"
+    return f"{text}; {next_one.mention}: {explain(state, next_one, policy, now_ms)}"
 
 
 def _getting(state: State, job: Job) -> str:
@@ -89,7 +90,7 @@ def _getting(state: State, job: Job) -> str:
         here = state.heard.getting.get(member.slice.node, {})
         what = here.get(MemberRef(job.id, job.attempt, number))
         if what is not None:
-            whats.append(f"{member.slice.node} {what}")
+            whats.append(f"{member.slice.node} {quoted(what)}")
     different = list(dict.fromkeys(whats))
     others = len(different) - 1
     more = f"; {plural(others, 'other node')} too" if others else ""
@@ -113,7 +114,7 @@ def verify_reasons(state: State, policy: Policy, now_ms: int) -> None:
 
 def reason_of(state: State, job: Job, policy: Policy, now_ms: int) -> Reason | None:
     if job.awaits:
-        return Reason(Waits.AFTER, awaited(state, job, now_ms), job.awaits[0])
+        return Reason(Waits.AFTER, awaited(state, job, now_ms))
     if job.not_before_ms > now_ms and not job.attempt:
         return Reason(Waits.BEGIN, begins(job, now_ms))
     if job.not_before_ms > now_ms:
@@ -122,8 +123,9 @@ def reason_of(state: State, job: Job, policy: Policy, now_ms: int) -> Reason | N
     if job.id in state.claims:
         return Reason(Waits.CLAIM, f"room is being made for it: {job.why}")
     if tenant := state.accounts.held_by(job.spec.tenant):
-        text = f"the budget of {tenant} is used up; see: shoal report --by tenant"
-        return Reason(Waits.BUDGET, text, tenant)
+        payer = tenant_part(tenant)
+        text = f"the budget of {payer} is used up; see: shoal report --by tenant"
+        return Reason(Waits.BUDGET, text, payer)
     if not state.nodes:
         return _ordered(state, job, now_ms) or Reason(Waits.NO_NODES, NO_NODES)
     if job.number not in state.queue.lane:
@@ -159,7 +161,7 @@ def _spared(state: State, job: Job, now_ms: int) -> Reason | None:
         waited = duration_text(now_ms - (other.wanted_ms or now_ms))
         where = state.order[index].id
         text = f"{where} is kept for {other.label}, which sleeps there and has waited {waited}"
-        return Reason(Waits.TURN, f"{text} to wake", other.id)
+        return Reason(Waits.TURN, f"{text} to wake", other.mention)
     if spares <= shunned(state, job):
         text = f"it fits only on {names}, where its program or folder is missing"
     return Reason(Waits.SPARES, text)
@@ -230,7 +232,8 @@ def _why_closed(node: Node) -> str:
         return node.health.value
     if node.intent is not NodeIntent.OPEN:
         return node.intent.value
-    return f"{node.record.standing.value} ({node.record.why})"
+    # What led to a node's standing may quote anybody's jobs.
+    return f"{node.record.standing.value}{private(f' ({node.record.why})')}"
 
 
 def _queue_held(state: State, job: Job, policy: Policy, now_ms: int) -> Reason | None:
@@ -251,7 +254,7 @@ def _queue_held(state: State, job: Job, policy: Policy, now_ms: int) -> Reason |
             text = (
                 f"the queue is held for {ahead.label}, which is ahead of it and has waited {waited}"
             )
-            return Reason(Waits.TURN, text, ahead.id)
+            return Reason(Waits.TURN, text, ahead.mention)
     return None
 
 
@@ -264,11 +267,12 @@ def _set_aside(state: State, job: Job, now_ms: int) -> Reason | None:
         if other != job.id and place_in_line(state, state.jobs[other], now_ms) < mine
     ]
     delayed = delayed_by(state, job, ahead, now_ms)
-    names = ", ".join(ahead[:3])
+    mentions = [state.jobs[other].mention for other in ahead[:3]]
+    names = ", ".join(mentions)
     position = _position(state, job)
     if ahead and position >= GAP_TRIES_MAX:
         text = f"number {position + 1} among jobs like it; room is set aside for {names}"
-        return Reason(Waits.TURN, text, ahead[0])
+        return Reason(Waits.TURN, text, mentions[0])
     gang, kept = gang_of(job), kept_from(state, job, now_ms) if delayed else set[int]()
     with set_aside(state, gang, Reserved(state, delayed, now_ms)) as aside:
         if not delayed or fit(state, gang, kept | aside.avoid) is not None:
@@ -278,7 +282,7 @@ def _set_aside(state: State, job: Job, now_ms: int) -> Reason | None:
     if expected is not None:
         own = f"it may take {duration_text(expected - job.attained_ms)}"
     text = f"it fits only in room set aside for {names} and might delay them: {own}"
-    return Reason(Waits.TURN, text, ahead[0])
+    return Reason(Waits.TURN, text, mentions[0])
 
 
 def _position(state: State, job: Job) -> int:

@@ -10,6 +10,7 @@ from shoal.model.after import WORDS, conditions
 from shoal.model.durations import about, duration_text
 from shoal.model.job import Job, Phase
 from shoal.model.moments import moment_text
+from shoal.model.reason import job_part
 from shoal.model.resources import plural
 
 
@@ -18,21 +19,23 @@ def awaited(state: State, job: Job, now_ms: int) -> str:
     first = job.awaits[0]
     words = [WORDS[one.when] for one in conditions(job.spec.after) if one.job == first]
     other = state.live(first)
-    name, now = (first, "") if other is None else (other.label, _state_of(state, other, now_ms))
+    name, now = job_part(job.spec.tenant, first), ""
+    if other is not None:
+        name, now = other.label, _state_of(state, other, now_ms)
     more = len(job.awaits) - 1
     rest = f"; and for {plural(more, 'other job')}" if more else ""
     return f"waits for {name} to {words[0]}{now}{rest}"
 
 
 def _state_of(state: State, other: Job, now_ms: int) -> str:
-    text = f"; {other.id} is {other.phase.value}"
+    text = f"; {other.mention} is {other.phase.value}"
     if other.elements is not None:
-        return f"; {other.id}: {progress_text(state, other)}"
+        return f"; {other.mention}: {progress_text(state, other)}"
     if other.phase is Phase.RUNNING:
         left = left_ms(state, other, now_ms, TYPICAL)
         return text if left is None else f"{text} and will probably end in about {about(left)}"
     if other.phase is Phase.WAITING and other.awaits:
-        return f"{text} for {other.awaits[0]}"
+        return f"{text} for {job_part(other.spec.tenant, other.awaits[0])}"
     return text
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import msgspec
 
+from shoal.model.reason import job_part
+
 FAILURES_PER_JOB_MAX = 8
 JOBS_MAX = 1024  # the job that failed longest ago makes room
 JOBS_FOR_SUSPICION = 2
@@ -82,14 +84,21 @@ def blame(book: FailureBook, node: str, now_ms: int) -> Blame | None:
                 only_here.append(job)
     if len(counts) >= JOBS_FOR_SUSPICION:
         jobs = tuple(counts)
-        why = f"{len(jobs)} jobs failed on {node} and ran well elsewhere: {', '.join(jobs[:4])}"
+        names = ", ".join(_named(book, job) for job in jobs[:4])
+        why = f"{len(jobs)} jobs failed on {node} and ran well elsewhere: {names}"
     elif only_here:
         jobs = tuple(only_here)
-        why = f"{jobs[0]} failed {counts[jobs[0]]} times, only on {node}, and ran well elsewhere"
+        times = f"{counts[jobs[0]]} times, only on {node}, and ran well elsewhere"
+        why = f"{_named(book, jobs[0])} failed {times}"
     else:
         return None
     owners = frozenset(f.owner for job in jobs for f in book.jobs[job] if f.node == node)
     return Blame(node, jobs, sum(counts[job] for job in jobs), why, owners)
+
+
+def _named(book: FailureBook, job: str) -> str:
+    """An owner is a tenant and a user."""
+    return job_part(book.jobs[job][-1].owner.partition("/")[0], job)
 
 
 def refute(book: FailureBook, node: str) -> None:

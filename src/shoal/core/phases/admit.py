@@ -45,6 +45,7 @@ from shoal.model.ids import array_of
 from shoal.model.job import DEFAULT_TENANT, JobSpec, Phase, Restart, StopCause
 from shoal.model.labels import admits
 from shoal.model.node import NodeHealth, NodeIntent
+from shoal.model.reason import render
 from shoal.model.report import (
     Accepted,
     AddTenant,
@@ -397,7 +398,7 @@ def _set_intent(round_: Round, request: SetIntent) -> Answer:
         order = state.orders.get(node.spec.order)
         if order is None or order.release:
             why = order.release if order is not None else f"order {node.spec.order} has ended"
-            return Refused("node", f"{node.id} is being given back: {why}")
+            return Refused("node", f"{node.id} is being given back: {render(why)}")
     opening = request.intent is NodeIntent.OPEN
     if opening and forget_set_end(round_, node, request.who) and node.intent is NodeIntent.OPEN:
         return Accepted(node.id, "it was open; no drain is planned for it any more")
@@ -423,7 +424,7 @@ def _kept_by(state: State, node: Node) -> str:
         return ""
     here = {job.id: job for job in state.placed[node.id].values()}
     never = [job for job in here.values() if job.spec.restart is Restart.NEVER]
-    names = ", ".join(f"{job.label}{' (asleep)' * job.napping}" for job in never[:DRAIN_NAMED_MAX])
+    names = ", ".join(f"{job.title}{' (asleep)' * job.napping}" for job in never[:DRAIN_NAMED_MAX])
     more = f" and {len(never) - DRAIN_NAMED_MAX} more" if len(never) > DRAIN_NAMED_MAX else ""
     asleep = "; those that sleep are woken" * any(job.napping for job in never)
     text = f"it is empty when {names}{more} have ended, which must not run twice (restart: never)"

@@ -10,6 +10,7 @@ from shoal.model.events import ArraySubmitted, JobReleased, JobSubmitted
 from shoal.model.identity import EVERY_TENANT
 from shoal.model.ids import array_of
 from shoal.model.job import Job, JobSpec, Outcome
+from shoal.model.reason import Reader, job_part, private, render
 from shoal.model.report import Accepted, Ended, Refused
 
 HOW = {
@@ -51,14 +52,15 @@ def enter(round_: Round, spec: JobSpec, key: str = "") -> Accepted:
     round_.emit(kind(at_ms=round_.now_ms, job=job_id, spec=spec, key=key, awaits=tuple(awaits)))
     if (why := in_vain(round_, spec)) is not None:
         cancel(round_, _live(round_, job_id), why)
-        return Accepted(job_id, f"it was cancelled at once: {why}")
+        return Accepted(job_id, f"it was cancelled at once: {render(why, Reader(spec.tenant))}")
     return Accepted(job_id)
 
 
 def in_vain(round_: Round, spec: JobSpec) -> str | None:
     """Why the job would end as soon as it enters."""
     over = [(one, round_.ends[one.job]) for one in conditions(spec.after) if one.job in round_.ends]
-    return next((_in_vain(one, ended) for one, ended in over if not _holds(one, ended)), None)
+    vain = (_in_vain(spec.tenant, one, ended) for one, ended in over if not _holds(one, ended))
+    return next(vain, None)
 
 
 def settle_dependents(round_: Round) -> None:
@@ -88,7 +90,7 @@ def _live(round_: Round, job_id: str) -> Job:
 def _settle(round_: Round, job: Job, ended: Ended) -> None:
     for one in conditions(job.spec.after):
         if one.job == ended.id and not _holds(one, ended):
-            cancel(round_, job, _in_vain(one, ended))
+            cancel(round_, job, _in_vain(job.spec.tenant, one, ended))
             return
     why = f"{label(ended)} {HOW[ended.outcome]}"
     round_.emit(JobReleased(at_ms=round_.now_ms, job=job.id, by=ended.id, why=why))
@@ -98,12 +100,16 @@ def _holds(one: Condition, ended: Ended) -> bool:
     return one.holds(succeeded=ended.outcome is Outcome.SUCCEEDED)
 
 
-def _in_vain(one: Condition, ended: Ended) -> str:
+def _in_vain(tenant: str, one: Condition, ended: Ended) -> str:
     because = f": {ended.why}" if ended.why else ""
-    return f"it waited for {label(ended)} to {WORDS[one.when]}, but {one.job} " + (
+    if ended.tenant != tenant:
+        because = private(because)
+    name = job_part(ended.tenant, ended.id)
+    return f"it waited for {label(ended)} to {WORDS[one.when]}, but {name} " + (
         f"{HOW[ended.outcome]}{because}"
     )
 
 
 def label(ended: Ended) -> str:
-    return f"{ended.id} ({ended.name})" if ended.name else ended.id
+    title = f"{ended.id} ({ended.name})" if ended.name else ended.id
+    return job_part(ended.tenant, ended.id, title)

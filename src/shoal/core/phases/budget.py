@@ -12,6 +12,7 @@ from shoal.model.budget import BudgetLevel, BudgetPeriod, Spending
 from shoal.model.events import BudgetFreed, BudgetHeld, BudgetWarned
 from shoal.model.job import Phase, Restart, StopCause
 from shoal.model.policy import Tenant
+from shoal.model.reason import tenant_part
 
 WARNED_MILLI = 800
 HELD_MILLI = 1000
@@ -128,7 +129,7 @@ def _stop_held(round_: Round) -> None:
             job.phase in (Phase.STARTING, Phase.RUNNING)
             and job.spec.gpus
             and job.spec.restart is not Restart.NEVER
-            and round_.state.accounts.held_by(job.spec.tenant)
+            and (payer := round_.state.accounts.held_by(job.spec.tenant))
         ):
-            why = f"the budget of {round_.state.accounts.held_by(job.spec.tenant)} is used up"
+            why = f"the budget of {tenant_part(payer)} is used up"
             stop(round_, job, StopCause.BUDGET, why)

@@ -7,6 +7,7 @@ from shoal.core.scheduling.ends import end_text, leaving_times, margin_ms
 from shoal.core.state.state import Node
 from shoal.model.events import NodeEnding, NodeIntended
 from shoal.model.node import ENDS_WHY_MAX, End, NodeHealth, NodeIntent
+from shoal.model.reason import quoted
 from shoal.model.report import Accepted, Answer, NodeReport, Refused, SetEnd
 from shoal.model.supply import SupplyReport
 
@@ -68,7 +69,7 @@ def _note(round_: Round, node: Node) -> None:
 
 def reason(text: str) -> str:
     """What an operator gave as a reason, for the end of a sentence."""
-    words = " ".join(text.split())
+    words = quoted(" ".join(text.split()))
     return f": {words}" if words else ""
 
 

@@ -11,6 +11,7 @@ from shoal.core.state.queue import gang_of
 from shoal.core.state.state import Node, State
 from shoal.model.events import MemberLost, NodeJudged
 from shoal.model.job import Fault, Job, MemberStatus, Phase
+from shoal.model.reason import quoted
 from shoal.model.report import MemberExit
 
 # A job that failed on a full disk may have filled the disk itself: it must not do so on every node
@@ -43,7 +44,7 @@ def take_faults(round_: Round, node: Node, exits: tuple[MemberExit, ...]) -> Non
 
 def _distrust(round_: Round, node: Node, exit_: MemberExit) -> None:
     rule = rule_of(round_.policy)
-    record = quarantine.faulted(node.record, exit_.why, round_.now_ms, rule)
+    record = quarantine.faulted(node.record, quoted(exit_.why), round_.now_ms, rule)
     if record != node.record:
         round_.emit(NodeJudged(at_ms=round_.now_ms, node=node.id, record=record, why=record.why))
 
@@ -76,4 +77,4 @@ def _text(job: Job, node: Node, exit_: MemberExit) -> str:
     how = "could not start"
     if exit_.fault in (Fault.SICK, Fault.WAKE, Fault.TAKEN):
         how = f"exited {exit_.code}" if exit_.fault is Fault.SICK else "ended"
-    return f"{who} {how} on {node.id} ({exit_.why})"
+    return f"{who} {how} on {node.id} ({quoted(exit_.why)})"

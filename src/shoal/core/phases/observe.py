@@ -27,6 +27,7 @@ from shoal.model.events import (
 from shoal.model.job import Job, MemberRef, MemberStatus, Phase
 from shoal.model.node import NodeHealth, kind_text
 from shoal.model.progress import Beat, spent_of
+from shoal.model.reason import quoted
 from shoal.model.report import MemberExit, NodeReport, Report, Still
 
 FENCE_MS = 10_000  # time for the engine to end a node
@@ -254,7 +255,7 @@ def _take_exits(round_: Round, node: Node, exits: tuple[MemberExit, ...]) -> Non
                     member=exit_.ref.member,
                     node=node.id,
                     code=exit_.code,
-                    why=exit_.why,
+                    why=quoted(exit_.why),
                     step=last_step,
                     stopped=exit_.stopped,
                     spent=spent if spent is not None and spent.steps else None,

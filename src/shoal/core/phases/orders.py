@@ -23,6 +23,7 @@ from shoal.model.events import (
 from shoal.model.events import OrderEnded as Ended
 from shoal.model.health import Record, Standing
 from shoal.model.node import NodeHealth, NodeIntent
+from shoal.model.reason import render
 from shoal.model.supply import (
     DrainMachine,
     Order,
@@ -157,7 +158,9 @@ def give_back(round_: Round, order: Order) -> None:
     for node in nodes_brought(state, order.id):
         if node.intent is not NodeIntent.REMOVED and not state.placed[node.id]:
             _intend(round_, node, NodeIntent.REMOVED, f"order {order.id}: {order.release}")
-    round_.supplies.append(Release(order=order.id, engine=order.supply.engine, why=order.release))
+    round_.supplies.append(
+        Release(order=order.id, engine=order.supply.engine, why=render(order.release))
+    )
 
 
 def _drain(round_: Round, order: Order, node: Node) -> None:
@@ -166,7 +169,7 @@ def _drain(round_: Round, order: Order, node: Node) -> None:
 
 
 def provision(order: Order) -> Provision:
-    return Provision(order=order.id, supply=order.supply, nodes=order.nodes, why=order.why)
+    return Provision(order=order.id, supply=order.supply, nodes=order.nodes, why=render(order.why))
 
 
 def forget(state: State, order_id: str) -> None:
@@ -195,7 +198,7 @@ def judge_nodes(round_: Round) -> None:
         if isinstance(event, NodeJudged):
             if event.record.standing is Standing.QUARANTINED and order is not None:
                 round_.supplies.append(
-                    DrainMachine(node=node.spec, engine=order.supply.engine, why=event.why)
+                    DrainMachine(node=node.spec, engine=order.supply.engine, why=render(event.why))
                 )
         elif order is not None:
             _judge_loss(round_, node, order)

@@ -18,6 +18,7 @@ from shoal.model.events import JobDozing, JobPlaced, JobStopping, JobWaking, Sle
 from shoal.model.job import Job, MemberRef, MemberStatus, Phase, StopCause
 from shoal.model.moments import rfc3339
 from shoal.model.policy import Policy
+from shoal.model.reason import render
 from shoal.model.report import NodeReport
 from shoal.model.resources import WHOLE_GPU_MILLI
 
@@ -120,7 +121,7 @@ def _command(state: State, job: Job, ref: MemberRef) -> Command:
             incarnation=node.incarnation,
             ref=ref,
             grace_ms=_grace_ms(state, job),
-            why=job.why,
+            why=render(job.why, job.reader),  # its own log may quote it
             dump=_is_stuck(state, job, ref.member),
         )
     if job.napping:

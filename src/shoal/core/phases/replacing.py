@@ -12,6 +12,7 @@ from shoal.core.state.state import State
 from shoal.model.after import conditions
 from shoal.model.identity import EVERY_TENANT
 from shoal.model.job import Job, Phase
+from shoal.model.reason import Reader, job_part, render
 from shoal.model.report import Answer, Refused, Submit
 
 
@@ -32,13 +33,17 @@ def submit_instead(round_: Round, request: Submit) -> Answer:
     if any(one.job == old.id for one in conditions(spec.after)):
         return Refused("after", f"{old.id} is the job that this one replaces")
     if (vain := in_vain(round_, spec)) is not None:
-        return Refused("after", vain)
+        return Refused("after", render(vain, Reader(spec.tenant)))
     full = too_many(state.tally, state.accounts, spec.tenant, 1, waiting=1, gone=1)
     more = bytes_of(spec) - bytes_of(old.spec)
     full = full or too_large(state.sizes, spec.tenant, more)
     if full is not None:
         return full  # a cap was lowered since the old one came
-    cancel(round_, old, f"replaced by j{state.next_job}, which asks for something else")
+    cancel(
+        round_,
+        old,
+        f"replaced by {job_part(spec.tenant, f'j{state.next_job}')}, which asks for something else",
+    )
     return enter(round_, spec, request.key)
 
 

@@ -24,6 +24,7 @@ from shoal.model.events import (
 from shoal.model.identity import EVERY_TENANT, Role, role_in
 from shoal.model.job import JobSpec
 from shoal.model.moments import moment_text
+from shoal.model.reason import job_part
 from shoal.model.report import (
     Accepted,
     Answer,
@@ -169,7 +170,7 @@ def _run_due(round_: Round, schedule: Schedule, due: Due, problem: Problem) -> N
         return
     why = ""
     if spec.overlap is Overlap.SKIP and (last := live_run(round_.state, schedule)):
-        why = f"the run before it, {last}, has not ended"
+        why = f"the run before it, {job_part(spec.tenant, last)}, has not ended"
     elif (wrong := problem(round_, spec, _scope(round_.state, schedule))) is not None:
         why = f"{wrong.field} {wrong.message}"
     if why:

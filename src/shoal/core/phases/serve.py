@@ -296,7 +296,7 @@ def _empty_nodes(round_: Round, service: Service, old: list[Job], new: list[Job]
     if not waits and service.failures < TRIES_MAX:
         _look_at(round_, round_.now_ms + LOOK_MS)
         return
-    reason = f"{waits[0].id} waits for room" if waits else "no other replica got ready"
+    reason = f"{waits[0].mention} waits for room" if waits else "no other replica got ready"
     for job, why in here:
         _stop(round_, job, StopCause.DRAIN, f"{why}, and {reason}")
 

@@ -62,7 +62,7 @@ def stays_awake(state: State, service: Service) -> str:
         if job_id not in service.draining and (
             reason := why_not(state, state.jobs[job_id], asked=True)
         ):
-            return f"{job_id} stays awake without requests: {reason}"
+            return f"{state.jobs[job_id].mention} stays awake without requests: {reason}"
     return ""
 
 

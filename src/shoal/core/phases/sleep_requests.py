@@ -9,6 +9,7 @@ from shoal.core.scheduling.sleepers import beforehand, has_to_finish
 from shoal.core.scheduling.sleeping import why_not
 from shoal.core.state.apply_array import parts_of
 from shoal.model.job import Job, Phase, SleepCause
+from shoal.model.reason import render
 from shoal.model.report import Accepted, Answer, Refused, SleepJob, WakeJob
 
 
@@ -16,7 +17,7 @@ def put_to_sleep(round_: Round, request: SleepJob) -> Answer:
     job = _found(round_, request.job)
     if not isinstance(job, Job):
         return job
-    why = f"put to sleep by {request.who}; wakes when it is used, or by: shoal wake {job.id}"
+    why = f"put to sleep by {request.who}; wakes when it is used, or by: shoal wake {job.mention}"
     if job.phase in (Phase.DOZING, Phase.ASLEEP):
         if node := has_to_finish(round_.state, job, round_.now_ms):
             why = f"it is to wake, to finish before {node} is gone"
@@ -27,7 +28,7 @@ def put_to_sleep(round_: Round, request: SleepJob) -> Answer:
         asleep = job.phase is Phase.ASLEEP
         return Accepted(job.id, f"it is already {'asleep' if asleep else 'falling asleep'}")
     if reason := why_not(round_.state, job, asked=True):
-        return Refused("job", f"{job.id} cannot be put to sleep: {reason}")
+        return Refused("job", f"{job.id} cannot be put to sleep: {render(reason, job.reader)}")
     doze(round_, job, SleepCause.USER, why + beforehand(round_.state, job, SleepCause.USER))
     return Accepted(job.id)
 

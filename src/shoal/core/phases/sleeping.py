@@ -21,6 +21,7 @@ from shoal.model.events import (
     WakeRefused,
 )
 from shoal.model.job import Job, MemberRef, Phase, SleepCause
+from shoal.model.reason import quoted
 from shoal.model.report import NodeReport
 from shoal.model.resources import Slice
 
@@ -121,7 +122,7 @@ def _refuse(round_: Round, job: Job, number: int, why: str) -> None:
 def _fall_asleep(round_: Round, node: Node, job: Job, inventory: NodeReport) -> None:
     for refusal in inventory.refused:
         if refusal.ref[:2] == (job.id, job.attempt):
-            _refuse(round_, job, refusal.ref.member, refusal.why)
+            _refuse(round_, job, refusal.ref.member, quoted(refusal.why))
             return
     new = {
         slept.ref.member: slept
@@ -160,7 +161,9 @@ def _stays_asleep(round_: Round, node: Node, job: Job, inventory: NodeReport) ->
     for refusal in inventory.refused:
         ref = refusal.ref
         if ref[:2] == (job.id, job.attempt) and ref in slept and [ref.member] == living:
-            why = f"stays asleep, because there is no room for it on {node.id}: {refusal.why}"
+            why = (
+                f"stays asleep, because there is no room for it on {node.id}: {quoted(refusal.why)}"
+            )
             round_.emit(
                 WakeRefused(
                     at_ms=round_.now_ms,

@@ -39,6 +39,7 @@ from shoal.model.durations import duration_text
 from shoal.model.events import JobClaimed, JobStopping
 from shoal.model.job import Job, Phase, SleepCause, StopCause
 from shoal.model.policy import Preempt
+from shoal.model.reason import job_part
 from shoal.model.resources import Slice, plural
 
 Find = Callable[[], tuple[Slice, ...] | None]
@@ -384,7 +385,8 @@ def _gone(victims: list[Victim]) -> str:
 
 
 def _named(job: Job) -> str:
-    return f"{job.label} (priority {job.spec.priority}, tenant {job.spec.tenant})"
+    text = f"{job.title} (priority {job.spec.priority}, tenant {job.spec.tenant})"
+    return job_part(job.spec.tenant, job.id, text)
 
 
 def _stop(round_: Round, job: Job, victim: Victim) -> None:

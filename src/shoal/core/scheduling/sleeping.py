@@ -8,6 +8,7 @@ from shoal.core.state.state import Node, State
 from shoal.model.job import Job, MemberRef, Phase
 from shoal.model.node import NodeHealth, NodeIntent
 from shoal.model.policy import Sleeping
+from shoal.model.reason import tenant_part
 from shoal.model.resources import WHOLE_GPU_MILLI, Slice, plural
 
 # What one H200 was seen to do (docs/measurements.md), until a node shows its own rates.
@@ -178,7 +179,7 @@ def _gpus(room: Room, old: Slice, *, remaps: bool) -> tuple[int, ...] | None:
 def bed_problem(state: State, job: Job, now_ms: int) -> str:
     """Why a sleeper that is to wake cannot; empty if it can."""
     if tenant := budget_of(state, job, now_ms):
-        return f"the budget of {tenant} is used up; see: shoal report --by tenant"
+        return f"the budget of {tenant_part(tenant)} is used up; see: shoal report --by tenant"
     for member in job.members:
         node = state.nodes[member.slice.node]
         if not member.over and node.health is not NodeHealth.READY:

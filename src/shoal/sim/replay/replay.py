@@ -42,6 +42,7 @@ from shoal.model.job import Outcome as JobOutcome
 from shoal.model.node import NodeSpec
 from shoal.model.policy import Policy
 from shoal.model.prices import PriceList
+from shoal.model.reason import render
 from shoal.model.report import Submit, WakeJob
 from shoal.ports import Used
 from shoal.sim.replay.clusters import NEVER_MS, Conditions
@@ -207,7 +208,7 @@ class Replay:
             where = f"{self.trace.name}: row {kept.row}"
             return TraceError(f"{where}: services take all jobs that {kept.spec.tenant} may have")
         job = next(self.state.jobs[one] for one, job in self.jobs.items() if job.arrival.row >= 0)
-        reason = waiting_reason(self.state, job, self.policy, self.now_ms)
+        reason = render(waiting_reason(self.state, job, self.policy, self.now_ms))
         row = self.jobs[job.id].arrival.row
         return TraceError(f"{self.trace.name}: row {row}: the job would wait for ever: {reason}")
 
