@@ -97,8 +97,9 @@ layers: setup
 
 # More workers than cores: half of the time, tests wait for real processes. A file stays with one
 # worker, which starts what its tests share once.
+WORKERS ?= 4
 unit: setup $(TRAINED) $(SYSTEM_READY)
-	@$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # A whole cluster is hurt for SOAK_MINUTES (30), by a schedule that SOAK_SEED decides. As root.
 soak: setup $(SYSTEM_READY)

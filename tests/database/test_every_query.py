@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -109,18 +111,30 @@ def test_every_query_of_every_store_runs_on_postgresql(
 
 
 def _run(test: Callable[..., None], server: Postgres, folder: Path) -> None:
-    """With what its fixtures would give it."""
-    cluster, place = Cluster(server), test_store.Place(folder, server)
+    """With what its fixtures would give it, and no database that it does not use."""
     of_events = test.__module__ in (test_store.__name__, test_databases.__name__)
-    with pytest.MonkeyPatch.context() as patch:
+    with ExitStack() as closing:
+        patch = closing.enter_context(pytest.MonkeyPatch.context())
+
+        @functools.cache
+        def cluster() -> Cluster:
+            made = Cluster(server)
+            closing.callback(made.close)
+            return made
+
+        def place() -> object:
+            if not of_events:
+                return cluster().head("a")[0]
+            made = test_store.Place(folder, server)
+            closing.callback(made.closing.close)
+            return made
+
         fixtures: dict[str, Callable[[], object]] = {
-            "place": lambda: place if of_events else cluster.head("a")[0],
-            "stage": lambda: test_history.Stage(cluster.head("a")[0]),
-            "cluster": lambda: cluster,
+            "place": place,
+            "stage": lambda: test_history.Stage(cluster().head("a")[0]),
+            "cluster": cluster,
             "tmp_path": lambda: folder,
             "monkeypatch": lambda: patch,
             "kind": lambda: "table",
         }
         test(**{name: fixtures[name]() for name in inspect.signature(test).parameters})
-    cluster.close()
-    place.closing.close()
