@@ -1,5 +1,6 @@
 // A chart of lines that can be zoomed, smoothed and read by keyboard. Its choices are its group's.
 
+import { watchWidth } from "./canvas.js";
 import { chartGroup } from "./chart-group.js";
 import { decades, from, label, nearest, rising, smooth, thin, ticks, timeTicks } from "./chart-scale.js";
 import { clock, h, moment, s, short, span, whole } from "./dom.js";
@@ -468,14 +469,10 @@ export function lineChart({
     );
   }
 
-  const watcher = new ResizeObserver(() => {
-    const now = Math.floor(box.clientWidth);
-    if (now && now !== width) {
-      width = now;
-      draw();
-    }
+  const watcher = watchWidth(box, (now) => {
+    width = now;
+    draw();
   });
-  watcher.observe(box);
   const leave = shared.join({ draw, point });
   return {
     element,

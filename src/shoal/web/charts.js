@@ -1,5 +1,6 @@
 // Small charts without a library: stacked bars, and a strip of members over time.
 
+import { penFor, watchWidth } from "./canvas.js";
 import { PAD } from "./chart-line.js";
 import { ticks } from "./chart-scale.js";
 import { isDark } from "./colours.js";
@@ -33,14 +34,10 @@ export function stackedBars({ title, height = 220 }) {
   /** @type {(value: number, narrow?: boolean) => string} */
   let text = short;
   let width = 0;
-  const watcher = new ResizeObserver(() => {
-    const now = Math.floor(box.clientWidth);
-    if (now && now !== width) {
-      width = now;
-      draw();
-    }
+  const watcher = watchWidth(box, (now) => {
+    width = now;
+    draw();
   });
-  watcher.observe(box);
 
   function draw() {
     if (!bars.length || !width) {
@@ -124,12 +121,7 @@ export function strip({ title, note, colour }) {
 
   function draw() {
     const width = canvas.parentElement.clientWidth;
-    const ratio = devicePixelRatio || 1;
     const size = tall();
-    canvas.width = Math.max(1, width * ratio);
-    canvas.height = Math.max(1, rows.length * size * ratio);
-    canvas.style.setProperty("width", `${width}px`);
-    canvas.style.setProperty("height", `${rows.length * size}px`);
     names.replaceChildren(
       ...(size >= 14
         ? rows.map((row) =>
@@ -141,8 +133,7 @@ export function strip({ title, note, colour }) {
           )
         : []),
     );
-    const pen = canvas.getContext("2d");
-    pen.scale(ratio, ratio);
+    const pen = penFor(canvas, width, rows.length * size);
     rows.forEach((row, at) => {
       const each = width / Math.max(1, row.values.length);
       row.values.forEach((value, column) => {

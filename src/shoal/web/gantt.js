@@ -1,6 +1,7 @@
 // Draws which job held which GPU from when to when: a lane for each GPU, time from left to right. Only visible lanes
 // are drawn. Where lanes would be thinner than 3 pixels, each node has one row in which its GPUs have their share.
 
+import { penFor } from "./canvas.js";
 import { hue, inkOn, isDark, jobColour, numberOf } from "./colours.js";
 import { css, glyphOf, h, natural } from "./dom.js";
 import { cut } from "./map.js";
@@ -217,15 +218,8 @@ export class Gantt {
   draw() {
     if (!this.width || !this.element.isConnected) return;
     const began = performance.now();
-    const ratio = devicePixelRatio || 1;
     const { canvas, width, height } = this;
-    if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
-      canvas.width = Math.round(width * ratio);
-      canvas.height = Math.round(height * ratio);
-      canvas.style.setProperty("width", `${width}px`);
-      canvas.style.setProperty("height", `${height}px`);
-    }
-    const pen = canvas.getContext("2d");
+    const pen = penFor(canvas, width, height);
     const top = this.element.scrollTop;
     const dark = isDark();
     const look = {
@@ -245,8 +239,6 @@ export class Gantt {
       this.inked = `${dark}${look.warn}`;
       this.hatches = new Map();
     }
-    pen.setTransform(ratio, 0, 0, ratio, 0, 0);
-    pen.clearRect(0, 0, width, height);
     this.axis(pen, look);
     pen.save();
     pen.beginPath();

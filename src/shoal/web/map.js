@@ -1,6 +1,7 @@
 // Draws a cluster, the live one or that of a moment, on one canvas as tall as the window. Only the visible part is
 // drawn. Colour is never the only sign: cells of one job are joined, states have a frame, a glyph and a word.
 
+import { penFor } from "./canvas.js";
 import { heatColour, hue, inkOn, isDark, jobColour, numberOf } from "./colours.js";
 import { css, glyphOf, h } from "./dom.js";
 import { layout } from "./layout.js";
@@ -206,15 +207,8 @@ export class ClusterMap {
   draw() {
     if (!this.plan || !this.spacer.isConnected) return;
     const began = performance.now();
-    const ratio = devicePixelRatio || 1;
     const tall = Math.min(this.plan.height, window.innerHeight - 48);
-    if (this.canvas.width !== Math.round(this.width * ratio) || this.canvas.height !== Math.round(tall * ratio)) {
-      this.canvas.width = Math.round(this.width * ratio);
-      this.canvas.height = Math.round(tall * ratio);
-      this.canvas.style.setProperty("width", `${this.width}px`);
-      this.canvas.style.setProperty("height", `${tall}px`);
-    }
-    const pen = this.canvas.getContext("2d");
+    const pen = penFor(this.canvas, this.width, tall);
     const top = this.offset();
     const dark = isDark();
     const look = {
@@ -227,8 +221,7 @@ export class ClusterMap {
       sans: css("--sans"),
       tones: Object.fromEntries(Object.entries(TONES).map(([state, name]) => [state, css(name)])),
     };
-    pen.setTransform(ratio, 0, 0, ratio, 0, -top * ratio);
-    pen.clearRect(0, top, this.width, tall);
+    pen.translate(0, -top);
     for (const label of this.plan.labels) {
       if (label.y < top - 20 || label.y > top + tall + 20) continue;
       pen.font = label.large

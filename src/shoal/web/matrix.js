@@ -1,5 +1,6 @@
 // A cell for each pair of nodes, on a canvas: thousands of nodes are drawn in one go.
 
+import { penFor, watchWidth } from "./canvas.js";
 import { css, h, whole } from "./dom.js";
 
 const LABELS_MAX = 48;
@@ -56,14 +57,10 @@ export function matrix() {
   let left = 0;
   let at = null;
   let width = 0;
-  const watcher = new ResizeObserver(() => {
-    const next = Math.floor(box.clientWidth);
-    if (next && next !== width) {
-      width = next;
-      draw();
-    }
+  const watcher = watchWidth(box, (next) => {
+    width = next;
+    draw();
   });
-  watcher.observe(box);
   window.addEventListener("shoal-theme", draw);
 
   function set(view, groups) {
@@ -106,14 +103,8 @@ export function matrix() {
     left = named ? GUTTER : 0;
     const side = Math.max(60, Math.min(width, SIDE_MAX) - left);
     cell = named ? Math.max(8, Math.floor(Math.min(side / n, 40))) : side / n;
-    const ratio = window.devicePixelRatio || 1;
     const total = cell * n;
-    canvas.style.width = `${left + total}px`;
-    canvas.style.height = `${total}px`;
-    canvas.width = Math.ceil((left + total) * ratio);
-    canvas.height = Math.ceil(total * ratio);
-    const pen = canvas.getContext("2d");
-    pen.scale(ratio, ratio);
+    const pen = penFor(canvas, left + total, total);
     pen.imageSmoothingEnabled = cell < 1;
     pen.drawImage(image, left, 0, total, total);
     pen.fillStyle = css("--ink-2");
