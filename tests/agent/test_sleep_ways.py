@@ -105,7 +105,7 @@ def test_the_kernel_freezes_a_group_unseen_and_what_is_frozen_can_be_killed(grou
         await member.freeze()
         for pid in list(group.pids()):
             os.kill(pid, signal.SIGKILL)
-        child.wait(30)
+        child.wait(120)
         until(lambda: group.empty)
 
     until(lambda: len(list(group.pids())) == 2)

@@ -96,7 +96,7 @@ def test_a_module_that_starts_threads_is_left_out(site: Path) -> None:
             nice = sorted(int(group.read_text().split()[-1]) for group in groups)
             assert nice[0] == nice[1] < nice[2] == 19, "only the interpreter's session is modest"
         os.kill(json.loads((node.directory / "agent.json").read_text())["pid"], signal.SIGKILL)
-        node.keeper.wait(30)
+        node.keeper.wait(120)
         assert marked(node.directory) == [], "it dies with its agent, however that dies"
 
 

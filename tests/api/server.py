@@ -130,16 +130,16 @@ class Server:
 
     def start(self) -> None:
         self._thread.start()
-        assert self._ready.wait(30)
+        assert self._ready.wait(120)
 
     def stop(self) -> None:
         self.app.state.feed.end()
         self.server.should_exit = self.server.force_exit = True
-        self._thread.join(30)
+        self._thread.join(120)
 
     def ask(self, request: Request) -> None:
         future = asyncio.run_coroutine_threadsafe(self.loop.request(request), self.asyncio)
-        answer = future.result(30)
+        answer = future.result(120)
         assert isinstance(answer, Accepted), answer
 
     def run(self, act: Callable[[], Result]) -> Result:
@@ -148,7 +148,7 @@ class Server:
         async def done() -> Result:
             return act()
 
-        return asyncio.run_coroutine_threadsafe(done(), self.asyncio).result(30)
+        return asyncio.run_coroutine_threadsafe(done(), self.asyncio).result(120)
 
     def tenant(self, name: str) -> None:
         self.ask(AddTenant(name))
@@ -165,7 +165,7 @@ class Server:
         return token
 
     def connect(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
 
     def call(self, token: str, method: str, path: str, body: Any = None, **more: str) -> Reply:
         connection = self.connect()

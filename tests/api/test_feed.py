@@ -38,7 +38,7 @@ def told(piece: bytes | None) -> tuple[str, str, dict[str, Any]]:
 
 async def until(page: Page, what: str) -> tuple[str, dict[str, Any]]:
     """Read on until a change tells of it."""
-    async with asyncio.timeout(40):
+    async with asyncio.timeout(120):
         while True:
             name, _, change = told(await page.pieces.get())
             if what in json.dumps(change):

@@ -316,7 +316,7 @@ def test_a_leader_that_hangs_is_given_up_when_it_no_longer_leads(tmp_path: Path)
 
     def hang(_: socket.socket) -> None:
         asked_.set()
-        over.wait(30)
+        over.wait(120)
 
     leader = FakeLeader(hang)
     with standby(tmp_path / "b", leader.url) as other:
@@ -326,9 +326,9 @@ def test_a_leader_that_hangs_is_given_up_when_it_no_longer_leads(tmp_path: Path)
             target=lambda: replies.append(exchange(connection, OPERATORS, "GET", "/v1/status"))
         )
         thread.start()
-        assert asked_.wait(30)
+        assert asked_.wait(120)
         other.heads.url = ""
-        thread.join(30)
+        thread.join(120)
         connection.close()
     over.set()
     leader.close()
@@ -344,7 +344,7 @@ def test_a_standby_that_ends_answers_in_our_words_what_it_has_forwarded(tmp_path
 
     def hang(_: socket.socket) -> None:
         forwarded.set()
-        over.wait(30)
+        over.wait(120)
 
     leader = FakeLeader(hang)
     with standby(tmp_path / "b", leader.url) as other:
@@ -354,10 +354,10 @@ def test_a_standby_that_ends_answers_in_our_words_what_it_has_forwarded(tmp_path
             target=lambda: replies.append(exchange(connection, OPERATORS, "POST", "/v1/jobs", SPEC))
         )
         thread.start()
-        assert forwarded.wait(30)
+        assert forwarded.wait(120)
         other.server.config.timeout_graceful_shutdown = 0
         other.server.should_exit = True
-        thread.join(30)
+        thread.join(120)
         connection.close()
     over.set()
     leader.close()

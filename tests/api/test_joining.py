@@ -33,7 +33,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::litestar.exceptions.LitestarDep
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with serving(tmp_path_factory.mktemp("joining") / "home") as server:
         task = keep_standing(server.loop, FileSettings(server.home.path), "")
-        asyncio.run_coroutine_threadsafe(task, server.asyncio).result(30)
+        asyncio.run_coroutine_threadsafe(task, server.asyncio).result(120)
         yield server
 
 

@@ -149,7 +149,7 @@ class World:
         async def run() -> Result:
             return work()
 
-        return asyncio.run_coroutine_threadsafe(run(), self.server.asyncio).result(30)
+        return asyncio.run_coroutine_threadsafe(run(), self.server.asyncio).result(120)
 
     def _end(self, job: str, code: int = 0) -> None:
         engine = self.server.engine

@@ -115,7 +115,7 @@ def test_a_reader_that_leaves_is_no_error() -> None:
         os.close(writer)
         os.read(reader, 10)
         os.close(reader)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=120)
     assert process.returncode == errors.PIPE_CLOSED
     assert err == b""
 

@@ -332,7 +332,7 @@ def test_following_survives_the_death_of_the_controller(cluster: Live) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "line 1\n"
         cluster.kill_controller()
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate(timeout=120)
     assert out.splitlines() == [f"line {number}" for number in range(2, 7)]
     assert process.returncode == 0
 
@@ -345,7 +345,7 @@ def test_one_interrupt_leaves_the_job_running_and_two_cancel_it(cluster: Live) -
         job = process.stderr.readline().split()[0].lstrip("[")
         process.send_signal(signal.SIGINT)
         assert f"shoal logs -f {job}" in process.stderr.readline()
-        assert process.wait(30) == 130
+        assert process.wait(120) == 130
     assert cluster.client.job(job).state == "running"
     cluster.client.cancel(job)
 
@@ -357,7 +357,7 @@ def test_one_interrupt_leaves_the_job_running_and_two_cancel_it(cluster: Live) -
         process.send_signal(signal.SIGINT)
         process.stderr.readline()
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 130
+        assert process.wait(120) == 130
     until(lambda: cluster.client.job(job).state == "cancelled")
 
 
@@ -373,7 +373,7 @@ def test_events_are_followed_as_they_happen(cluster: Live) -> None:
             seen += line
         assert f"{job} was submitted" in seen
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 130
+        assert process.wait(120) == 130
 
 
 def test_a_home_is_where_it_is_said_to_be(shoal: Shoal, cluster: Live) -> None:

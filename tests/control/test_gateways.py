@@ -140,7 +140,7 @@ def test_a_standbys_gateway_serves_what_the_leader_has_decided_and_reports() -> 
         link = GatewayLink(Followed(), proxy, GatewayEntry)  # type: ignore[arg-type]
         link.report = report
         task = asyncio.create_task(link.run())
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             await told.wait()
         task.cancel()
         assert [one.route.service for one in proxy.wanted[0].services] == ["web"]

@@ -81,7 +81,7 @@ class Rig:
         async def both() -> Result:
             ticking = asyncio.create_task(self.loop.run())
             try:
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(120):
                     return await work
             finally:
                 ticking.cancel()

@@ -54,7 +54,7 @@ def put(
 
         done.clear()
         store.take(piece, node, over=over, answer=answer)
-        assert done.wait(30)
+        assert done.wait(120)
     return answers[-1]
 
 
@@ -75,7 +75,7 @@ def settle(
         done.set()
 
     store.settle(Snapshot(ref, 1, listed), node, 1_000, answer, lambda _: None)
-    assert done.wait(30)
+    assert done.wait(120)
     return answers[0]
 
 

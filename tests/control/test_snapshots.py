@@ -110,7 +110,7 @@ def replaced(root: Path, number: int, new: dict[str, bytes]) -> tuple[bool, dict
     listed = tuple(KeptFile(path, len(data), _time(data)) for path, data in new.items())
     with killed_before(number) as count:
         store.settle(Snapshot(REF, 2, listed), "n1", 1_000, lambda _: None, lambda _: None)
-        assert over.wait(30)
+        assert over.wait(120)
     store.close()
     after = OutputStore(root, LIMITS)
     try:
@@ -254,7 +254,7 @@ def test_an_agent_settles_a_snapshot_until_the_head_has_it(tmp_path: Path) -> No
         copying, settled = Copying(send), asyncio.Event()
         copying.watch(REF, KIND, tmp_path, None)
         copying.ended(REF)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             await settled.wait()
         copying.forget(REF)
 

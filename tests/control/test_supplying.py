@@ -114,7 +114,7 @@ class Scene:
 
     async def until(self, fact: Callable[[], bool]) -> None:
         """The cluster's time passes quickly; a real minute is the bound."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while True:
                 await self.loop.settled()
                 if fact():

@@ -109,7 +109,7 @@ def test_readers_do_not_wait_for_the_writer_and_see_only_what_is_stored(
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30)
+            thread.join(120)
     look()
     assert seen == [[(0,)]] * 10 + [[(1,)]]
 

@@ -54,7 +54,7 @@ def test_an_agent_that_cannot_be_started_once_is_started_later(
         monkeypatch.setattr(local, "start_agent", start)
         engine = LocalEngine([SPEC], tmp_path / "nodes", tmp_path / "checkpoints")
         await engine.start(None)  # type: ignore[arg-type]
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             await came.wait()
         await engine.close()
 

@@ -112,7 +112,7 @@ class Dialler:
 
     def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._task.cancel)
-        self._thread.join(30)
+        self._thread.join(120)
 
 
 def test_a_standby_sends_an_agent_to_the_leader_at_once(

@@ -103,7 +103,7 @@ def test_haproxy_takes_it(tmp_path: Path, routing: Routing, lua: bool, log: bool
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
     )
     assert (done.returncode, "WARNING" in done.stderr) == (0, False), done.stderr
 

@@ -45,7 +45,7 @@ def needs(tool: str) -> pytest.MarkDecorator:
 
 def promtool(*args: str, text: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["promtool", *args], input=text, text=True, capture_output=True, timeout=60, check=False
+        ["promtool", *args], input=text, text=True, capture_output=True, timeout=120, check=False
     )
 
 
@@ -53,7 +53,7 @@ def scrape(observed: Observed, token: str | None = None) -> str:
     token = token or observed.home.token.read_text().strip()
     headers = {"Authorization": f"Bearer {token}"}
     request = urllib.request.Request(f"{observed.client.url}/metrics", headers=headers)
-    with urllib.request.urlopen(request, timeout=20) as answer:
+    with urllib.request.urlopen(request, timeout=120) as answer:
         assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
         return cast(bytes, answer.read()).decode()
 
@@ -180,7 +180,7 @@ def test_a_real_prometheus_scrapes_the_cluster(
             )
         finally:
             server.terminate()
-            server.wait(timeout=60)
+            server.wait(timeout=120)
 
 
 # -- what dashboards, rules and pages may name -----------------------------------------------

@@ -44,7 +44,7 @@ class Probe:
         )
 
     def result(self) -> CheckResult:
-        output, _ = self.process.communicate(timeout=60)
+        output, _ = self.process.communicate(timeout=120)
         return msgspec.json.decode(output, type=CheckResult)
 
 
@@ -109,9 +109,9 @@ def test_strangers_get_no_byte_and_hold_up_nobody(tmp_path: Path, started: list[
     wrong = doors.HELLO.pack(doors.MAGIC, doors.VISIT, 1, 0, 0, bytes(16), bytes(32))
     with contextlib.ExitStack() as stack:
         for _ in range(doors.STRANGERS_MAX + 20):  # they connect, and say nothing
-            stack.enter_context(socket.create_connection(place, timeout=20))
+            stack.enter_context(socket.create_connection(place, timeout=120))
         for said in (b"GET / HTTP/1.1\r\nHost: n0\r\n\r\n", wrong, b"\xff" * 1_000_000):
-            line = stack.enter_context(socket.create_connection(place, timeout=20))
+            line = stack.enter_context(socket.create_connection(place, timeout=120))
             with contextlib.suppress(ConnectionError):  # it hangs up on them
                 line.sendall(said)
                 assert line.recv(1) == b""
@@ -124,7 +124,7 @@ def test_a_recorded_hello_is_worth_nothing(tmp_path: Path, started: list[Probe])
     list_ = hosts(2)
     started.append(Probe(tmp_path, list_, 0, start_ms=2_000))
     until_knocked(list_[0])
-    with socket.create_connection((list_[0].address, list_[0].port), timeout=20) as line:
+    with socket.create_connection((list_[0].address, list_[0].port), timeout=120) as line:
         answer = doors.greet(line, KEY.encode(), doors.VISIT, 1, 0, 0)
         assert answer.word in (doors.NOW, doors.WAIT)
         while doors.exactly(line, 1) == doors.WAIT:
@@ -152,7 +152,7 @@ def test_a_tour_without_a_key_lets_nobody_in(tmp_path: Path, started: list[Probe
     file = tmp_path / "tour.json"
     file.write_bytes(msgspec.json.encode(Tour(hosts=hosts(2), own=0)))
     run = subprocess.run(
-        [sys.executable, "-m", "shoal.probes.tour", str(file)], capture_output=True, timeout=60
+        [sys.executable, "-m", "shoal.probes.tour", str(file)], capture_output=True, timeout=120
     )
     found = msgspec.json.decode(run.stdout, type=CheckResult)
     assert found.error == "the tour has no key, so nobody could be trusted"

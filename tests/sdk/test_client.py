@@ -71,7 +71,7 @@ def test_a_call_that_waits_can_be_interrupted_from_another_thread(live: Live) ->
         assert not waiting.done()
         interrupt.ask()
         with pytest.raises(Interrupted):
-            waiting.result(20)
+            waiting.result(120)
         assert client.cancel(job).id == job  # the client itself goes on
 
 
@@ -102,7 +102,7 @@ def test_waiting_outlives_a_controller_and_ends_in_time(live: Live, tmp_path: Pa
         live.kill_controller()
         client.lent(patience_s=60).status()  # the next one answers
         (tmp_path / "go").touch()
-        assert waiting.result(60).state == "succeeded"
+        assert waiting.result(120).state == "succeeded"
 
 
 def test_job_files_are_read_by_the_code_of_shoal_run(live: Live, tmp_path: Path) -> None:

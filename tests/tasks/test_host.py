@@ -63,7 +63,7 @@ def test_a_host_that_leaves_in_the_middle_of_sending_sends_each_result_once() ->
         signal.signal(signal.SIGTERM, before)
         os.close(leave.bell)
         theirs.close()
-        thread.join(30)
+        thread.join(120)
         ours.close()
     assert [(one.kind, one.number) for one in heard] == [
         (frames.READY, 0),
@@ -112,9 +112,9 @@ def test_a_result_is_never_taken_for_that_of_another_chunk(monkeypatch: pytest.M
     works = [Work(function, pickle.dumps([-number]), report, ahead=True) for number in range(1, 4)]
     for work in works:
         workers.submit(work)
-    assert done.wait(60)
+    assert done.wait(120)
     workers.close(finish=True)
-    workers.join(30)
+    workers.join(120)
     assert repeated
     for number, work in enumerate(works, 1):
         outcome = found[work.number]
