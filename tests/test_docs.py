@@ -87,6 +87,37 @@ def test_commands_in_the_pages_have_verbs_and_flags_that_exist() -> None:
     assert wrong == []
 
 
+# Flags that pages name and that are not ours.
+OF_OTHERS = {"--enable-metrics", "--executor", "--metrics", "--nnodes", "--nv", "--oversubscribe"}
+OF_OTHERS |= {"--slurm-no-account", "--standalone"}
+OF_BENCHMARKS = {
+    "--bound",
+    "--only",
+    "--parts",
+    "--quick",
+    "--runs",
+    "--seeds",
+    "--ties",
+    "--virtual",
+}
+PAGES_ABOUT_SLURM = {"slurm.md", "slurm-commands.md"}
+
+
+def test_flags_that_pages_name_alone_exist() -> None:
+    verbs = [shoal.get_command(click.Context(shoal), verb) for verb in VERBS]
+    flags = [one for verb in verbs for one in verb.params]
+    known = {name for one in flags for name in (*one.opts, *one.secondary_opts)}
+    named = [
+        (page.name, flag)
+        for page in PAGES
+        if page.name not in PAGES_ABOUT_SLURM
+        for flag in re.findall(r"`(--[a-z][a-z-]*)(?:[ =][^`]*)?`", page.read_text())
+    ]
+    assert len(named) > 100, "they are found"
+    allowed = known | OF_OTHERS | OF_BENCHMARKS
+    assert [(page, flag) for page, flag in named if flag not in allowed] == []
+
+
 def test_files_in_the_commands_of_the_readme_exist() -> None:
     text = (ROOT / "README.md").read_text()
     made = {"out.jsonl"}
