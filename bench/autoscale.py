@@ -3,7 +3,7 @@
     python bench/autoscale.py --azure conv.csv.gz [--servegen total_rates.csv.gz]
                               [--mooncake conversation_trace.jsonl.gz]
 
-Shoal's is the real `core/phases/scale.py`. Beside it: fixed fleets sized for the mean and the
+Shoal's is the real `core/books/scale.py`. Beside it: fixed fleets sized for the mean and the
 peak (both know the trace beforehand), a plain threshold autoscaler (70 % utilisation, every 15 s,
 down only after 5 minutes). A replica takes 30 to 60 s to be ready, works on 8 requests at a time,
 and needs for each 50 ms, its prompt at 8,000 tokens/s and its answer at 30 tokens/s. The last line
@@ -31,7 +31,7 @@ from bench.llm_load import (
     read_mooncake,
     work_over_time,
 )
-from shoal.core.phases.scale import RecentWork, wish
+from shoal.core.books.scale import RecentWork, wish
 from shoal.model.service import Scale, ServiceLoad
 
 CONCURRENCY = 8

@@ -15,7 +15,7 @@ import msgspec
 from harness.gangs import Drag, Gang
 
 from bench.figures import machine, table
-from shoal.core.health import scoring
+from shoal.core.books import scoring
 from shoal.model.health import HealthRule
 from shoal.model.progress import Beat
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, TextIO, TypeVar
 
-from shoal.core.scheduling.vacancy import WHOLE, Footprint, Vacancy
+from shoal.core.books.vacancy import WHOLE, Footprint, Vacancy
 
 NODE_FIELDS = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
 POD_FIELDS = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli")

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from operator import mul
 from typing import Any, NamedTuple
 
-from shoal.core.scheduling.vacancy import WHOLE, Footprint, Vacancy, fits
+from shoal.core.books.vacancy import WHOLE, Footprint, Vacancy, fits
 
 ROUNDS_MAX = 60
 GAP = 1e-4  # of one GPU per GPU: where no pattern gains more, the optimum is close enough

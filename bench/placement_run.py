@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from bench.openb import Node
+from shoal.core.books.foresight import Foresight
+from shoal.core.books.vacancy import Footprint, Vacancy, choices, fits, take
 from shoal.core.scheduling.classic import (
     best_fit,
     clustering,
@@ -19,8 +21,6 @@ from shoal.core.scheduling.classic import (
     typical,
     unusable,
 )
-from shoal.core.scheduling.foresight import Foresight
-from shoal.core.scheduling.vacancy import Footprint, Vacancy, choices, fits, take
 
 
 class Spot(NamedTuple):

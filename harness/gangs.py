@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from shoal.core.health import scoring
+from shoal.core.books import scoring
 from shoal.model.health import HealthRule
 from shoal.model.progress import Beat
 

@@ -14,7 +14,7 @@ from bench import placement
 from bench.openb import BadList, Node, Pod, arrivals, read_nodes, read_pods
 from bench.placement_bound import forced, upper_bound
 from bench.placement_run import POLICIES, Cluster, put, replay
-from shoal.core.scheduling.vacancy import WHOLE, Footprint, Vacancy, fits
+from shoal.core.books.vacancy import WHOLE, Footprint, Vacancy, fits
 
 NODES = "sn,cpu_milli,memory_mib,gpu,model\nb,8000,1000,2,T4\na,4000,1000,1,P100\n"
 PODS = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\n"

@@ -12,7 +12,7 @@ import pytest
 from shoal.api.feed import BEHIND_MAX, KEPT_MAX, PAGES_MAX, Feed, Page, TooMany
 from shoal.api.feed_rows import job_line
 from shoal.api.stream import pieces
-from shoal.core.health.hang import Pace
+from shoal.core.books.hang import Pace
 from shoal.core.state.heard import Watch
 from shoal.model.job import JobSpec
 from shoal.model.progress import Beat

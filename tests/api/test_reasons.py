@@ -19,8 +19,8 @@ from shoal.api.reach import Reach
 from shoal.api.seen import seen_events
 from shoal.api.views import job_row, seen_remedies
 from shoal.core.answers.advice import advise
-from shoal.core.answers.notices import notices_of
 from shoal.core.answers.outlook import outlook
+from shoal.core.features.notices import notices_of
 from shoal.core.state.apply import apply
 from shoal.model.commands import Stop
 from shoal.model.events import Event, JobEvent, NodeJudged, Recorded

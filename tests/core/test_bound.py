@@ -7,7 +7,7 @@ import pytest
 
 from shoal.core.answers.bound import divided, judge, shares_of
 from shoal.core.answers.explain import attempts_of, no_tail
-from shoal.core.health.spending import window
+from shoal.core.books.spending import window
 from shoal.model.bound import BoundKind
 from shoal.model.fabric import Fabric, Weak
 from shoal.model.progress import Spent

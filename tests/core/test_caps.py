@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from shoal.core.phases import caps
+from shoal.core.features import caps
 from shoal.core.state.accounts import Accounts
 from shoal.core.state.load import restore
 from shoal.core.state.tally import Tally

@@ -8,7 +8,6 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.core.scheduling.expect import left_ms, run_ms
 from shoal.core.state.estimates import (
     ENDED_MAX,
     ENOUGH,
@@ -21,6 +20,7 @@ from shoal.core.state.estimates import (
     key_of,
     span,
 )
+from shoal.core.state.expect import left_ms, run_ms
 from shoal.core.state.state import State
 from shoal.model.job import TIME_MS_MAX, Job, Phase
 from shoal.model.policy import Policy

@@ -6,7 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.core.scheduling import foresight as module
+from shoal.core.books import foresight as module
+from shoal.core.books.filling import Filling
+from shoal.core.books.foresight import Foresight, Mix, Scarcity
+from shoal.core.books.vacancy import WHOLE, Footprint, Vacancy, choices, fits, take
 from shoal.core.scheduling.classic import (
     best_fit,
     clustering,
@@ -18,9 +21,6 @@ from shoal.core.scheduling.classic import (
     typical,
     unusable,
 )
-from shoal.core.scheduling.filling import Filling
-from shoal.core.scheduling.foresight import Foresight, Mix, Scarcity
-from shoal.core.scheduling.vacancy import WHOLE, Footprint, Vacancy, choices, fits, take
 
 NODE = Vacancy(96_000, 393_216, (WHOLE,) * 8, "G2")
 WORN = Vacancy(20_000, 50_000, (1000, 530, 190, 0), "T4")

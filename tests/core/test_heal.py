@@ -7,7 +7,7 @@ import pytest
 
 from shoal.core.phases.ending import stop
 from shoal.core.phases.heal import NODE_LOST_CODE, TIMED_OUT_CODE
-from shoal.core.phases.round import Round
+from shoal.core.state.round import Round
 from shoal.model.job import MemberRef, Outcome, Phase, StopCause
 from shoal.model.node import NodeIntent
 from shoal.model.policy import Policy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from shoal.core.answers.notices import notices_of
+from shoal.core.features.notices import notices_of
 from shoal.model.events import (
     BudgetHeld,
     Event,

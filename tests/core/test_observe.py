@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from shoal.core.scheduling.order import ran_ms
 from shoal.core.state.apply import apply
+from shoal.core.state.expect import ran_ms
 from shoal.model.commands import Acknowledge, Stop
 from shoal.model.events import ControllerStarted
 from shoal.model.job import MemberRef, Outcome, Phase

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from shoal.core.policies import SHIPPED
-from shoal.core.scheduling.order import ran_ms
+from shoal.core.state.expect import ran_ms
 from shoal.model.job import Phase, StopCause
 from shoal.model.node import NodeIntent
 from shoal.model.policy import Policy, Preempt, Tenant

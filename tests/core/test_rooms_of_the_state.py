@@ -11,7 +11,6 @@ from storm.fuzz import run_seed
 
 import shoal.tick
 from shoal.core.state.agenda import Agenda
-from shoal.core.state.caches import drop_caches
 from shoal.core.state.indexes import Indexes
 from shoal.core.state.load import restore
 from shoal.core.state.state import Snapshot, State
@@ -31,7 +30,7 @@ def test_dropping_all_caches_before_each_step_changes_no_event(
     def without_caches(state: State, *rest: Any) -> Step:
         nonlocal steps
         steps += 1
-        drop_caches(state)
+        state.drop_caches()
         return step(state, *rest)
 
     monkeypatch.setattr(shoal.tick, "step", without_caches)

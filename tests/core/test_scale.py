@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.core.phases.scale import SLOTS, TREND_MAX, RecentWork, wish
+from shoal.core.books.scale import SLOTS, TREND_MAX, RecentWork, wish
 from shoal.model.service import EngineFigures, Scale, ServiceLoad
 from tests.core.build import examples
 

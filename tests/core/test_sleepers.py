@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 
 from shoal.core.answers.why import explain
-from shoal.core.phases.round import Round
-from shoal.core.phases.sleeping import doze
+from shoal.core.scheduling.sleeping import doze
 from shoal.core.state.load import restore
+from shoal.core.state.round import Round
 from shoal.core.state.state import Snapshot
 from shoal.model.budget import BudgetPeriod, Spending
 from shoal.model.events import JobFinished, JobTouched, OrderUnused

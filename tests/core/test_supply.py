@@ -8,9 +8,9 @@ import pytest
 from shoal.core.answers.outlook import outlook
 from shoal.core.answers.why import waiting_reason
 from shoal.core.phases.orders import judge_nodes
-from shoal.core.phases.round import Round
 from shoal.core.state.apply import apply
 from shoal.core.state.load import restore
+from shoal.core.state.round import Round
 from shoal.core.state.state import Snapshot
 from shoal.model.commands import Dismiss
 from shoal.model.events import NodeIntended, NodeJudged, NodesOrdered, OrderEnded

@@ -10,15 +10,14 @@ import msgspec
 import pytest
 from storm.fuzz import SeedFailed, Size, run_seed
 
-import shoal.core.phases.round
+import shoal.core.state.round
 import shoal.core.step
 import shoal.tick
-from shoal.core.health import quarantine
+from shoal.core.books import quarantine
 from shoal.core.nodebook import Action, NodeBook
 from shoal.core.phases import admit, budget, heal, identity, observe, reconcile, replacing, watch
 from shoal.core.phases import reclaim as idle
 from shoal.core.phases.ending import stop
-from shoal.core.phases.round import Round
 from shoal.core.scheduling import cycle, elastic, fit, preempt
 from shoal.core.scheduling.fit import GangFit
 from shoal.core.scheduling.order import Walk
@@ -27,6 +26,7 @@ from shoal.core.state.accounts import Accounts
 from shoal.core.state.apply import APPLY
 from shoal.core.state.queue import Gang, Lane
 from shoal.core.state.room import Room
+from shoal.core.state.round import Round
 from shoal.core.state.state import Node, Rank, State
 from shoal.core.state.tally import Tally
 from shoal.model.commands import Envelope
@@ -241,7 +241,7 @@ def forget_what_was_saved(patch: pytest.MonkeyPatch) -> None:
     def saved(**fields: Any) -> JobCheckpointed:
         return JobCheckpointed(**{**fields, "step": fields["step"] // 2})
 
-    patch.setattr(shoal.core.phases.round, "JobCheckpointed", saved)
+    patch.setattr(shoal.core.state.round, "JobCheckpointed", saved)
 
 
 def call_anybody_idle(patch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,9 @@ from shoal.core.fabric import conclusion
 from shoal.core.fabric.judging import Judged
 from shoal.core.fabric.links import Table
 from shoal.core.phases import fabric, storage
-from shoal.core.phases.round import Round
 from shoal.core.state import apply_room
 from shoal.core.state.heard import Storing
+from shoal.core.state.round import Round
 from shoal.core.state.state import Node, State
 from shoal.model.fabric import Tier, Weak
 

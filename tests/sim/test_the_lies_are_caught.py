@@ -7,7 +7,7 @@ from storm.fuzz import Run, SeedFailed, Size
 from storm.world import World
 
 from shoal.core.phases import observe
-from shoal.core.phases.own_members import NONE
+from shoal.core.state.own_members import NONE
 
 SEEDS = 60
 

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 from storm.fuzz import SeedFailed, Size, run_seed
 
+from shoal.core.books.scale import Wish
 from shoal.core.phases import serve
-from shoal.core.phases.round import Round
-from shoal.core.phases.scale import Wish
 from shoal.core.scheduling import cycle
+from shoal.core.state.round import Round
 from shoal.model.events import JobPlaced, JobSubmitted, ReplicaReady, ServiceSet, ServiceStopped
 from shoal.model.job import Job, StopCause
 from shoal.model.service import Rollout, Service, ServiceLoad

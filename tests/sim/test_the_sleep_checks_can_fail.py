@@ -10,13 +10,12 @@ from storm.fuzz import SeedFailed, Size, run_seed
 from storm.naps import Sleepy
 
 from shoal.core.phases import reclaim, reconcile, sleep_requests, sleeping
-from shoal.core.phases.round import Round
-from shoal.core.phases.sleeping import rouse
 from shoal.core.scheduling import preempt, turns
 from shoal.core.scheduling import sleeping as costs
-from shoal.core.scheduling.sleeping import bed
+from shoal.core.scheduling.sleeping import bed, rouse
 from shoal.core.scheduling.wake import Sleepers
 from shoal.core.state import apply_job, apply_sleep
+from shoal.core.state.round import Round
 from shoal.core.state.state import State
 from shoal.model.job import Job, Phase
 

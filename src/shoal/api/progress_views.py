@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from shoal.control.loop import ControlLoop
 from shoal.core.answers.bound import busiest, judge
-from shoal.core.health.spending import window
+from shoal.core.books.spending import window
 from shoal.model.bound import Bound
 from shoal.model.job import Job, Phase
 from shoal.model.samples import NodeSample

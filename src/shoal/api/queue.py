@@ -18,9 +18,9 @@ from shoal.api.views import job_row, seen_remedies
 from shoal.calls.page import PageCalls
 from shoal.control.loop import ControlLoop
 from shoal.core.answers.advice import advise
-from shoal.core.answers.caps import caps_of
 from shoal.core.answers.outlook import outlook
 from shoal.core.answers.waits import groups_of
+from shoal.core.features.caps import caps_of
 from shoal.core.scheduling.order import place_in_line
 from shoal.model.job import Job
 from shoal.model.reason import render

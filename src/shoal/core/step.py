@@ -17,7 +17,6 @@ from shoal.core.phases.patience import report_waits
 from shoal.core.phases.prepare import prepares_wanted
 from shoal.core.phases.reclaim import reclaim
 from shoal.core.phases.reconcile import reconcile
-from shoal.core.phases.round import Round
 from shoal.core.phases.schedules import run_schedules
 from shoal.core.phases.serve import serve
 from shoal.core.phases.sleeping import settle_naps
@@ -30,6 +29,7 @@ from shoal.core.phases.watch import checks_wanted, paced, watch
 from shoal.core.scheduling.cycle import schedule
 from shoal.core.scheduling.functions import FUNCTIONS
 from shoal.core.state.apply_queue import adopt_functions
+from shoal.core.state.round import Round
 from shoal.core.state.state import Functions, State
 from shoal.model.commands import Command
 from shoal.model.events import Event, PolicyChanged

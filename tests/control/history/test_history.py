@@ -22,7 +22,7 @@ from shoal.control.history.jobs import (
 )
 from shoal.control.history.store import HistoryFile
 from shoal.control.loop import ControlLoop
-from shoal.core.health.hang import Pace
+from shoal.core.books.hang import Pace
 from shoal.core.state.heard import Watch
 from shoal.database.places import Place
 from shoal.model.job import JobSpec

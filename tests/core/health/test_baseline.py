@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.core.health.baseline import (
+from shoal.core.books.baseline import (
     KINDS_MAX,
     NODES_PER_KIND_MAX,
     OWN_KEPT,

@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.core.health.failures import (
+from shoal.core.books.failures import (
     FAILURES_PER_JOB_MAX,
     JOBS_MAX,
     REMEMBERED_MS,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.core.health.hang import Hang, Pace, bound_ms, hang, hear, leave, stuck, wake_ms
+from shoal.core.books.hang import Hang, Pace, bound_ms, hang, hear, leave, stuck, wake_ms
 from shoal.model.health import HealthRule
 from shoal.model.progress import Beat
 

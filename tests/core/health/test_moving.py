@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.core.health.moving import Move, consider, remaining_ms
+from shoal.core.books.moving import Move, consider, remaining_ms
 from shoal.model.health import HealthRule
 
 HOUR = 3_600_000

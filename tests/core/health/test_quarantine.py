@@ -8,7 +8,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.core.health.quarantine import (
+from shoal.core.books.quarantine import (
     HISTORY_MAX,
     SUSPICIONS_MAX,
     checked,

@@ -9,7 +9,7 @@ from harness.gangs import Drag, Gang, Heard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.core.health import scoring
+from shoal.core.books import scoring
 from shoal.model.health import HealthRule
 from shoal.model.progress import Beat
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import harness.gangs as gangs
 from harness.gangs import Gang
 
-from shoal.core.health.quarantine import checked, suspected
+from shoal.core.books.quarantine import checked, suspected
 from shoal.model.health import HealthRule, Record, Standing, Suspicion
 
 RULE = HealthRule()

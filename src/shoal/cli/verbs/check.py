@@ -128,7 +128,7 @@ def _check_here(json: bool) -> int:
     import msgspec
 
     from shoal.cli.screen import show
-    from shoal.core.health.baseline import Fleet, judge
+    from shoal.core.books.baseline import Fleet, judge
     from shoal.forms.failure import Failure
     from shoal.model.health import CheckResult
     from shoal.model.resources import Kind

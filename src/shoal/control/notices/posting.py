@@ -28,7 +28,7 @@ from shoal.control.notices.outbox import Outbox, Waiting
 from shoal.control.notices.senders import KEY_PREFIX, SendError
 from shoal.control.secretstore import SecretError
 from shoal.control.stores import Stores
-from shoal.core.answers.notices import KINDS, notices_of
+from shoal.core.features.notices import KINDS, notices_of
 from shoal.database.places import set_aside
 from shoal.model.events import (
     ArraySubmitted,

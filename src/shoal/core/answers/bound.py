@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from shoal.core.health.numbers import lower_median
+from shoal.core.books.numbers import lower_median
 from shoal.model.bound import Bound, BoundKind, Shares
 from shoal.model.fabric import Fabric
 from shoal.model.progress import Spent

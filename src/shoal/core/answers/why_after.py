@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shoal.core.answers.arrays import progress_text
 from shoal.core.scheduling.backfill import TYPICAL
-from shoal.core.scheduling.expect import left_ms
+from shoal.core.state.expect import left_ms
 from shoal.core.state.state import State
 from shoal.model.after import WORDS, conditions
 from shoal.model.durations import about, duration_text

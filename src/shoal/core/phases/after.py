@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shoal.core.phases.ending import cancel
-from shoal.core.phases.round import Round
+from shoal.core.state.round import Round
 from shoal.core.state.state import State
 from shoal.model.after import DEPENDENTS_MAX, WORDS, Condition, conditions
 from shoal.model.events import ArraySubmitted, JobReleased, JobSubmitted

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from shoal.core.phases.caps import share_left, too_large, too_many
+from shoal.core.features.caps import share_left, too_large, too_many
 from shoal.core.phases.ending import cancel
-from shoal.core.phases.round import Round
 from shoal.core.state.apply_array import parts_of
+from shoal.core.state.round import Round
 from shoal.core.state.sizes import bytes_of
 from shoal.core.state.state import State
 from shoal.model.array import ARRAYS_MAX

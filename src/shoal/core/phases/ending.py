@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.core.phases.round import Round
+from shoal.core.state.round import Round
 from shoal.core.state.state import State
 from shoal.model.events import ArrayCancelled, JobFinished, JobStopping
 from shoal.model.job import Job, Outcome, Phase, StopCause

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from shoal.core.phases.round import Round
-from shoal.core.scheduling.ends import end_text, leaving_times, margin_ms
+from shoal.core.scheduling.ends import end_text
+from shoal.core.state.ends import leaving_times, margin_ms
+from shoal.core.state.round import Round
 from shoal.core.state.state import Node
 from shoal.model.events import NodeEnding, NodeIntended
 from shoal.model.node import ENDS_WHY_MAX, End, NodeHealth, NodeIntent

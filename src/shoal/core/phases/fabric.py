@@ -10,8 +10,8 @@ from shoal.core.fabric.conclusion import conclude
 from shoal.core.fabric.links import table_of
 from shoal.core.phases.fabric_faults import judge_links, next_check
 from shoal.core.phases.nodes_asked import ready_nodes
-from shoal.core.phases.round import Round
 from shoal.core.state.heard import Touring
+from shoal.core.state.round import Round
 from shoal.core.state.state import Node, State
 from shoal.model.commands import Check
 from shoal.model.events import FabricMeasured

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from shoal.core.books import quarantine
+from shoal.core.books.quarantine import rule_of
 from shoal.core.fabric.judging import Judged, shared
 from shoal.core.fabric.links import Table
-from shoal.core.health import quarantine
-from shoal.core.phases.round import Round
-from shoal.core.phases.watch import judge_node, room_left, rule_of, suspect
+from shoal.core.phases.watch import judge_node, room_left, suspect
 from shoal.core.state.heard import Touring
+from shoal.core.state.round import Round
 from shoal.core.state.state import Node
 from shoal.model.health import Standing, Suspicion
 from shoal.model.node import NodeHealth, NodeIntent

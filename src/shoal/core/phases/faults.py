@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from shoal.core.health import quarantine
-from shoal.core.phases.round import Round
-from shoal.core.phases.watch import rule_of
+from shoal.core.books import quarantine
+from shoal.core.books.quarantine import rule_of
 from shoal.core.scheduling.again import lacking
 from shoal.core.scheduling.capacity import held_when_empty
 from shoal.core.state.queue import gang_of
+from shoal.core.state.round import Round
 from shoal.core.state.state import Node, State
 from shoal.model.events import MemberLost, NodeJudged
 from shoal.model.job import Fault, Job, MemberStatus, Phase

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from shoal.core.phases.round import Round
 from shoal.core.phases.schedules import drop_schedules, pause_schedules
+from shoal.core.state.round import Round
 from shoal.model.events import (
     SignInEnded,
     TenantAdded,

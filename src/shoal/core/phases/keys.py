@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from shoal.core.phases.round import Round
+from shoal.core.state.round import Round
 from shoal.core.state.state import Node
 from shoal.model.events import KeyRemoved, KeySet
 from shoal.model.identity import JOIN_TOKENS_MAX, KEYS_MAX

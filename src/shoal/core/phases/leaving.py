@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.core.phases.round import Round
+from shoal.core.state.round import Round
 from shoal.core.state.state import Node, State
 from shoal.model.commands import Command, Dismiss
 from shoal.model.events import NodeIntended

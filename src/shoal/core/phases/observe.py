@@ -7,9 +7,9 @@ from shoal.core.phases.faults import UNSTARTED, take_faults
 from shoal.core.phases.forgetting import long_gone
 from shoal.core.phases.keys import void_keys
 from shoal.core.phases.leaving import note_leaving, note_left
-from shoal.core.phases.own_members import Strays, present, split
-from shoal.core.phases.round import Round
 from shoal.core.phases.sleeping import hear_sleep
+from shoal.core.state.own_members import Strays, present, split
+from shoal.core.state.round import Round
 from shoal.core.state.state import Node, State
 from shoal.model.commands import Command, Fence
 from shoal.model.durations import duration_text

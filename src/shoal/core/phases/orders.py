@@ -6,7 +6,7 @@ from shoal.core.phases.ends import hear_notes
 from shoal.core.phases.keys import void_keys
 from shoal.core.phases.leaving import is_stray
 from shoal.core.phases.observe import lose
-from shoal.core.phases.round import Round
+from shoal.core.state.round import Round
 from shoal.core.state.state import Node, State
 from shoal.core.state.supplied import START_MS, nodes_brought
 from shoal.model.durations import duration_text

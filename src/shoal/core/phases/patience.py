@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from heapq import heappop, heappush
 
-from shoal.core.answers.notices import rules_about
-from shoal.core.phases.round import Round
+from shoal.core.features.notices import rules_about
+from shoal.core.state.round import Round
 from shoal.core.state.state import State
 from shoal.model.events import JobReleased, JobRequeued, JobSubmitted, JobWaited
 from shoal.model.job import Job, Phase

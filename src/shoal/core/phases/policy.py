@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.core.phases.round import Round
+from shoal.core.state.round import Round
 from shoal.model.events import PolicyChanged
 from shoal.model.policy import SetPolicy, version_of
 from shoal.model.report import Accepted, Answer, Refused

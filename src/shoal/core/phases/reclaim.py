@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from shoal.core.phases.ending import stop
-from shoal.core.phases.round import Round
-from shoal.core.phases.sleeping import doze
 from shoal.core.scheduling.sleepers import beforehand
-from shoal.core.scheduling.sleeping import why_not
+from shoal.core.scheduling.sleeping import doze, why_not
+from shoal.core.state.round import Round
 from shoal.core.state.state import State
 from shoal.model.durations import duration_text
 from shoal.model.events import JobIdled, JobUsed

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from shoal.core.phases.gang_hosts import EVERYWHERE_MAX, HOSTS, hosts_text
-from shoal.core.phases.own_members import Strays, present
-from shoal.core.phases.round import Round
 from shoal.core.phases.serve_sleep import may_freeze
 from shoal.core.phases.sleeping import naps_wanted
 from shoal.core.phases.trackers import for_trackers, run_id
 from shoal.core.scheduling.meeting import lone_point
 from shoal.core.scheduling.roots import copying, travels
+from shoal.core.state.own_members import Strays, present
+from shoal.core.state.round import Round
 from shoal.core.state.state import State
 from shoal.model.commands import Acknowledge, Command, Launch, Limits, Sleep, Stop, Wake
 from shoal.model.events import JobDozing, JobPlaced, JobStopping, JobWaking, SleepRefused
@@ -173,7 +173,7 @@ def _view_of(state: State, job: Job) -> GangView:
     take time that grows with the square of their number."""
     if len(job.members) < LARGE_GANG:
         return GangView(state, job)
-    view = state.caches.gang_views.get(job.id)
+    view: GangView | None = state.caches.gang_views.get(job.id)
     if view is None or view.attempt != job.attempt:
         state.caches.gang_views.pop(job.id, None)
         while len(state.caches.gang_views) >= GANG_VIEWS_MAX:

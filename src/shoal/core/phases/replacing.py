@@ -3,10 +3,10 @@ step, so that neither a crash nor a repeated request leaves both of them, or non
 
 from __future__ import annotations
 
+from shoal.core.features.caps import too_large, too_many
 from shoal.core.phases.after import enter, in_vain
-from shoal.core.phases.caps import too_large, too_many
 from shoal.core.phases.ending import cancel
-from shoal.core.phases.round import Round
+from shoal.core.state.round import Round
 from shoal.core.state.sizes import bytes_of
 from shoal.core.state.state import State
 from shoal.model.after import conditions

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from shoal.core.phases.round import Round
 from shoal.core.scheduling.again import kept_from
 from shoal.core.scheduling.fit import GangFit, fit, slices
 from shoal.core.scheduling.spread import apart
 from shoal.core.state.apply_room import Overlay
 from shoal.core.state.queue import Gang, gang_of
+from shoal.core.state.round import Round
 from shoal.core.state.state import State
 from shoal.model.job import Job, Phase
 from shoal.model.service import Rollout, Service, ServiceSpec

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import msgspec
 
+from shoal.core.features.caps import too_large
 from shoal.core.phases.after import enter
-from shoal.core.phases.caps import too_large
-from shoal.core.phases.round import Round
 from shoal.core.phases.workflow import enter_all
+from shoal.core.state.round import Round
 from shoal.core.state.sizes import schedule_bytes
 from shoal.core.state.state import State
 from shoal.model.events import (

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import msgspec
 
+from shoal.core.books.scale import RecentWork, Wish, wish
 from shoal.core.phases.claims import taken, ungranted, within
 from shoal.core.phases.ending import cancel
 from shoal.core.phases.rollout import at_a_time, leave_first, side_by_side
-from shoal.core.phases.round import Round
-from shoal.core.phases.scale import RecentWork, Wish, wish
 from shoal.core.phases.serve_sleep import nap_and_wake, sized_to_sleep
-from shoal.core.scheduling.ends import end_text, lead_ms, stop_ms
+from shoal.core.scheduling.ends import end_text
+from shoal.core.state.ends import lead_ms, stop_ms
+from shoal.core.state.round import Round
 from shoal.model.durations import duration_text
 from shoal.model.events import (
     JobSubmitted,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from shoal.core.phases.arrays import no_live_job
-from shoal.core.phases.round import Round
-from shoal.core.phases.sleeping import doze, touch
+from shoal.core.phases.sleeping import touch
 from shoal.core.scheduling.sleepers import beforehand, has_to_finish
-from shoal.core.scheduling.sleeping import why_not
+from shoal.core.scheduling.sleeping import doze, why_not
 from shoal.core.state.apply_array import parts_of
+from shoal.core.state.round import Round
 from shoal.model.job import Job, Phase, SleepCause
 from shoal.model.reason import render
 from shoal.model.report import Accepted, Answer, Refused, SleepJob, WakeJob

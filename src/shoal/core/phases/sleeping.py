@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from shoal.core.phases.round import Round
-from shoal.core.scheduling.sleeping import host_mb
+from shoal.core.state.round import Round
 from shoal.core.state.state import Node
 from shoal.model.durations import duration_text
 from shoal.model.events import (
     JobAsleep,
     JobAwake,
-    JobDozing,
     JobTouched,
-    JobWaking,
     MemberExited,
     MemberLost,
     MembersAsleep,
@@ -20,52 +17,16 @@ from shoal.model.events import (
     SleepRefused,
     WakeRefused,
 )
-from shoal.model.job import Job, MemberRef, Phase, SleepCause
+from shoal.model.job import Job, MemberRef, Phase
 from shoal.model.reason import quoted
 from shoal.model.report import NodeReport
-from shoal.model.resources import Slice
 
 FULL_MS = 60_000  # a sleeper whose GPU is full is tried again after this long
-
-
-def doze(round_: Round, job: Job, cause: SleepCause, why: str) -> None:
-    """Put it to sleep; `sleeping.why_not` must have had no objection."""
-    charges = tuple(host_mb(round_.state, job, number) for number in range(len(job.members)))
-    round_.emit(
-        JobDozing(
-            at_ms=round_.now_ms,
-            job=job.id,
-            attempt=job.attempt,
-            cause=cause,
-            host_mb=charges,
-            why=why,
-        )
-    )
 
 
 def touch(round_: Round, job: Job, why: str, *, wants: bool = True) -> None:
     round_.emit(
         JobTouched(at_ms=round_.now_ms, job=job.id, attempt=job.attempt, why=why, wants=wants)
-    )
-
-
-def rouse(round_: Round, job: Job, given: tuple[Slice, ...], why: str = "") -> None:
-    """It holds these GPUs again, and is woken."""
-    slept = duration_text(round_.now_ms - (job.dozed_ms or 0))
-    moved = [
-        f"member {number} on GPU {','.join(map(str, slice_.gpus))}"
-        for number, (member, slice_) in enumerate(zip(job.members, given, strict=True))
-        if member.slice.gpus != slice_.gpus
-    ]
-    where = f", {'; '.join(moved[:4])}" if moved else ""
-    round_.emit(
-        JobWaking(
-            at_ms=round_.now_ms,
-            job=job.id,
-            attempt=job.attempt,
-            gpus=tuple(slice_.gpus for slice_ in given),
-            why=f"is woken after {slept}{where}{why}",
-        )
     )
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from shoal.core.phases.fabric import running_tour
 from shoal.core.phases.nodes_asked import ready_nodes
-from shoal.core.phases.round import Round
 from shoal.core.state.heard import Storing
+from shoal.core.state.round import Round
 from shoal.core.state.state import Node
 from shoal.model.commands import Check
 from shoal.model.fabric import TOUR_NODES_MAX

@@ -7,12 +7,12 @@ from collections import Counter
 from fractions import Fraction
 
 from shoal.core.phases.orders import give_back, judge_nodes, provision, release
-from shoal.core.phases.round import Round
 from shoal.core.scheduling.ends import lives_ms, need_ms, outlives
 from shoal.core.scheduling.order import Walk
 from shoal.core.scheduling.packing import Bin, Bins, empty_level, fits_empty
 from shoal.core.scheduling.sleepers import in_use
 from shoal.core.state.queue import Gang, Lane
+from shoal.core.state.round import Round
 from shoal.core.state.state import Node, State
 from shoal.core.state.supplied import (
     START_MS,

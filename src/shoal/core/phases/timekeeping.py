@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.core.phases.round import Round
+from shoal.core.state.round import Round
 from shoal.model.events import ClockJumped
 
 # Small corrections, as NTP makes them, are not worth an event.

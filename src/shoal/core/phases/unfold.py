@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from shoal.core.phases.caps import bytes_left, room_for
+from shoal.core.features.caps import bytes_left, room_for
 from shoal.core.phases.ending import CANCELLED_CODE
-from shoal.core.phases.round import Round
 from shoal.core.state.apply_array import parts_of
+from shoal.core.state.round import Round
 from shoal.core.state.state import State
 from shoal.model.array import counts_of, counts_text
 from shoal.model.events import ArrayFinished, JobSubmitted

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shoal.core.health import hang, quarantine, scoring, spending
-from shoal.core.health.baseline import judge
-from shoal.core.health.hang import Pace
-from shoal.core.health.scoring import Change
-from shoal.core.phases.round import Round
+from shoal.core.books import hang, quarantine, scoring, spending
+from shoal.core.books.baseline import judge
+from shoal.core.books.hang import Pace
+from shoal.core.books.quarantine import rule_of
+from shoal.core.books.scoring import Change
 from shoal.core.state.heard import Watch
+from shoal.core.state.round import Round
 from shoal.core.state.state import Node, State
 from shoal.model.commands import Check
 from shoal.model.events import JobStopping, MemberExited, NodeChecked, NodeJudged
@@ -31,10 +32,6 @@ CHECK_AGAIN_MS = 1_000
 # A member may save as often as it likes, but each save that is noted is an event for ever. Those in
 # between are noted with the next one, or before anything else happens to the job.
 SAVED_MS = 5_000
-
-
-def rule_of(policy: Policy) -> HealthRule:
-    return HealthRule(hang_floor_ms=policy.hang_after_ms, retest_ms=policy.retest_ms)
 
 
 def watch(round_: Round, inventories: list[NodeReport]) -> None:

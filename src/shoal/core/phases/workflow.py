@@ -6,7 +6,7 @@ import msgspec
 
 from shoal.core.phases.after import enter
 from shoal.core.phases.ending import cancel
-from shoal.core.phases.round import Round
+from shoal.core.state.round import Round
 from shoal.model.after import AFTER_MAX
 from shoal.model.job import JobSpec, StopCause
 from shoal.model.report import Accepted, Answer, CancelWorkflow, Refused

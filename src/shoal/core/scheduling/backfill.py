@@ -6,16 +6,16 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import islice, zip_longest
 from typing import NamedTuple
 
-from shoal.core.phases.round import Round
 from shoal.core.scheduling.again import kept_from
-from shoal.core.scheduling.ends import SAFE as SAFE
 from shoal.core.scheduling.ends import last_starts
-from shoal.core.scheduling.expect import left_ms, run_ms
 from shoal.core.scheduling.fit import area_of, members_here
 from shoal.core.scheduling.order import takes_turns
 from shoal.core.state.apply_room import Overlay
+from shoal.core.state.ends import SAFE as SAFE
+from shoal.core.state.expect import left_ms, run_ms
 from shoal.core.state.queue import Gang, gang_of
 from shoal.core.state.room import Level, Room
+from shoal.core.state.round import Round
 from shoal.core.state.state import State
 from shoal.model.events import JobReserved
 from shoal.model.job import Job, Phase

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from shoal.core.scheduling.backfill import SAFE
-from shoal.core.scheduling.expect import run_ms
 from shoal.core.scheduling.holding import holds_queue
 from shoal.core.scheduling.keep import keeper_of, line_key
-from shoal.core.scheduling.order import ran_ms, takes_turns
+from shoal.core.scheduling.order import takes_turns
 from shoal.core.scheduling.sleeping import bed_problem
+from shoal.core.state.expect import ran_ms, run_ms
 from shoal.core.state.state import State
 from shoal.model.durations import duration_text
 from shoal.model.job import Job

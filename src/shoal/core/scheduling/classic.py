@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from shoal.core.scheduling.vacancy import WHOLE, Footprint, Vacancy, fits
+from shoal.core.books.vacancy import WHOLE, Footprint, Vacancy, fits
 
 # The published scores are scaled by the largest node of that cluster.
 CPU_SCALE = 128_000

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from shoal.core.phases.round import Round
-from shoal.core.phases.sleeping import rouse
 from shoal.core.scheduling.again import again, kept_from, spares_beside, spares_kept_from
 from shoal.core.scheduling.backfill import (
     GAP_TRIES_MAX,
@@ -16,7 +14,7 @@ from shoal.core.scheduling.backfill import (
 )
 from shoal.core.scheduling.defragment import defragment
 from shoal.core.scheduling.elastic import grow, widest
-from shoal.core.scheduling.ends import cut_short, margin_ms, must_leave, too_short
+from shoal.core.scheduling.ends import cut_short, must_leave, too_short
 from shoal.core.scheduling.fit import GangFit, fit, slices
 from shoal.core.scheduling.holding import could_ever, holds_queue
 from shoal.core.scheduling.meeting import meeting_points
@@ -24,12 +22,15 @@ from shoal.core.scheduling.order import Walk, place_in_line
 from shoal.core.scheduling.preempt import PREEMPTORS_MAX, preempt
 from shoal.core.scheduling.roots import blind_nodes, where_from
 from shoal.core.scheduling.score import look_ahead
+from shoal.core.scheduling.sleeping import rouse
 from shoal.core.scheduling.spread import spread
 from shoal.core.scheduling.wake import Sleepers
 from shoal.core.scheduling.weak_links import without_weak_links
 from shoal.core.state.apply_queue import wake_delayed
+from shoal.core.state.ends import margin_ms
 from shoal.core.state.queue import Gang, Lane, gang_of
 from shoal.core.state.room import Room
+from shoal.core.state.round import Round
 from shoal.core.state.state import Node, Rank, State
 from shoal.model.durations import duration_text
 from shoal.model.events import JobPlaced, JobPromoted, JobUnclaimed
@@ -294,7 +295,7 @@ def _found(
 
 def _reserved(round_: Round, delayed: tuple[str, ...]) -> Reserved:
     """Many lanes are tried beside the same jobs."""
-    found = round_.reserved.get(delayed)
+    found: Reserved | None = round_.reserved.get(delayed)
     if found is None or not found.valid:
         found = round_.reserved[delayed] = Reserved(round_.state, delayed, round_.now_ms)
     return found

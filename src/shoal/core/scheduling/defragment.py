@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection
 
-from shoal.core.phases.round import Round
 from shoal.core.scheduling.again import kept_from
 from shoal.core.scheduling.backfill import TYPICAL, first_opening
 from shoal.core.scheduling.ends import too_short
@@ -15,6 +14,7 @@ from shoal.core.scheduling.preempt import WithoutVictims
 from shoal.core.scheduling.victims import Victim, victim_of
 from shoal.core.state.queue import Gang, gang_of
 from shoal.core.state.room import UNLIMITED
+from shoal.core.state.round import Round
 from shoal.core.state.state import State
 from shoal.model.durations import duration_text
 from shoal.model.events import JobClaimed, JobStopping

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from shoal.core.health import moving
-from shoal.core.health.moving import Move
-from shoal.core.health.numbers import upper_median
-from shoal.core.phases.round import Round
-from shoal.core.phases.watch import rule_of
+from shoal.core.books import moving
+from shoal.core.books.moving import Move
+from shoal.core.books.numbers import upper_median
+from shoal.core.books.quarantine import rule_of
 from shoal.core.scheduling.again import beside, taken
 from shoal.core.scheduling.ends import too_short
-from shoal.core.scheduling.expect import run_ms
 from shoal.core.scheduling.fit import fit, slices
-from shoal.core.scheduling.order import gpus_of, ran_ms
+from shoal.core.scheduling.order import gpus_of
 from shoal.core.scheduling.preempt import WithoutVictims
 from shoal.core.scheduling.victims import victim_of
+from shoal.core.state.expect import ran_ms, run_ms
 from shoal.core.state.queue import Gang, gang_of
+from shoal.core.state.round import Round
 from shoal.core.state.saving import unsaved_ms
 from shoal.core.state.state import State
 from shoal.model.durations import duration_text

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import chain
 from itertools import count as counted
 
-from shoal.core.phases.round import Round
+from shoal.core.state.round import Round
 from shoal.core.state.state import State
 from shoal.model.ids import in_order
 from shoal.model.job import Job

@@ -6,6 +6,7 @@ import heapq
 from collections.abc import Callable, Iterable
 
 from shoal.core.state.estimates import octave
+from shoal.core.state.expect import ran_ms
 from shoal.core.state.queue import Kin, Lane
 from shoal.core.state.state import Ordering as Ordering  # where users import it from
 from shoal.core.state.state import Rank, State
@@ -13,14 +14,6 @@ from shoal.model.job import Job, Phase
 
 FIFO = Ordering()
 Branch = tuple[int, bool, str]  # priority, elder, tenant
-
-
-def ran_ms(job: Job, now_ms: int) -> int:
-    """How long it has run: in this attempt, and in the saved parts of earlier ones."""
-    if job.running_ms is None or not job.active:
-        return job.attained_ms
-    until_ms = now_ms if job.dozed_ms is None else job.dozed_ms
-    return job.attained_ms + until_ms - job.running_ms
 
 
 def gpus_of(job: Job) -> int:

@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 from shoal.core.scheduling.backfill import NODES_MAX, SAFE, TYPICAL, first_opening
 from shoal.core.scheduling.ends import too_short
-from shoal.core.scheduling.expect import left_ms, run_ms
 from shoal.core.scheduling.order import gpu_milli_of, place_in_line, takes_turns
 from shoal.core.scheduling.preempt import PREEMPTORS_MAX, Stops, will_stop
 from shoal.core.scheduling.sleeping import sleep_ms
+from shoal.core.state.expect import left_ms, run_ms
 from shoal.core.state.room import Level
 from shoal.core.state.state import Node, Rank, State
 from shoal.model.job import Job, Phase

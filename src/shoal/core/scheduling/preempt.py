@@ -16,13 +16,11 @@ from collections.abc import Callable
 from itertools import chain
 from typing import NamedTuple
 
-from shoal.core.phases.round import Round
-from shoal.core.phases.sleeping import doze
+from shoal.core.books.stoppable import may_stop_ms
 from shoal.core.scheduling.again import kept_from
 from shoal.core.scheduling.fit import fit, slices
 from shoal.core.scheduling.order import gpu_milli_of
-from shoal.core.scheduling.sleeping import Beds, bed, cost_ms, why_not
-from shoal.core.scheduling.stoppable import may_stop_ms
+from shoal.core.scheduling.sleeping import Beds, bed, cost_ms, doze, why_not
 from shoal.core.scheduling.turns import turns_of
 from shoal.core.scheduling.victims import (
     VICTIMS_MAX,
@@ -34,6 +32,7 @@ from shoal.core.scheduling.victims import (
 )
 from shoal.core.state.apply_room import Overlay
 from shoal.core.state.queue import gang_of
+from shoal.core.state.round import Round
 from shoal.core.state.state import Rank, State
 from shoal.model.durations import duration_text
 from shoal.model.events import JobClaimed, JobStopping

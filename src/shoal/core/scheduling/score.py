@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from zlib import crc32
 
+from shoal.core.books.vacancy import Footprint, Vacancy
 from shoal.core.scheduling import classic
-from shoal.core.scheduling.vacancy import Footprint, Vacancy
 from shoal.core.state.room import Level
 from shoal.core.state.state import Score, State, first_fit
-from shoal.model.job import JobSpec
 from shoal.model.resources import WHOLE_GPU_MILLI, Kind
 
 
@@ -78,13 +77,6 @@ def look_ahead(state: State) -> None:
             for level in index.levels
         ]
         foresight.look(vacancies, free.gpu_milli)
-
-
-def task_of(spec: JobSpec) -> Footprint:
-    """A member of the job, as foresight counts it; a share by memory counts as half a GPU."""
-    share = spec.gpu_milli or WHOLE_GPU_MILLI // 2
-    models = tuple(sorted(spec.gpu_models))
-    return Footprint(spec.cpu_milli, spec.memory_mb, spec.gpus, share if spec.gpus else 0, models)
 
 
 def _vacancy(level: Level, model: str) -> Vacancy:

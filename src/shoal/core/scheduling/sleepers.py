@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from shoal.core.scheduling.ends import finishes_ms
+from shoal.core.state.ends import finishes_ms
 from shoal.core.state.state import Node, State
 from shoal.model.durations import duration_text
 from shoal.model.job import Job, Phase, Restart, SleepCause

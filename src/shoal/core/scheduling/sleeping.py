@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from shoal.core.scheduling.sleepers import budget_of
 from shoal.core.state.room import Room
+from shoal.core.state.round import Round
 from shoal.core.state.state import Node, State
-from shoal.model.job import Job, MemberRef, Phase
+from shoal.model.durations import duration_text
+from shoal.model.events import JobDozing, JobWaking
+from shoal.model.job import Job, MemberRef, Phase, SleepCause
 from shoal.model.node import NodeHealth, NodeIntent
 from shoal.model.policy import Sleeping
 from shoal.model.reason import tenant_part
@@ -196,3 +199,38 @@ def bed_problem(state: State, job: Job, now_ms: int) -> str:
     verb = "runs" if len(holders) == 1 else "run"
     there = f"; {', '.join(list(holders)[:3])} {verb} there" if holders else ""
     return f"it sleeps on {', '.join(nodes)}, where {job.spec.demand} is not free{there}"
+
+
+def doze(round_: Round, job: Job, cause: SleepCause, why: str) -> None:
+    """Put it to sleep; `sleeping.why_not` must have had no objection."""
+    charges = tuple(host_mb(round_.state, job, number) for number in range(len(job.members)))
+    round_.emit(
+        JobDozing(
+            at_ms=round_.now_ms,
+            job=job.id,
+            attempt=job.attempt,
+            cause=cause,
+            host_mb=charges,
+            why=why,
+        )
+    )
+
+
+def rouse(round_: Round, job: Job, given: tuple[Slice, ...], why: str = "") -> None:
+    """It holds these GPUs again, and is woken."""
+    slept = duration_text(round_.now_ms - (job.dozed_ms or 0))
+    moved = [
+        f"member {number} on GPU {','.join(map(str, slice_.gpus))}"
+        for number, (member, slice_) in enumerate(zip(job.members, given, strict=True))
+        if member.slice.gpus != slice_.gpus
+    ]
+    where = f", {'; '.join(moved[:4])}" if moved else ""
+    round_.emit(
+        JobWaking(
+            at_ms=round_.now_ms,
+            job=job.id,
+            attempt=job.attempt,
+            gpus=tuple(slice_.gpus for slice_ in given),
+            why=f"is woken after {slept}{where}{why}",
+        )
+    )

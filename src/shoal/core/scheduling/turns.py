@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from itertools import islice
 
-from shoal.core.phases.round import Round
 from shoal.core.scheduling.keep import line_key
 from shoal.core.scheduling.sleeping import turn_ms, why_not
 from shoal.core.scheduling.victims import VICTIMS_MAX, Victim, asleep_of, of_use, scope
 from shoal.core.state.queue import Gang
+from shoal.core.state.round import Round
 from shoal.core.state.state import State
 from shoal.model.job import Job, Phase, SleepCause
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import heapq
 
-from shoal.core.phases.round import Round
-from shoal.core.phases.sleeping import rouse
 from shoal.core.scheduling.again import kept_from
 from shoal.core.scheduling.backfill import Reserved, delayed_by, set_aside
 from shoal.core.scheduling.beds import behind
@@ -15,8 +13,9 @@ from shoal.core.scheduling.keep import line_key
 from shoal.core.scheduling.order import takes_turns
 from shoal.core.scheduling.preempt import preempt
 from shoal.core.scheduling.sleepers import budget_of
-from shoal.core.scheduling.sleeping import bed
+from shoal.core.scheduling.sleeping import bed, rouse
 from shoal.core.state.queue import gang_of
+from shoal.core.state.round import Round
 from shoal.core.state.saving import unsaved_ms
 from shoal.model.durations import duration_text
 from shoal.model.events import BudgetFreed, JobClaimed, JobStopping, NodeEvent

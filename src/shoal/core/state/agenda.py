@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.core.scheduling.stoppable import Stoppable
+from shoal.core.books.stoppable import Stoppable
 from shoal.core.state.queue import Gang, Lane
 
 

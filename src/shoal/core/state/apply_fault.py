@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.core.health.failures import Failure, failed
+from shoal.core.books.failures import Failure, failed
 from shoal.core.state.state import State
 from shoal.model.events import MemberLost
 from shoal.model.job import Fault, Job

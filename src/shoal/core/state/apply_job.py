@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from shoal.core.health.failures import Failure, failed, forget, ran_well
-from shoal.core.scheduling.score import task_of
+from shoal.core.books.failures import Failure, failed, forget, ran_well
+from shoal.core.books.vacancy import task_of
 from shoal.core.state.accounts import share_of
 from shoal.core.state.apply_array import element_ended, element_runs, new_job, release_array
 from shoal.core.state.apply_fault import note_fault

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from shoal.core.health.baseline import count, learn
-from shoal.core.health.failures import refute
+from shoal.core.books.baseline import count, learn
+from shoal.core.books.failures import refute
 from shoal.core.state.apply_job import member_over
 from shoal.core.state.apply_labels import node_labelled
 from shoal.core.state.apply_queue import unclaim_on

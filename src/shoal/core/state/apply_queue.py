@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 
-from shoal.core.scheduling.stoppable import Stoppable
+from shoal.core.books.stoppable import Stoppable
 from shoal.core.state.apply_array import drop_from, element_added, element_dropped, element_placed
 from shoal.core.state.apply_labels import ask, ask_no_more
 from shoal.core.state.apply_room import change, hold

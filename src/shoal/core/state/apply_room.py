@@ -5,10 +5,10 @@ from __future__ import annotations
 from bisect import insort
 from typing import Self
 
-from shoal.core.health.baseline import forget
-from shoal.core.scheduling.ends import leaving_times
-from shoal.core.scheduling.foresight import Foresight
+from shoal.core.books.baseline import forget
+from shoal.core.books.foresight import Foresight
 from shoal.core.state.asked import kind_of
+from shoal.core.state.ends import leaving_times
 from shoal.core.state.room import Room
 from shoal.core.state.state import Node, State
 from shoal.model.health import Standing

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from shoal.core.health.baseline import Fleet
-from shoal.core.health.failures import FailureBook
-from shoal.core.scheduling.foresight import Mix
-from shoal.core.scheduling.vacancy import Footprint
+from shoal.core.books.baseline import Fleet
+from shoal.core.books.failures import FailureBook
+from shoal.core.books.foresight import Mix
+from shoal.core.books.vacancy import Footprint
 from shoal.core.state.accounts import Account, Accounts
 from shoal.core.state.estimates import Estimates, Group
 from shoal.core.state.records import Ages, Reservation, Wear

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from shoal.core.health.hang import Pace
-from shoal.core.health.scoring import Change
-from shoal.core.health.scoring import Gang as Scores
-from shoal.core.health.spending import Recent
-from shoal.core.phases.scale import RecentWork
+from shoal.core.books.hang import Pace
+from shoal.core.books.scale import RecentWork
+from shoal.core.books.scoring import Change
+from shoal.core.books.scoring import Gang as Scores
+from shoal.core.books.spending import Recent
 from shoal.model.fabric import Host
 from shoal.model.health import CheckResult, Verdict
 from shoal.model.job import MemberRef

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.core.scheduling.foresight import Foresight
+from shoal.core.books.foresight import Foresight
 from shoal.core.state.asked import taken_apart
 from shoal.core.state.facts import Facts, Node
 from shoal.core.state.queue import Queue

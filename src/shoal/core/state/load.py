@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.core.scheduling.foresight import Foresight, Mix
+from shoal.core.books.foresight import Foresight, Mix
 from shoal.core.state.accounts import Accounts
 from shoal.core.state.apply_array import add_array
 from shoal.core.state.apply_labels import look_at

@@ -36,6 +36,11 @@ class State(Indexes):
         self.agenda = Agenda()
         self.caches = Caches()
 
+    def drop_caches(self) -> None:
+        self.caches = Caches()
+        self.estimates.drop_cache()
+        self.foresight.drop_cache()
+
     def job_numbered(self, number: int) -> Job:
         return self.jobs[self.numbers[number]]
 

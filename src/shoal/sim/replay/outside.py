@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from shoal.core.phases.caps import CLUSTER_JOBS_MAX, share_left, too_many
+from shoal.core.features.caps import CLUSTER_JOBS_MAX, share_left, too_many
 from shoal.core.state.accounts import Accounts
 from shoal.core.state.state import State
 from shoal.core.state.tally import EVERYONE, Tally

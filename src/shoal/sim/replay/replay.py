@@ -16,7 +16,7 @@ import msgspec
 
 from shoal.control.plugins import PolicyFunctions
 from shoal.core.answers.why import waiting_reason
-from shoal.core.health.quarantine import wants_check
+from shoal.core.books.quarantine import wants_check
 from shoal.core.phases.admit import impossible
 from shoal.core.scheduling.functions import FUNCTIONS
 from shoal.core.scheduling.predict import predict

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from shoal.core.scheduling.vacancy import WHOLE, Footprint, Vacancy
+from shoal.core.books.vacancy import WHOLE, Footprint, Vacancy
 
 CPU_STEPS = 64  # of the largest node's CPUs; finer steps placed no better
 CPU_STEP_MIN = 250

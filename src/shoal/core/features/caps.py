@@ -1,10 +1,8 @@
-"""Caps on what a tenant, or the whole cluster, may have at a time: live jobs and their bytes.
-
-Who has most is refused first: a tenant may have up to `SHARE` times what nobody has. One alone gets
-most of the room, several get equal parts, and a newcomer always finds some.
-"""
+"""Caps: how much a tenant may hold, what is refused beyond it, and what waits for it."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from shoal.core.state.accounts import Accounts
 from shoal.core.state.sizes import Sizes, service_bytes
@@ -126,3 +124,27 @@ def too_many_replicas(state: State, spec: ServiceSpec) -> Refused | None:
     large = service_bytes(spec) - (service_bytes(same) if same is not None else 0)
     many = too_many(state.tally, state.accounts, tenant, more) if more > 0 else None
     return many or too_large(state.sizes, tenant, large, "service")
+
+
+LINES_MAX = 10  # a policy may name thousands of tenants
+
+
+def caps_of(state: State, sees: Callable[[str], bool]) -> list[str]:
+    """One line for each tenant with a cap that the reader may see, the fullest first."""
+    lines: list[tuple[int, str]] = []
+    for tenant in state.policy.tenants:
+        parts = [
+            (counts.get(tenant.name, 0), most, noun)
+            for counts, most, noun in (
+                (state.tally.live, tenant.jobs_max, "live jobs"),
+                (state.tally.waiting, tenant.waiting_max, "waiting jobs"),
+            )
+            if most
+        ]
+        if parts and sees(tenant.name):
+            text = ", ".join(f"{have} of at most {most} {noun}" for have, most, noun in parts)
+            lines.append(
+                (max(1000 * have // most for have, most, _ in parts), f"{tenant.name}: {text}")
+            )
+    lines.sort(key=lambda line: (-line[0], line[1]))
+    return [text for _, text in lines[:LINES_MAX]]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
-from shoal.core.phases.own_members import Strays
 from shoal.core.state.apply import apply
+from shoal.core.state.own_members import Strays
 from shoal.core.state.state import State
 from shoal.model.events import (
     ArrayFinished,
@@ -19,9 +19,6 @@ from shoal.model.job import Job
 from shoal.model.policy import Policy
 from shoal.model.report import Ended
 from shoal.model.supply import SupplyCommand
-
-if TYPE_CHECKING:
-    from shoal.core.scheduling.backfill import Reserved
 
 
 class Round:
@@ -58,7 +55,7 @@ class Round:
         self.strays: dict[str, Strays] = {}  # node -> members there that it is not to have
         self.quiet: list[str] = []  # replicas that may be put to sleep now
         self.port_seed = 0  # of the ports that jobs get in this step
-        self.reserved: dict[tuple[str, ...], Reserved] = {}  # what is set aside for these jobs
+        self.reserved: dict[tuple[str, ...], Any] = {}  # what is set aside for these jobs
         self.more = False  # work is left that another step should take up at once
 
     def obey(self, policy: Policy) -> None:

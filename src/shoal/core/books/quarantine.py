@@ -18,6 +18,7 @@ from __future__ import annotations
 import msgspec
 
 from shoal.model.health import HealthRule, Record, Standing, StandingChange, Suspicion
+from shoal.model.policy import Policy
 
 HISTORY_MAX = 16
 SUSPICIONS_MAX = 4
@@ -150,3 +151,7 @@ def _enter(
         network=record.network and standing is not Standing.OK,
         history=(*record.history, entry)[-HISTORY_MAX:],
     )
+
+
+def rule_of(policy: Policy) -> HealthRule:
+    return HealthRule(hang_floor_ms=policy.hang_after_ms, retest_ms=policy.retest_ms)

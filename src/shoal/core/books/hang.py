@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from shoal.core.health.numbers import keep, upper_median
+from shoal.core.books.numbers import keep, upper_median
 from shoal.model.durations import duration_text
 from shoal.model.health import HealthRule
 from shoal.model.progress import Beat

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from shoal.core.scheduling.filling import CPU_STEP_MIN, CPU_STEPS, Filling
-from shoal.core.scheduling.vacancy import WHOLE, Footprint, Vacancy, accepts, choices, take
+from shoal.core.books.filling import CPU_STEP_MIN, CPU_STEPS, Filling
+from shoal.core.books.vacancy import WHOLE, Footprint, Vacancy, accepts, choices, take
 
 MIX_TASKS_MAX = 1 << 14  # at this many tasks the counts are halved, so old tasks fade
 MIX_KINDS_MAX = 512

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
-from shoal.core.health.numbers import keep, lower_median, upper_median
+from shoal.core.books.numbers import keep, lower_median, upper_median
 from shoal.model.health import CheckResult, Stand, Verdict
 from shoal.model.resources import Kind
 

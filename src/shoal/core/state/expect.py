@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from shoal.core.scheduling.order import ran_ms as has_run_ms
 from shoal.core.state.state import State
 from shoal.model.job import Job
 
@@ -21,6 +20,14 @@ def run_ms(state: State, job: Job, percent: int, ran_ms: int = 0) -> int | None:
 
 def left_ms(state: State, job: Job, now_ms: int, percent: int) -> int | None:
     """How much longer it will run."""
-    ran_ms = has_run_ms(job, now_ms)
-    total = run_ms(state, job, percent, ran_ms)
-    return None if total is None else max(1, total - ran_ms)
+    so_far_ms = ran_ms(job, now_ms)
+    total = run_ms(state, job, percent, so_far_ms)
+    return None if total is None else max(1, total - so_far_ms)
+
+
+def ran_ms(job: Job, now_ms: int) -> int:
+    """How long it has run: in this attempt, and in the saved parts of earlier ones."""
+    if job.running_ms is None or not job.active:
+        return job.attained_ms
+    until_ms = now_ms if job.dozed_ms is None else job.dozed_ms
+    return job.attained_ms + until_ms - job.running_ms

@@ -1,4 +1,4 @@
-"""What the labels and taints of nodes have to do with a job that cannot start."""
+"""Labels and taints of nodes: requests that change them, and jobs that they keep from starting."""
 
 from __future__ import annotations
 
@@ -8,11 +8,77 @@ from collections.abc import Iterable, Mapping
 from shoal.core.state.apply_labels import concerned
 from shoal.core.state.asked import kind_of, taken_apart, words_of_node
 from shoal.core.state.queue import Gang
+from shoal.core.state.round import Round
 from shoal.core.state.state import Node, State
+from shoal.model.events import NodeLabelled
 from shoal.model.job import JobSpec
-from shoal.model.labels import admits, meets, term_of, tolerated
-from shoal.model.node import NodeIntent
+from shoal.model.labels import (
+    NODE,
+    admits,
+    changed,
+    meets,
+    taint_pairs,
+    taint_text,
+    term_of,
+    tolerated,
+)
+from shoal.model.node import LABELS_MAX, LabelChange, NodeIntent
+from shoal.model.report import Accepted, Answer, Refused, SetLabels
 from shoal.model.resources import Kind, plural
+
+NAMED_MAX = 8
+
+
+def set_labels(round_: Round, request: SetLabels) -> Answer:
+    node = round_.state.nodes.get(request.node)
+    if node is None:
+        return Refused("node", f"there is no node {request.node}", missing=True)
+    change = request.change
+    if NODE in change.labels:
+        return Refused("labels", f"{NODE} is the node's own name and cannot be changed")
+    reported = taint_pairs(node.spec.taints)
+    labels = _over(node.spec.labels, {**node.labels_set, **change.labels})
+    taints = _over(reported, {**node.taints_set, **change.taints})
+    for field, below, above in (
+        ("labels", node.spec.labels, labels),
+        ("taints", reported, taints),
+    ):
+        if len(changed(below, above)) > LABELS_MAX:
+            return Refused(field, f"a node has at most {LABELS_MAX} of them; remove some: KEY-")
+    if (labels, taints) == (node.labels_set, node.taints_set):
+        return Accepted(node.id, "it already has them so")
+    why = f"{_text(change)} by {request.who}"
+    round_.emit(
+        NodeLabelled(at_ms=round_.now_ms, node=node.id, labels=labels, taints=taints, why=why)
+    )
+    return Accepted(node.id)
+
+
+def _over(reported: Mapping[str, str], wanted: Mapping[str, str | None]) -> dict[str, str | None]:
+    """Only what differs from the node's own report is kept."""
+    return {
+        key: value
+        for key, value in sorted(wanted.items())
+        if value != reported.get(key) and (value is not None or key in reported)
+    }
+
+
+def _text(change: LabelChange) -> str:
+    changes = [
+        (f"{key}={value}" if value is not None else f"{key}-", "labelled")
+        for key, value in change.labels.items()
+    ]
+    changes += [
+        (taint_text(key, value) if value is not None else f"{key}-", "tainted")
+        for key, value in change.taints.items()
+    ]
+    parts = []
+    for verb in ("labelled", "tainted"):
+        named = [text for text, done in changes if done == verb]
+        more = f" and {len(named) - NAMED_MAX} more" if len(named) > NAMED_MAX else ""
+        parts += [f"{verb} {', '.join(named[:NAMED_MAX])}{more}"] if named else []
+    return " and ".join(parts)
+
 
 VALUES_NAMED_MAX = 6
 # More values than this would make more kinds of nodes than the scheduler can walk quickly.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from shoal.model.job import JobSpec
 from shoal.model.resources import is_called
 
 WHOLE = 1000
@@ -81,3 +82,10 @@ def take(vacancy: Vacancy, task: Footprint, place: int = 0) -> Vacancy:
         vacancy.model,
         vacancy.held,
     )
+
+
+def task_of(spec: JobSpec) -> Footprint:
+    """A member of the job, as foresight counts it; a share by memory counts as half a GPU."""
+    share = spec.gpu_milli or WHOLE // 2
+    models = tuple(sorted(spec.gpu_models))
+    return Footprint(spec.cpu_milli, spec.memory_mb, spec.gpus, share if spec.gpus else 0, models)

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from shoal.core.health.numbers import keep, lower_median, upper_median
+from shoal.core.books.numbers import keep, lower_median, upper_median
 from shoal.model.health import HealthRule
 from shoal.model.progress import Beat
 

@@ -1,1 +1,0 @@
-"""Which nodes and jobs are slow, hung or failing, and what follows: pure, from beats and checks."""
