@@ -2,24 +2,92 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 from collections.abc import Callable
 from pathlib import Path
+from textwrap import wrap
+from typing import Any
+
+import msgspec
+
+from shoal.calls.call import Needs, declared_in
+from shoal.calls.page import MachineCalls, PageCalls
+from shoal.calls.table import GROUPS, TABLE
+from shoal.sdk.asynchronous import NOT_CALLS, OWN
+from shoal.sdk.client import Client
 
 ROOT = Path(__file__).parent.parent
+WIDTH = 120
 
 
 def asynchronous(text: str) -> str:
     """The calls of the asynchronous client, one line each."""
-    from shoal.sdk.asynchronous import NOT_CALLS, OWN
-    from shoal.sdk.client import Client
-
     names = [name for name in dir(Client) if not name.startswith("_")]
     lines = [f"    {name} = _call(Client.{name})" for name in names if name not in NOT_CALLS | OWN]
     return _between(text, "    # -- made by `make generate` --\n", "    # -- end --\n", lines)
 
 
+def reference(_: str) -> str:
+    """docs/reference/calls.md."""
+    lines = [INTRO, "## Who may", "", "| sender | may also send |", "| --- | --- |"]
+    for needs in Needs:
+        names = ", ".join(f"`{one.name}`" for one in TABLE if one.may is needs)
+        lines.append(f"| {needs.value} | {names} |")
+    for title, group in GROUPS.items():
+        lines += ["", f"## {title}", ""]
+        if group not in (PageCalls, MachineCalls):
+            lines += ["Methods of `shoal.Client`, and to be awaited of `shoal.AsyncClient`.", ""]
+        for one in declared_in(group):
+            facts = [_signature(one.function), one.may.value, f"answered by {one.head.value}"]
+            facts += ["streams"] * one.streams
+            lines += [
+                f"### {one.method} {one.path}",
+                "",
+                " · ".join(facts),
+                "",
+                *wrap(one.text, WIDTH, break_on_hyphens=False),
+                "",
+            ]
+        lines.pop()
+    return "\n".join(lines) + "\n"
+
+
+INTRO = """# Calls
+
+Every call of the API: its method and path, the client's method that sends it, who may send it, and
+which of several heads answers. `make generate` writes this page from `src/shoal/calls/`. The types
+are in the OpenAPI document of a running cluster, at `/schema/openapi.json`.
+
+Send the token as `Authorization: Bearer TOKEN`. Bodies and answers are JSON. Parameters that are
+not in the path are in the query, or fields of the body. A refusal has a `message`, and the `field`
+that is wrong.
+"""
+
+
+def _signature(function: Callable[..., Any]) -> str:
+    words: list[str] = []
+    keyed = False
+    for parameter in list(inspect.signature(function).parameters.values())[1:]:
+        if parameter.kind is parameter.KEYWORD_ONLY and not keyed:
+            words, keyed = [*words, "*"], True
+        word = f"{parameter.name}: {parameter.annotation}"
+        if parameter.default is not parameter.empty:
+            word += f" = {_default(parameter.default)}"
+        words.append(word)
+    answer = function.__annotations__["return"]
+    return f"`{function.__name__}({', '.join(words)}) -> {answer}`"
+
+
+def _default(value: Any) -> str:
+    if isinstance(value, msgspec.Struct):
+        return f"{type(value).__name__}()"
+    return json.dumps(value) if isinstance(value, str) else repr(value)
+
+
 FILES: dict[str, Callable[[str], str]] = {
     "src/shoal/sdk/asynchronous.py": asynchronous,
+    "docs/reference/calls.md": reference,
 }
 
 
