@@ -16,6 +16,7 @@ from shoal.model.events import JobAwake, JobDozing, JobSubmitted, ReplicaReady
 from shoal.model.job import Job, Phase, SleepCause
 from shoal.model.node import NodeIntent
 from shoal.model.policy import Policy, Sleeping
+from shoal.model.reason import render
 from shoal.model.report import SetIntent, SleepJob
 from tests.core.serving import LOOK_MS, Serving
 
@@ -207,7 +208,7 @@ def test_a_service_that_cannot_sleep_stays_awake_and_says_why() -> None:
     cluster.tick(60)
     (job_id,) = cluster.ready()
     where = cluster.job(job_id).members[0].slice.node
-    why = stays_awake(cluster.state, cluster.service())
+    why = render(stays_awake(cluster.state, cluster.service()))
     assert why == (
         f"{job_id} stays awake without requests: it could not be put to sleep before: "
         f"member 0 on {where} could not be put to sleep: the driver is too old"
