@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from shoal.core.phases.budget import GPU_US_PER_GPU_HOUR
+from shoal.core.features.budget import GPU_US_PER_GPU_HOUR
 from shoal.model.budget import BudgetPeriod, Spending
 from storm.budgettruth import BudgetTruth
 from storm.world import World

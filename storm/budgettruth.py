@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.core.phases.budget import GPU_US_PER_GPU_HOUR
+from shoal.core.features.budget import GPU_US_PER_GPU_HOUR
 from shoal.model.budget import Spending
 from shoal.model.events import BudgetEvent, BudgetFreed, BudgetHeld, BudgetWarned, JobStopping
 from shoal.model.job import JobSpec, Restart, StopCause

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from shoal.core.phases.ending import stop
 from shoal.core.phases.heal import NODE_LOST_CODE, TIMED_OUT_CODE
+from shoal.core.state.ending import stop
 from shoal.core.state.round import Round
 from shoal.model.job import MemberRef, Outcome, Phase, StopCause
 from shoal.model.node import NodeIntent

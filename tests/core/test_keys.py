@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from shoal.core.phases import keys as keys_phase
+from shoal.core.features import identity as keys_phase
 from shoal.core.state.invariants import Violation, verify
 from shoal.core.state.load import restore
 from shoal.core.state.state import Snapshot

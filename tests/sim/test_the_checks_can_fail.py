@@ -14,16 +14,18 @@ import shoal.core.state.round
 import shoal.core.step
 import shoal.tick
 from shoal.core.books import quarantine
+from shoal.core.features import budget, identity
+from shoal.core.features import workflow as replacing
 from shoal.core.nodebook import Action, NodeBook
-from shoal.core.phases import admit, budget, heal, identity, observe, reconcile, replacing, watch
+from shoal.core.phases import admit, heal, observe, reconcile, watch
 from shoal.core.phases import reclaim as idle
-from shoal.core.phases.ending import stop
 from shoal.core.scheduling import cycle, elastic, fit, preempt
 from shoal.core.scheduling.fit import GangFit
 from shoal.core.scheduling.order import Walk
 from shoal.core.state import apply_node, queue
 from shoal.core.state.accounts import Accounts
 from shoal.core.state.apply import APPLY
+from shoal.core.state.ending import stop
 from shoal.core.state.queue import Gang, Lane
 from shoal.core.state.room import Room
 from shoal.core.state.round import Round

@@ -7,7 +7,7 @@ from litestar import Controller
 from shoal.api.handling import handles
 from shoal.api.reach import Reach
 from shoal.calls.page import PageCalls
-from shoal.core.phases.budget import (
+from shoal.core.features.budget import (
     GPU_US_PER_GPU_HOUR,
     WARNED_MILLI,
     Totals,

@@ -15,7 +15,7 @@ from shoal.api.reach import Reach
 from shoal.calls.cluster import ClusterCalls
 from shoal.calls.jobs import JobCalls
 from shoal.calls.page import PageCalls
-from shoal.core.phases.budget import spent_by_branch, used
+from shoal.core.features.budget import spent_by_branch, used
 from shoal.forms import ledger_csv
 from shoal.ledger.accounts import HOUR_MS
 from shoal.ledger.live import TIMES_MAX, LiveLedger

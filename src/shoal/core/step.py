@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
+from shoal.core.features.array import look_for_more, unfold
+from shoal.core.features.budget import budget
+from shoal.core.features.schedules import run_schedules
+from shoal.core.features.workflow import settle_dependents
 from shoal.core.phases.admit import admit, run_problem
-from shoal.core.phases.after import settle_dependents
-from shoal.core.phases.budget import budget
 from shoal.core.phases.ends import close_ending
 from shoal.core.phases.fabric import end_tours, tours_wanted
 from shoal.core.phases.heal import heal
@@ -17,13 +19,11 @@ from shoal.core.phases.patience import report_waits
 from shoal.core.phases.prepare import prepares_wanted
 from shoal.core.phases.reclaim import reclaim
 from shoal.core.phases.reconcile import reconcile
-from shoal.core.phases.schedules import run_schedules
 from shoal.core.phases.serve import serve
 from shoal.core.phases.sleeping import settle_naps
 from shoal.core.phases.storage import end_storage, storage_wanted
 from shoal.core.phases.supply import supply
 from shoal.core.phases.timekeeping import note_clock
-from shoal.core.phases.unfold import look_for_more, unfold
 from shoal.core.phases.wake import next_wake
 from shoal.core.phases.watch import checks_wanted, paced, watch
 from shoal.core.scheduling.cycle import schedule

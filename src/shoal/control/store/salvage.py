@@ -29,7 +29,7 @@ from shoal.control.store.rows import (
 )
 from shoal.control.store.schema import FORGET_JOB, INSERT_EVENT, INSERT_JOB, SET_META
 from shoal.control.store.sqlite import SqliteStore
-from shoal.core.phases.identity import free_uid
+from shoal.core.features.identity import free_uid
 from shoal.core.state.apply import apply
 from shoal.core.state.apply_sleep import recount
 from shoal.core.state.invariants import Violation, verify

@@ -5,7 +5,14 @@ from __future__ import annotations
 import msgspec
 
 from shoal.core.books.quarantine import released
+from shoal.core.features.array import (
+    cancel_array,
+    no_live_job,
+    retry,
+    too_many_arrays,
+)
 from shoal.core.features.caps import above_cap, too_large, too_many, too_many_replicas
+from shoal.core.features.identity import change_identity, change_keys, void_keys
 from shoal.core.features.labels import (
     kinds_if_asked,
     kinds_with,
@@ -14,31 +21,28 @@ from shoal.core.features.labels import (
     too_many_values,
 )
 from shoal.core.features.notices import change_notices
-from shoal.core.phases.after import after_problem, enter
-from shoal.core.phases.arrays import (
-    cancel_array,
-    no_live_job,
-    retry,
-    too_many_arrays,
+from shoal.core.features.schedules import change_schedule
+from shoal.core.features.workflow import (
+    after_problem,
+    cancel_workflow,
+    enter,
+    enter_all,
+    graph_problem,
+    submit_instead,
 )
-from shoal.core.phases.ending import cancel, stop
 from shoal.core.phases.ends import forget_set_end, reason, set_end
 from shoal.core.phases.fabric import begin_tour
-from shoal.core.phases.identity import change_identity
-from shoal.core.phases.keys import change_keys, void_keys
 from shoal.core.phases.observe import lose
 from shoal.core.phases.policy import set_policy
-from shoal.core.phases.replacing import submit_instead
 from shoal.core.phases.reserved import reserved, reserved_secrets
-from shoal.core.phases.schedules import change_schedule
 from shoal.core.phases.serve import set_service, stop_service
 from shoal.core.phases.sleep_requests import put_to_sleep, wake
 from shoal.core.phases.spec_problem import shape_problem, spec_problem
 from shoal.core.phases.storage import begin_storage
-from shoal.core.phases.workflow import cancel_workflow, enter_all, graph_problem
 from shoal.core.scheduling.capacity import held_when_empty
 from shoal.core.scheduling.fit import NO_CONTAINERS
 from shoal.core.scheduling.packing import could_bring
+from shoal.core.state.ending import cancel, stop
 from shoal.core.state.queue import gang_of_spec
 from shoal.core.state.room import UNLIMITED
 from shoal.core.state.round import Round

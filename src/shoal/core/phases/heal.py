@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from shoal.core.books.failures import Failure, FailureBook, blame, failed, same_way
-from shoal.core.phases.ending import CANCELLED_CODE, is_served, stop
 from shoal.core.phases.sleeping import touch
 from shoal.core.phases.watch import suspect
 from shoal.core.scheduling.ends import end_text, goes_on, must_leave
 from shoal.core.scheduling.leave import leave
 from shoal.core.scheduling.sleepers import has_to_finish, idle_on_given_back
 from shoal.core.scheduling.sleeping import bed, rouse
+from shoal.core.state.ending import CANCELLED_CODE, is_served, stop
 from shoal.core.state.round import Round
 from shoal.core.state.saving import kept_ms, worked_until_ms
 from shoal.model.durations import duration_text

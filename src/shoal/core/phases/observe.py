@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from shoal.core.features.identity import void_keys
 from shoal.core.phases.ends import has_ended, note_end
 from shoal.core.phases.faults import UNSTARTED, take_faults
 from shoal.core.phases.forgetting import long_gone
-from shoal.core.phases.keys import void_keys
 from shoal.core.phases.leaving import note_leaving, note_left
 from shoal.core.phases.sleeping import hear_sleep
 from shoal.core.state.own_members import Strays, present, split

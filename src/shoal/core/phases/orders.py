@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from shoal.core.features.identity import void_keys
 from shoal.core.phases.ends import hear_notes
-from shoal.core.phases.keys import void_keys
 from shoal.core.phases.leaving import is_stray
 from shoal.core.phases.observe import lose
 from shoal.core.state.round import Round

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from shoal.core.phases.ending import stop
 from shoal.core.scheduling.sleepers import beforehand
 from shoal.core.scheduling.sleeping import doze, why_not
+from shoal.core.state.ending import stop
 from shoal.core.state.round import Round
 from shoal.core.state.state import State
 from shoal.model.durations import duration_text

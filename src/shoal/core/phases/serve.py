@@ -12,10 +12,10 @@ import msgspec
 
 from shoal.core.books.scale import RecentWork, Wish, wish
 from shoal.core.phases.claims import taken, ungranted, within
-from shoal.core.phases.ending import cancel
 from shoal.core.phases.rollout import at_a_time, leave_first, side_by_side
 from shoal.core.phases.serve_sleep import nap_and_wake, sized_to_sleep
 from shoal.core.scheduling.ends import end_text
+from shoal.core.state.ending import cancel
 from shoal.core.state.ends import lead_ms, stop_ms
 from shoal.core.state.round import Round
 from shoal.model.durations import duration_text

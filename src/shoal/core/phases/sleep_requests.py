@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.core.phases.arrays import no_live_job
+from shoal.core.features.array import no_live_job
 from shoal.core.phases.sleeping import touch
 from shoal.core.scheduling.sleepers import beforehand, has_to_finish
 from shoal.core.scheduling.sleeping import doze, why_not

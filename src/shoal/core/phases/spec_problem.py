@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from shoal.core.phases.sweep_problem import longest_element, sweep_problem
+from shoal.core.features.array import longest_element, sweep_problem
 from shoal.model.job import (
     ARGUMENT_BYTES_MAX,
     COMMAND_BYTES_MAX,

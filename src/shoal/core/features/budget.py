@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from shoal.core.phases.ending import stop
+from shoal.core.state.ending import stop
 from shoal.core.state.round import Round
 from shoal.core.state.state import State
 from shoal.model.budget import BudgetLevel, BudgetPeriod, Spending

@@ -7,8 +7,7 @@ from collections.abc import Callable
 import msgspec
 
 from shoal.core.features.caps import too_large
-from shoal.core.phases.after import enter
-from shoal.core.phases.workflow import enter_all
+from shoal.core.features.workflow import enter, enter_all
 from shoal.core.state.round import Round
 from shoal.core.state.sizes import schedule_bytes
 from shoal.core.state.state import State
