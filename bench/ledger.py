@@ -26,9 +26,8 @@ from shoal.ledger.report import Tariff, view
 from shoal.ledger.store import LedgerStore
 from shoal.model import events as ev
 from shoal.model.job import JobSpec, MemberRef, Outcome
-from shoal.model.ledger import By
+from shoal.model.ledger import By, PriceList
 from shoal.model.node import NodeSpec
-from shoal.model.prices import PriceList
 from shoal.model.progress import Beat, Progress
 from shoal.model.resources import Slice
 

@@ -27,12 +27,12 @@ import msgspec
 
 from bench.figures import machine, table
 from shoal.agent.dialling import read_link_file
-from shoal.channel import dial
 from shoal.core.nodebook import NodeBook
 from shoal.engines.linked.joining import prepare
+from shoal.link.channel import dial
+from shoal.link.wire import AsBefore, Ask, Heard, Link, ToAgent
 from shoal.model.node import JOINED, NodeSpec
 from shoal.model.report import Still
-from shoal.wire import AsBefore, Ask, Heard, Link, ToAgent
 
 AGENTS, LINKS, MEASURE_S = 200, 1_000, 60.0
 WAIT_S = 600.0

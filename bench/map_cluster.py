@@ -22,9 +22,9 @@ from bench.figures import machine, percentile, table
 from shoal.client import Client
 from shoal.control.home import ClusterConfig, Home
 from shoal.control.lifecycle import bring_up, take_down
+from shoal.link.packing import pack
 from shoal.model.job import JobSpec
 from shoal.model.node import NodeSpec
-from shoal.packing import pack
 from shoal.tasks import Cluster
 
 WORKERS = 2

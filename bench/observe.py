@@ -34,10 +34,10 @@ from shoal.control.history.history import History
 from shoal.control.history.jobs import JobHistory
 from shoal.control.loop import ControlLoop
 from shoal.core.nodebook import NodeBook
+from shoal.link.wire import FromAgent, Heard
 from shoal.model.progress import Beat, Progress
 from shoal.model.report import Report
-from shoal.model.samples import GpuSample, NodeSample
-from shoal.wire import FromAgent, Heard
+from shoal.model.series import GpuSample, NodeSample
 
 NODES = 2000
 GANG_NODES = 8  # a gang of 64 members

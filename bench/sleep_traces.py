@@ -31,7 +31,7 @@ from shoal.sim.replay.clusters import Conditions, alike
 from shoal.sim.replay.metrics import summarize
 from shoal.sim.replay.naps import wasted_gpu_hours
 from shoal.sim.replay.replay import replay, too_large
-from shoal.sim.replay.sleepers import able_to_sleep
+from shoal.sim.replay.simulated import able_to_sleep
 from shoal.sim.replay.traces import Gangs, Trace, TraceError, stretch
 
 GPUS_PER_NODE = 8

@@ -20,7 +20,7 @@ from harness.ray import real_ray
 from harness.slurm import available, slurm
 from harness.waiting import WAIT_S, until
 from shoal.client import Client
-from shoal.kernel import kill_marked
+from shoal.machine.kernel import kill_marked
 
 ENGINES = ("local", "linked", "slurm", "kubernetes", "ray")
 NODES, GPUS, CPUS, MEMORY = 2, 2, 4, "3G"

@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 
 from harness.waiting import WAIT_S
-from shoal.kernel import kill_marked, variable
+from shoal.machine.kernel import kill_marked, variable
 
 TRIES = 3
 READY = b"started. Raylet consists of"

@@ -9,6 +9,7 @@ from functools import partial
 
 import msgspec
 
+from shoal.cron import next_due
 from shoal.model.job import JobSpec
 from shoal.model.report import (
     Accepted,
@@ -23,7 +24,6 @@ from shoal.model.report import (
     WorkflowJob,
 )
 from shoal.model.schedule import Missed, Overlap, ScheduleSpec
-from shoal.timetable import next_due
 from storm.lives import Untruth
 from storm.users import Users
 from storm.world import World

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from harness import postgres
 
-from shoal.cgroups.groups import Cgroups
+from shoal.machine.cgroups import Cgroups
 
 
 def need(package: str) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from shoal.link.sealing import Opener, seal
 from shoal.model.job import MemberRef
 from shoal.model.secret import SecretsOf, SecretValue
-from shoal.sealing import Opener, seal
 
 REF = MemberRef("j1", 1, 0)
 SECRETS = SecretsOf(REF, (SecretValue("token", b"canary-5511", "VAR"),), b"me:canary-5511")

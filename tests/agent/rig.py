@@ -20,13 +20,8 @@ from typing import Any
 import msgspec
 from harness.waiting import WAIT_S
 
-from shoal.model.commands import Command, Envelope, Launch, Stop
-from shoal.model.job import MemberRef
-from shoal.model.node import NodeSpec
-from shoal.model.report import LogChunk, MemberExit, NodeReport, PackagePiece
-from shoal.model.secret import SecretsOf
-from shoal.sealing import seal
-from shoal.wire import (
+from shoal.link.sealing import seal
+from shoal.link.wire import (
     CHECKPOINT_ROOT,
     PIECE_BYTES,
     Ask,
@@ -41,6 +36,11 @@ from shoal.wire import (
     ToAgent,
     Wants,
 )
+from shoal.model.commands import Command, Envelope, Launch, Stop
+from shoal.model.job import MemberRef
+from shoal.model.node import NodeSpec
+from shoal.model.report import LogChunk, MemberExit, NodeReport, PackagePiece
+from shoal.model.secret import SecretsOf
 
 LENGTH = struct.Struct("!I")
 # An agent waits for a warm interpreter's fork only while that is quicker than a cold start.

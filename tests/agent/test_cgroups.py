@@ -14,8 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from shoal.cgroups.groups import Cgroups, end_groups
-from shoal.cgroups.values import Ceiling, Mount, Setting, mounts, place, settings
+from shoal.machine.cgroups import (
+    Ceiling,
+    Cgroups,
+    Mount,
+    Setting,
+    end_groups,
+    mounts,
+    place,
+    settings,
+)
 from shoal.model.commands import Limits
 from shoal.model.job import Fault, MemberRef
 from tests.agent.rig import Rig, rig

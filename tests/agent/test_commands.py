@@ -13,15 +13,14 @@ from shoal.agent.agent import Agent
 from shoal.agent.member import EDGES, Member, State
 from shoal.agent.process import Ended
 from shoal.agent.shipping import Output
-from shoal.cgroups.groups import Cgroups
-from shoal.cgroups.values import Ceiling, Used
-from shoal.exits import MEMBERS
+from shoal.link.wire import Commands, FromAgent, Heard, Kept
+from shoal.machine.cgroups import Ceiling, Cgroups, Used
+from shoal.machine.exits import MEMBERS
 from shoal.model.commands import Acknowledge, Envelope, Launch, Stop
 from shoal.model.job import Fault, MemberRef
 from shoal.model.node import NodeSpec
 from shoal.model.progress import Beat
 from shoal.model.report import NodeReport
-from shoal.wire import Commands, FromAgent, Heard, Kept
 from tests.agent.rig import Rig, rig
 
 BAD, GOOD, LATER = MemberRef("j1", 1, 0), MemberRef("j2", 1, 0), MemberRef("j3", 1, 0)

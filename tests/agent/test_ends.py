@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.ends import ENDS, EndFile, forget_end, write_end
+from shoal.machine.ends import ENDS, EndFile, forget_end, write_end
 from tests.agent.rig import rig
 
 

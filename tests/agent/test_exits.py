@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from shoal.agent.members import Members
-from shoal.exits import MEMBERS, read_exits, remove_exit, write_exit
+from shoal.machine.exits import MEMBERS, read_exits, remove_exit, write_exit
 from shoal.model.commands import Acknowledge
 from shoal.model.job import MemberRef
 from shoal.model.node import NodeSpec

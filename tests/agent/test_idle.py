@@ -13,7 +13,7 @@ from shoal.agent import beats as idle
 from shoal.agent.beats import IdleWatch, session_cpu_s
 from shoal.model.commands import Launch
 from shoal.model.job import MemberRef
-from shoal.model.samples import GpuSample, NodeSample
+from shoal.model.series import GpuSample, NodeSample
 
 REF = MemberRef("j1", 1, 0)
 BUSY = "while True: pass"

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from shoal.agent import starter
-from shoal.files import held, lock
-from shoal.folder import AGENT_LOCK
-from shoal.kernel import NODE_MARK
-from shoal.leftovers import end_node
+from shoal.machine.files import held, lock
+from shoal.machine.folder import AGENT_LOCK
+from shoal.machine.kernel import NODE_MARK
+from shoal.machine.leftovers import end_node
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_what_is_marked_is_ended_while_the_nodes_lock_is_held(
     def swept(directory: Path) -> None:
         seen.append(held(directory / AGENT_LOCK))
 
-    monkeypatch.setattr("shoal.leftovers.sweep", swept)
+    monkeypatch.setattr("shoal.machine.leftovers.sweep", swept)
     assert end_node(tmp_path)
     assert left.poll() is not None and seen == [True]
     assert not held(tmp_path / AGENT_LOCK)

@@ -15,9 +15,9 @@ import pytest
 
 from shoal.agent.faults import CannotStart
 from shoal.agent.packages import Packages
+from shoal.link.wire import PIECE_BYTES
 from shoal.model.job import MemberRef
 from shoal.model.report import PackagePiece
-from shoal.wire import PIECE_BYTES
 from tests.agent.rig import Rig, rig
 
 ONE, TWO, THREE = (MemberRef("j1", 1, number) for number in range(3))

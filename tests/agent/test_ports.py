@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from shoal.listening import Listener, hold, listeners, reaching
+from shoal.machine.listening import Listener, hold, listeners, reaching
 from shoal.model.commands import Limits
 from shoal.model.job import Fault, MemberRef
 from tests.agent.rig import Rig, rig
@@ -166,7 +166,7 @@ def test_a_gang_that_found_its_port_taken_has_not_failed() -> None:
 
 
 def test_the_kernel_and_its_list_name_the_same_listeners() -> None:
-    from shoal import listening
+    from shoal.machine import listening
 
     families = (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6))
     with socket.create_server(("", 0)) as here:

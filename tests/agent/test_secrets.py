@@ -18,12 +18,12 @@ import pytest
 from shoal.agent import secrets as module
 from shoal.agent.faults import CannotStart
 from shoal.agent.shipping import Output
-from shoal.kernel import memory_folder
+from shoal.link.sealing import Opener, seal
+from shoal.link.wire import Handed
+from shoal.machine.kernel import memory_folder
 from shoal.model.commands import Acknowledge, Launch
 from shoal.model.job import MemberRef
 from shoal.model.secret import SecretsOf, SecretValue
-from shoal.sealing import Opener, seal
-from shoal.wire import Handed
 from tests.agent.rig import Rig, rig
 from tests.needs import need_root
 

@@ -175,8 +175,8 @@ def test_a_file_system_without_holes_is_bounded_too(
         def fallocate(*_: object) -> int:
             return -1
 
-    monkeypatch.setattr("shoal.kernel.ctypes.CDLL", lambda *_, **__: Libc)
-    monkeypatch.setattr("shoal.kernel.ctypes.get_errno", lambda: errno.EOPNOTSUPP)
+    monkeypatch.setattr("shoal.machine.kernel.ctypes.CDLL", lambda *_, **__: Libc)
+    monkeypatch.setattr("shoal.machine.kernel.ctypes.get_errno", lambda: errno.EOPNOTSUPP)
     monkeypatch.setattr(shipping, "AHEAD_BYTES_MAX", 8 * MIB)
     node.watch(LOUD)
     handle = os.open(node.path / str(LOUD), os.O_WRONLY | os.O_APPEND)

@@ -25,8 +25,8 @@ from shoal.agent.sleeping import naps
 from shoal.agent.sleeping.freeze import Tree
 from shoal.agent.sleeping.naps import Naps
 from shoal.agent.sleeping.port import Full, Lost, Processes, Refused
-from shoal.cgroups.groups import UNIFIED, Group
 from shoal.core.nodebook import NodeBook
+from shoal.machine.cgroups import UNIFIED, Group
 from shoal.model.commands import Envelope, Launch, Sleep, Wake
 from shoal.model.job import Fault, MemberRef
 from shoal.model.node import NodeSpec

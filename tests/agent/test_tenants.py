@@ -18,7 +18,7 @@ from shoal.agent.confine.launcher import Bound, Covered, Mounts, Shown, mounts
 from shoal.agent.confine.limits import renumbered, unenforced
 from shoal.agent.confine.tenant import Binding
 from shoal.agent.inherited import for_tenant
-from shoal.cgroups.groups import Cgroups
+from shoal.machine.cgroups import Cgroups
 from shoal.model.job import MemberRef
 from shoal.model.node import unenforced_lines
 from tests.agent.rig import Rig, rig, rig_of
@@ -145,8 +145,8 @@ CLOSED = """
 import os, sys
 from pathlib import Path
 from shoal.agent.confine.tenant import Apart, Task, own
-from shoal.cgroups.groups import Cgroups
-from shoal.kernel import reap_orphans
+from shoal.machine.cgroups import Cgroups
+from shoal.machine.kernel import reap_orphans
 reap_orphans()
 node, device, uid = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 apart = Apart(node, Cgroups("", {}, {}, (), unified=True))

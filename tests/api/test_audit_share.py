@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from shoal.api.audit import HOUR_MS, MINUTE_MS, SAME_MAX, TENANT_MAX, Auditor
 from shoal.api.principal import SCOPE, Principal
-from shoal.control.audit_queue import AuditQueue
+from shoal.control.audit import AuditQueue
 from shoal.model.audit import AuditEntry
 from shoal.model.identity import Role
 

@@ -11,13 +11,13 @@ import pytest
 
 from shoal.api.feed import BEHIND_MAX, KEPT_MAX, PAGES_MAX, Feed, Page, TooMany
 from shoal.api.feed_rows import job_line
-from shoal.api.stream import pieces
+from shoal.api.page import pieces
 from shoal.core.books.hang import Pace
 from shoal.core.state.heard import Watch
 from shoal.model.job import JobSpec
 from shoal.model.progress import Beat
 from shoal.model.report import Cancel, Submit
-from shoal.model.samples import GpuSample, NodeSample
+from shoal.model.series import GpuSample, NodeSample
 from tests.control.test_loop import SPEC, HandClock, Rig
 
 # The first has the only node; a cancel ends those that wait behind it at once.
@@ -136,7 +136,7 @@ def test_how_busy_gpus_are_is_told_when_it_changes(rig: Rig) -> None:
 def test_a_page_hears_the_time_of_now_beside_what_was_kept(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoal.api.stream.BEAT_S", 0)
+    monkeypatch.setattr("shoal.api.page.BEAT_S", 0)
 
     async def watch() -> None:
         await rig.loop.changed("", 5)

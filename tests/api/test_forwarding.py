@@ -23,7 +23,7 @@ from websockets.sync.client import connect
 from shoal.api.forwarded import HEADER, SERVED, Forwarded, read
 from shoal.api.forwarding import at_standby
 from shoal.client.transport import trust_in
-from shoal.meeting import KEY_HEADER, key_hash
+from shoal.link.meeting import KEY_HEADER, key_hash
 from shoal.model.job import JobSpec
 from shoal.model.policy import Policy
 from shoal.model.views import Submission

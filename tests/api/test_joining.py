@@ -17,12 +17,12 @@ from shoal.client.transport import ShoalError
 from shoal.control.jointoken import keep_standing, standing
 from shoal.database.settings import FileSettings
 from shoal.engines.linked.joining import prepare
-from shoal.folder import LINK_FILE
+from shoal.link.wire import PROTOCOL, LinkFile
+from shoal.machine.folder import LINK_FILE
 from shoal.model.identity import NodeKey
 from shoal.model.node import JOINED, NodeSpec
 from shoal.model.report import RemoveKey, SetKey
 from shoal.ports import EngineError
-from shoal.wire import PROTOCOL, LinkFile
 from tests.api.server import OPERATORS, Server, serving
 from tests.api.test_roles import TABLE
 

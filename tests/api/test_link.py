@@ -11,15 +11,15 @@ import pytest
 from harness.waiting import WAIT_S
 
 from shoal.api.access import new_token
-from shoal.channel import Dialled, Refused, dial
 from shoal.core.nodebook import NodeBook
 from shoal.engines.linked import engine as linked
 from shoal.engines.linked.engine import LinkedEngine
+from shoal.link.channel import Dialled, Refused, dial
+from shoal.link.wire import Heard, Kept, Link, LinkFile, Log, ToAgent
 from shoal.model.identity import NodeKey
 from shoal.model.job import JobSpec, MemberRef
 from shoal.model.node import JOINED, NodeSpec
 from shoal.model.report import LogChunk, RemoveKey, SetKey, Submit
-from shoal.wire import Heard, Kept, Link, LinkFile, Log, ToAgent
 from tests.api.server import OPERATORS, Server, serving
 
 pytestmark = pytest.mark.filterwarnings("ignore::litestar.exceptions.LitestarDeprecationWarning")

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from shoal.api import log_find, log_parts
+from shoal.api import log_find, logs
 from shoal.api.log_find import Search, find
-from shoal.api.log_parts import Together
-from shoal.control.log_times import MARK
-from shoal.control.logs import LogStore
-from shoal.kernel import punch_hole
+from shoal.api.logs import Together
+from shoal.control.logs import MARK, LogStore
+from shoal.machine.kernel import punch_hole
 from shoal.model.job import MemberRef
 from shoal.model.report import LogChunk
 from shoal.model.views import LogPiece
@@ -67,7 +66,7 @@ def test_small_parts_give_the_same_bytes_in_both_directions_and_whole_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     rng = random.Random(seed)
-    monkeypatch.setattr(log_parts, "PART_BYTES", 300)
+    monkeypatch.setattr(logs, "PART_BYTES", 300)
     outputs: dict[int, list[tuple[int, bytes]]] = {}
     for member in range(3):
         at_ms, outputs[member] = 1_000, []

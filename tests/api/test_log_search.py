@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.api.log_search import matching
+from shoal.api.log_find import matching
 from shoal.control import logs
 from shoal.control.logs import LogStore
 from shoal.model.job import MemberRef
@@ -46,7 +46,7 @@ def test_output_since_a_time_begins_where_it_arrived(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, now_ms, offset = LogStore(tmp_path), 0, 0
-    monkeypatch.setattr("shoal.control.log_times.time.time", lambda: now_ms / 1000)
+    monkeypatch.setattr("shoal.control.logs.time.time", lambda: now_ms / 1000)
     for at_ms, text in ((1_000, b"one\n"), (1_500, b"two\n"), (3_600_000, b"three\n")):
         now_ms = at_ms
         store.append(LogChunk(REF, offset, text))

@@ -14,7 +14,7 @@ import pytest
 from harness.waiting import WAIT_S, until
 
 from shoal.client.transport import at
-from shoal.meeting import Guest, Host, Invitation, NotAdmitted
+from shoal.link.meeting import Guest, Host, Invitation, NotAdmitted
 from shoal.model.identity import Role, User
 from shoal.model.report import RemoveToken, SetUser
 from shoal.tick import Tick

@@ -9,8 +9,7 @@ import pytest
 
 from shoal.api.feed_rows import job_line, node_line
 from shoal.api.metrics import _jobs, _nodes
-from shoal.api.nap_views import nap_view, naps_mark, node_naps
-from shoal.api.views import _row_fields
+from shoal.api.views import _row_fields, nap_view, naps_mark, node_naps
 from shoal.cli.screen.explanation import _attempt
 from shoal.cli.verbs.nodes import sleepers_text
 from shoal.cli.verbs.ps import elapsed_ms, nap_text

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from shoal.forms import ledger_csv
-from shoal.ledger.spending import resets_ms
+from shoal.ledger.report import resets_ms
 from shoal.model.budget import BudgetPeriod
 from shoal.model.job import Phase
 from shoal.model.ledger import By, LedgerRow, LedgerView

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from shoal.api.feed_own import Own
-from shoal.api.feed_rows import job_line
+from shoal.api.feed_rows import Own, job_line
 from shoal.api.principal import THE_OPERATOR, Principal
 from shoal.api.reach import Reach
 from shoal.api.seen import seen_events

@@ -21,9 +21,9 @@ from shoal.control.store.salvage import salvage
 from shoal.control.store.sqlite import SqliteStore
 from shoal.core.state.invariants import verify
 from shoal.database.settings import FileSettings
-from shoal.files import write_private
 from shoal.ledger.live import LiveLedger
 from shoal.ledger.store import LedgerStore
+from shoal.machine.files import write_private
 from shoal.model.events import ControllerStarted, IdentityEvent
 from shoal.model.identity import Role, Token, User
 from shoal.model.job import JobSpec

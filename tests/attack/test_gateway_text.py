@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from shoal.gateway.balancer import HaproxyBalancer
 from shoal.gateway.binary import GatewayError, find_binary
 from shoal.gateway.process import Proxy
-from shoal.gateway.quote import Refused
-from shoal.gateway.render import Place, render
+from shoal.gateway.render import Place, Refused, render
 from shoal.model.service import (
     GatewayEntry,
     Replica,

@@ -12,19 +12,19 @@ import msgspec
 import pytest
 from harness.waiting import until_async
 
-from shoal.channel import Dialled, dial
 from shoal.control import certificates
 from shoal.control.logs import LogStore
 from shoal.control.loop import ControlLoop
 from shoal.control.packages import PackageStore
 from shoal.control.store.sqlite import SqliteStore
 from shoal.core.nodebook import NodeBook
+from shoal.link.channel import Dialled, dial
+from shoal.link.wire import Commands, Heard, LinkFile, Log, Need, Piece
 from shoal.model.events import ControllerStarted
 from shoal.model.job import JobSpec, MemberRef, Phase
 from shoal.model.node import JOINED, NodeHealth, NodeSpec
 from shoal.model.policy import Policy
 from shoal.model.report import Accepted, LogChunk, MemberExit, NodeReport, Refusal, Slept, Submit
-from shoal.wire import Commands, Heard, LinkFile, Log, Need, Piece
 from tests.control.test_loop import HandClock
 from tests.engines.linked_rig import NAME, Head, Keys
 from tests.engines.test_link_attacks import Peer

@@ -18,8 +18,8 @@ from harness.waiting import until
 from shoal.client import Client, ShoalError
 from shoal.model.events import JobFinished, JobSubmitted, PolicyChanged
 from shoal.model.job import JobSpec
+from shoal.model.ledger import Price, PriceList
 from shoal.model.node import NodeIntent
-from shoal.model.prices import Price, PriceList
 from tests.live.cluster import Live, live_cluster
 
 CLIENTS = 12

@@ -16,10 +16,9 @@ import pytest
 from shoal.cli.app import call
 from shoal.control.backup.saving import save
 from shoal.control.home import ClusterConfig, Home
-from shoal.control.store.checking import begin_check, check
 from shoal.control.store.marks import Numbers
 from shoal.control.store.salvage import salvage
-from shoal.control.store.sqlite import SqliteStore
+from shoal.control.store.sqlite import SqliteStore, begin_check, check
 from shoal.core.state.invariants import verify
 from shoal.ports import StoreDamaged
 from tests.attack.test_damage import filled

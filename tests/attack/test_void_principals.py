@@ -27,8 +27,8 @@ from shoal.api.handling import call_of
 from shoal.api.try_service import Tries
 from shoal.api.watcher import ENDED
 from shoal.engines.linked.engine import LinkedEngine
-from shoal.meeting import KEY_HEADER, key_hash
-from shoal.model.fabric_views import FabricView
+from shoal.link.meeting import KEY_HEADER, key_hash
+from shoal.model.fabric import FabricView
 from shoal.model.identity import EVERY_TENANT, NodeKey, Role, User
 from shoal.model.job import JobSpec
 from shoal.model.report import (

@@ -17,9 +17,9 @@ from shoal.api.views import node_view
 from shoal.cli.screen.words import progress_text
 from shoal.cli.verbs.nodes import print_nodes
 from shoal.control.loop import ControlLoop
-from shoal.doubts import Doubts
 from shoal.model.node import NodeIntent
 from shoal.model.views import ProgressView
+from shoal.tick import Doubts
 from tests.cli.conftest import Shoal
 from tests.core.training import Training, policy
 from tests.live.cluster import Live

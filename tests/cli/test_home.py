@@ -12,7 +12,7 @@ from shoal.api.access import Access
 from shoal.client import Client, Unreachable
 from shoal.control.home import Home
 from shoal.control.lifecycle import LifecycleError, bring_up, take_down
-from shoal.files import write_private
+from shoal.machine.files import write_private
 from tests.cli.conftest import Shoal, assert_one_clear_line
 
 STRANGER = 65_534
@@ -171,7 +171,7 @@ def test_a_disk_that_takes_a_part_of_a_file_leaves_the_file_as_it_was(
         return taken[0]
 
     real = os.write
-    monkeypatch.setattr("shoal.files.os.write", nearly_full)
+    monkeypatch.setattr("shoal.machine.files.os.write", nearly_full)
     with pytest.raises(OSError, match="No space left"):
         write_private(path, b"after this")
     monkeypatch.undo()

@@ -17,11 +17,11 @@ from harness.waiting import WAIT_S, until
 
 from shoal.control.home import ClusterConfig, Home
 from shoal.control.lifecycle import take_down
-from shoal.files import held
-from shoal.folder import LINK_FILE
+from shoal.link.wire import LinkFile
+from shoal.machine.files import held
+from shoal.machine.folder import LINK_FILE
 from shoal.model.joining import KeyView
 from shoal.model.views import NodeView
-from shoal.wire import LinkFile
 from tests.cli.conftest import Result, Shoal, assert_one_clear_line
 from tests.live.cluster import Live, live_cluster, virtual_nodes
 from tests.needs import need_root

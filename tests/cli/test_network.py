@@ -10,12 +10,11 @@ import pytest
 from shoal.api.fabric import fabric_view, weak_text
 from shoal.cli.checks.network import print_network
 from shoal.cli.screen.matrix import matrix, plain
-from shoal.control.history.measured import TOURS_KEPT, Measured
+from shoal.control.history.history import TOURS_KEPT, Measured
 from shoal.control.history.store import HistoryFile
 from shoal.core.state.heard import Touring
 from shoal.core.state.state import State
-from shoal.model.fabric import Collective, Fabric, Host, Pair, Weak
-from shoal.model.fabric_views import FabricView, LinkView
+from shoal.model.fabric import Collective, Fabric, FabricView, Host, LinkView, Pair, Weak
 from shoal.model.health import CheckResult
 from tests.cli.conftest import Shoal, assert_one_clear_line
 

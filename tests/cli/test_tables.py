@@ -32,7 +32,7 @@ from shoal.cli.verbs import (
     workflow,
 )
 from shoal.cli.verbs import heads as heads_verb
-from shoal.model.fabric_views import FabricView
+from shoal.model.fabric import FabricView
 from shoal.model.joining import KeyView
 from shoal.model.kept import FilesView
 from shoal.model.ledger import AccountSum, LedgerRow, LedgerView
@@ -41,7 +41,7 @@ from shoal.model.people import TenantView, TokenView, UserView
 from shoal.model.schedule import ScheduleView
 from shoal.model.secret import SecretView
 from shoal.model.storage import StorageView
-from shoal.model.supply_views import SuppliesView
+from shoal.model.supply import SuppliesView
 from shoal.model.views import (
     CheckView,
     HeadView,

@@ -19,8 +19,7 @@ from shoal.cli.screen.top_rows import COLUMNS, Seen, places_of
 from shoal.cli.screen.top_screen import ABOUT_THE_MAP, HELP, Around, draw
 from shoal.model.feed import Held, JobLine, NodeLine
 from shoal.model.job import JobSpec
-from shoal.model.samples import GpuSample, NodeSample
-from shoal.model.series import JobPoint, JobSeries, NodeSeries, ServiceSeries
+from shoal.model.series import GpuSample, JobPoint, JobSeries, NodeSample, NodeSeries, ServiceSeries
 from shoal.model.service import ServiceSpec
 from shoal.model.views import (
     JobRow,

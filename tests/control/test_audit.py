@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from shoal.control import audit, audit_queue
+from shoal.control import audit
+from shoal.control import audit as audit_queue
 from shoal.control.alarms import Alarms
-from shoal.control.audit import AuditBroken, AuditLog, newest_first, verify
-from shoal.control.audit_lines import without_secret
+from shoal.control.audit import AuditBroken, AuditLog, newest_first, verify, without_secret
 from shoal.model.audit import AuditEntry
 
 

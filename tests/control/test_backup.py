@@ -29,8 +29,8 @@ from shoal.control.lifecycle import LifecycleError, bring_up
 from shoal.control.store.marks import JOBS_AHEAD, Numbers
 from shoal.control.store.sqlite import SqliteStore
 from shoal.core.state.state import State
-from shoal.files import lock
 from shoal.ledger.store import LedgerStore
+from shoal.machine.files import lock
 from shoal.model.events import ClockJumped
 from shoal.model.job import JobSpec
 from shoal.model.report import Submit

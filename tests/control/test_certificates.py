@@ -21,7 +21,7 @@ from harness.waiting import until_async
 from shoal.client.transport import Endpoint, WrongCertificate, at, connection_to, fingerprint
 from shoal.control import certificates, reach
 from shoal.control.alarms import Alarms
-from shoal.control.encryption import Encryption
+from shoal.control.certificates import Encryption
 from shoal.control.home import ClusterConfig, Home
 from shoal.ports import EngineError
 
@@ -282,7 +282,7 @@ def test_a_controller_keeps_its_certificate_valid_and_says_if_it_cannot(
     config = ClusterConfig(nodes=(), certificate=str(chain), key=str(key))
     encryption = Encryption(Home(tmp_path / "home"), config)
     alarms, changes = Alarms(), asyncio.Event()
-    monkeypatch.setattr("shoal.control.encryption.LOOK_S", 0.01)
+    monkeypatch.setattr("shoal.control.certificates.LOOK_S", 0.01)
 
     async def watch() -> None:
         running = asyncio.create_task(encryption.run(alarms, changes.set))

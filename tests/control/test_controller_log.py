@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shoal.control.controller_log import bound
+from shoal.head.controller import bound
 
 
 def test_a_full_log_becomes_the_one_before_and_writers_go_on(tmp_path: Path) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from shoal.control import database_clock
+from shoal.control import clock as database_clock
 from shoal.control.alarms import Alarms
-from shoal.control.clock import Clocks
-from shoal.control.database_clock import DatabaseClock
+from shoal.control.clock import Clocks, DatabaseClock
 
 HOUR_MS = 3_600_000
 
@@ -72,7 +71,7 @@ def test_clocks_that_are_wrong_are_shown() -> None:
         alarms, database = Alarms(), Database()
         clock = DatabaseClock(database.now_ms, Machine(HOUR_MS))
         clock.follow()
-        watching = asyncio.create_task(database_clock.watch(clock, alarms))
+        watching = asyncio.create_task(database_clock.watch_database(clock, alarms))
         await asyncio.sleep(0)
         assert "the machine's clock is 60 min ahead" in alarms.texts[0]
         watching.cancel()

@@ -10,11 +10,10 @@ import pytest
 
 from shoal.core.nodebook import NodeBook
 from shoal.core.step import step as real
-from shoal.doubts import ASIDE_FIRST_MS, ASIDE_MS_MAX
 from shoal.model.events import ControllerStarted
 from shoal.model.node import NodeHealth
 from shoal.model.report import Accepted, Answer, NodeGone, Nothing, Submit
-from shoal.tick import Tick
+from shoal.tick import ASIDE_FIRST_MS, ASIDE_MS_MAX, Tick
 from tests.control.test_loop import SPEC, HandClock, Rig
 from tests.core.build import POLICY, Kept, node_spec
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.control.engine_figures import engine_figures
+from shoal.control.engine_reader import engine_figures
 from shoal.model.service import EngineFigures
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from shoal import standby
 from shoal.control import following
 from shoal.control.following import Following
 from shoal.control.leading import Leadership
@@ -19,6 +18,7 @@ from shoal.control.loop import Busy, ControlLoop, Unreadable
 from shoal.control.store.sqlite import SqliteStore
 from shoal.core.state.invariants import verify
 from shoal.database.base import StoreAway
+from shoal.head import standby
 from shoal.model.policy import Policy
 from shoal.model.report import Accepted, Submit
 from shoal.ports import Store

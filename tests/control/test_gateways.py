@@ -7,8 +7,7 @@ import asyncio
 import msgspec
 
 from shoal.control.alarms import Alarms
-from shoal.control.gateway_link import GatewayLink
-from shoal.control.gateways import GatewayReport, read_reports, report_of, together
+from shoal.control.gateway_link import GatewayLink, GatewayReport, read_reports, report_of, together
 from shoal.core.state.state import State
 from shoal.model.job import JobSpec
 from shoal.model.service import (

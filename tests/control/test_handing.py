@@ -7,8 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shoal.control.handing import REFUSED, choose, tenant_since_ms
-from shoal.control.secretstore import SecretStore
+from shoal.control.secretstore import REFUSED, SecretStore, choose, tenant_since_ms
 from shoal.model.identity import Identity, TenantRecord
 from shoal.model.job import MemberRef
 from tests.core.build import Cluster

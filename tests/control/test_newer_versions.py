@@ -21,12 +21,12 @@ from shoal.control.home import ClusterConfig, Home
 from shoal.control.store.marks import Marks, Numbers
 from shoal.control.store.sqlite import SqliteStore
 from shoal.core.state.state import State
-from shoal.folder import FORMAT_FILE, LINK_FILE, SPEC
-from shoal.formats import FORMAT
+from shoal.database.formats import FORMAT
+from shoal.link.wire import LinkFile
+from shoal.machine.folder import FORMAT_FILE, LINK_FILE, SPEC
 from shoal.model.events import ControllerStarted
 from shoal.model.node import NodeSpec
 from shoal.ports import StoreDamaged, StoreError
-from shoal.wire import LinkFile
 
 NODE = NodeSpec(id="n1", cpu_milli=1000, memory_mb=1000)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.control.pulse import Pulse
+from shoal.control.gateway_link import Pulse
 from shoal.model.service import Probe, ReplicaLoad
 
 PROBE = Probe()

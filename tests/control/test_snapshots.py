@@ -16,9 +16,8 @@ import pytest
 from shoal.agent.keeping.copying import Copying
 from shoal.agent.keeping.fetching import _restore, _swap
 from shoal.agent.keeping.url_volumes import FILES, UrlCache
-from shoal.control.kept_files import Index
 from shoal.control.output_room import OutputRoom
-from shoal.control.outputs import Limits, OutputStore
+from shoal.control.outputs import Index, Limits, OutputStore
 from shoal.model.job import MemberRef
 from shoal.model.kept import FileAnswer, FilePiece, FileWanted, KeptFile, Kind, Snapshot
 

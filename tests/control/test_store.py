@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from shoal.control.store import events as event_store
 from shoal.control.store import keeping
 from shoal.control.store.events import EventStore, Warm
-from shoal.control.store.marks import ATTEMPTS_AHEAD, JOBS_AHEAD
-from shoal.control.store.served_marks import ServedNumbers
+from shoal.control.store.marks import ATTEMPTS_AHEAD, JOBS_AHEAD, ServedNumbers
 from shoal.core.state.state import State
 from shoal.database.base import Database
 from shoal.database.lease import Lease

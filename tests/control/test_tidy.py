@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shoal.control.tidy import Tidy
+from shoal.head.controller import Tidy
 from shoal.model.events import Event, JobFinished, NodeReady
 from shoal.model.job import Outcome
 from shoal.model.report import Report

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from shoal.api.forms import from_fields, from_form, to_fields, to_form
 from shoal.core.answers.advice import advise
-from shoal.forms.written import from_fields, from_form, to_fields, to_form
 from shoal.model.job import Phase
 from shoal.model.node import NodeIntent
 from shoal.model.report import Accepted, SetIntent, Submit

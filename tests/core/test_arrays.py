@@ -13,7 +13,7 @@ from shoal.core.features.array import WINDOW_MAX, WINDOW_MIN
 from shoal.core.state.invariants import verify
 from shoal.core.state.load import restore
 from shoal.core.state.state import Snapshot
-from shoal.model.bits import Bits
+from shoal.model.array import Bits
 from shoal.model.job import Job, Outcome, Phase
 from shoal.model.policy import Policy, Tenant
 from shoal.model.report import Accepted, Answer, Cancel, Refused, Requeue, Retry, Submit

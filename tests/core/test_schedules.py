@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from shoal.core.phases.reconcile import GangView
+from shoal.cron import next_due
 from shoal.model.events import ScheduleMissed, SchedulePaused, ScheduleRan, ScheduleSkipped
 from shoal.model.identity import Role, User
 from shoal.model.reason import render
@@ -25,7 +26,6 @@ from shoal.model.report import (
 )
 from shoal.model.schedule import ScheduleSpec
 from shoal.model.workflow import WorkflowJob
-from shoal.timetable import next_due
 from tests.core.build import Cluster, job_spec
 
 HOUR_MS = 3_600_000

@@ -18,7 +18,7 @@ from harness.waiting import until
 
 from shoal.control.store.events import EventStore
 from shoal.control.store.marks import JOBS_AHEAD
-from shoal.database import near
+from shoal.database import postgres as near
 from shoal.database.base import Deposed, StoreAway
 from shoal.database.lease import Lease
 from shoal.database.postgres import PostgresDatabase

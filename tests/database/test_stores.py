@@ -15,8 +15,7 @@ from harness.postgres import Postgres
 from shoal.cli.verbs.audit import _checked
 from shoal.control import audit_table
 from shoal.control.alarms import Alarms
-from shoal.control.audit import AuditBroken
-from shoal.control.audit_queue import AuditQueue
+from shoal.control.audit import AuditBroken, AuditQueue
 from shoal.control.audit_table import AuditTable, verify_table
 from shoal.control.history.store import HistoryFile
 from shoal.control.home import ClusterConfig, Home

@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
+from shoal.link.packing import pack
 from shoal.model.commands import Check, Launch, Stop
 from shoal.model.job import MemberRef
 from shoal.model.secret import SecretsOf, SecretValue
-from shoal.packing import pack
 from tests.engines.hand import (
     CRASHES,
     ENDS_WELL,

@@ -18,12 +18,12 @@ from storm.node import Fate
 
 from shoal.control.logs import LogStore
 from shoal.control.packages import PackageStore
+from shoal.link.sealing import seal
 from shoal.model.commands import Acknowledge, Command, Envelope, Launch, Stop
 from shoal.model.job import MemberRef
 from shoal.model.report import LogChunk, MemberExit, NodeGone, NodeReport, PackagePiece, Still
 from shoal.model.secret import SealedSecrets, SecretsOf, SecretsWanted
 from shoal.ports import Engine, Files
-from shoal.sealing import seal
 
 # Commands may be lost: what is not seen to be done is said again.
 SAY_AGAIN_S = 1.0

@@ -25,19 +25,19 @@ from litestar.exceptions import NotAuthorizedException
 from litestar.handlers import BaseRouteHandler
 
 from shoal.api.access import Access
+from shoal.api.joining import NodeLink
 from shoal.api.limits import Gate, Guard, guarded
-from shoal.api.link import NodeLink
 from shoal.api.principal import SCOPE, Principal
 from shoal.api.tls import TlsListener
 from shoal.control import certificates
 from shoal.engines.linked.engine import LinkedEngine
-from shoal.files import held, write_private
-from shoal.folder import LINK_FILE
-from shoal.kernel import AGENT_MARK, variable
+from shoal.link.wire import LinkFile
+from shoal.machine.files import held, write_private
+from shoal.machine.folder import LINK_FILE
+from shoal.machine.kernel import AGENT_MARK, variable
 from shoal.model.identity import Role
 from shoal.model.node import JOINED, NodeSpec
 from shoal.ports import Inbox
-from shoal.wire import LinkFile
 from tests.engines.hand import Rig
 
 NAME = "127.0.0.1"

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from shoal import enduring as module
-from shoal.enduring import enduring
+from shoal.engines import local
 from shoal.engines.agentlink import write_spec
-from shoal.engines.local import engine as local
-from shoal.engines.local.engine import LocalEngine
+from shoal.engines.local import LocalEngine
+from shoal.machine import enduring as module
+from shoal.machine.enduring import enduring
 from shoal.model.node import NodeSpec
 
 SPEC = NodeSpec(id="n1", cpu_milli=1000, memory_mb=100)

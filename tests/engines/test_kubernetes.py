@@ -18,8 +18,8 @@ from litestar import post
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 
-from shoal.api.certificate import STATE, Certificate
 from shoal.api.principal import SCOPE, Principal
+from shoal.api.tls import STATE, Certificate
 from shoal.client.transport import fingerprint
 from shoal.control import certificates
 from shoal.engines.kubernetes.supplier import KubernetesSupplier

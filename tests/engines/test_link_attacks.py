@@ -17,17 +17,13 @@ import pytest
 from harness.waiting import WAIT_S, until_async
 
 from shoal.agent import dialling
-from shoal.channel import Dialled, Refused, dial
 from shoal.control import certificates
 from shoal.control.logs import LogStore
 from shoal.control.packages import PackageStore
 from shoal.core.nodebook import NodeBook
 from shoal.engines.linked import engine as linked
-from shoal.model.commands import Envelope, Stop
-from shoal.model.job import MemberRef
-from shoal.model.node import JOINED, NodeSpec
-from shoal.model.report import LogChunk, NodeGone, NodeReport, Still
-from shoal.wire import (
+from shoal.link.channel import Dialled, Refused, dial
+from shoal.link.wire import (
     COMPRESSED,
     AsBefore,
     Died,
@@ -39,6 +35,10 @@ from shoal.wire import (
     Turned,
     encode,
 )
+from shoal.model.commands import Envelope, Stop
+from shoal.model.job import MemberRef
+from shoal.model.node import JOINED, NodeSpec
+from shoal.model.report import LogChunk, NodeGone, NodeReport, Still
 from tests.engines.hand import Ears
 from tests.engines.linked_rig import NAME, Head, Keys
 

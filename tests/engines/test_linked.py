@@ -15,11 +15,11 @@ from harness.waiting import WAIT_S, until
 from storm.node import Fate
 
 from shoal.control import certificates
-from shoal.files import held
-from shoal.folder import LINK_PROBLEM, STARTER_LOCK
+from shoal.link.packing import pack
+from shoal.machine.files import held
+from shoal.machine.folder import LINK_PROBLEM, STARTER_LOCK
 from shoal.model.job import MemberRef
 from shoal.model.report import PackagePiece
-from shoal.packing import pack
 from tests.engines.contract import ProcessContract, play, play_two
 from tests.engines.hand import SLEEPS, Hand, Program, clean
 from tests.engines.linked_rig import LinkedRig

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 from harness.waiting import WAIT_S, until
 
-from shoal.engines.local.engine import LocalEngine
-from shoal.files import held
+from shoal.engines.local import LocalEngine
+from shoal.machine.files import held
 from shoal.model.node import NodeSpec
 from tests.engines.contract import ProcessContract
 from tests.engines.hand import Rig, clean

@@ -15,10 +15,10 @@ from harness.waiting import until
 
 from shoal.agent import dialling
 from shoal.agent.dialling import Dialling, may_dial, read_link_file
-from shoal.channel import Refused
-from shoal.files import write_private
-from shoal.folder import LINK_FILE
-from shoal.wire import Ask, Commands, Link, LinkFile, ToAgent
+from shoal.link.channel import Refused
+from shoal.link.wire import Ask, Commands, Link, LinkFile, ToAgent
+from shoal.machine.files import write_private
+from shoal.machine.folder import LINK_FILE
 
 SWITCHING = (
     "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"

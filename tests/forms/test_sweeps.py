@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.forms import sweeps
+from shoal.forms import fields as sweeps
 from shoal.forms.failure import BadField
 from shoal.forms.job import to_spec
 from shoal.model import sweep

@@ -10,13 +10,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from shoal.cli.request import assemble
-from shoal.cli.verbs.run import run
-from shoal.forms.failure import BadField
-from shoal.forms.fields import JOB
-from shoal.forms.request import CARRIED, read_fields
-from shoal.forms.request import JOB as JOB_FORM
-from shoal.forms.written import (
+from shoal.api.forms import (
     from_fields,
     from_form,
     to_fields,
@@ -24,6 +18,12 @@ from shoal.forms.written import (
     to_form,
     to_words,
 )
+from shoal.cli.request import assemble
+from shoal.cli.verbs.run import run
+from shoal.forms.failure import BadField
+from shoal.forms.fields import JOB
+from shoal.forms.request import CARRIED, read_fields
+from shoal.forms.request import JOB as JOB_FORM
 from shoal.model.job import JobSpec
 
 WORD = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)

@@ -13,11 +13,11 @@ import msgspec
 import pytest
 from harness.waiting import until
 
-from shoal.files import held
 from shoal.gateway import process
 from shoal.gateway.binary import CHOICE, GatewayError, find_binary
 from shoal.gateway.gateway import Gateway
 from shoal.gateway.presence import holders
+from shoal.machine.files import held
 from shoal.model.service import GatewayEntry, Route, Served, Wanted
 from tests.gateway.world import ROOT, Clients, World, free_port, raw
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.gateway.recent import ANSWERS_KEPT_MAX, KEPT_MS, Recent, rank
+from shoal.gateway.gateway import ANSWERS_KEPT_MAX, KEPT_MS, Recent, rank
 
 
 def test_percentiles_are_over_all_replicas_of_a_service() -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shoal.gateway.accesslog import AccessLog, latencies
-from shoal.gateway.changes import changes
+from shoal.gateway.gateway import AccessLog, changes, latencies
 from shoal.gateway.process import alert
 from shoal.gateway.runtime import (
     ActualServer,
@@ -165,7 +164,7 @@ def test_the_end_of_the_log_is_read_once_over_cuts_and_nonsense(tmp_path: Path) 
 
 
 def test_of_many_lines_the_last_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.gateway.accesslog.READ_BYTES_MAX", 300)
+    monkeypatch.setattr("shoal.gateway.gateway.READ_BYTES_MAX", 300)
     path = tmp_path / "access.log"
     log = AccessLog(path)
     text = (

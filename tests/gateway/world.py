@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 from harness.waiting import WAIT_S, until
 
-from shoal.files import held
 from shoal.gateway.gateway import Gateway
+from shoal.machine.files import held
 from shoal.model.service import GatewayEntry, Replica, ReplicaState, Route, Served, Wanted
 
 ROOT = Path(__file__).parent.parent.parent

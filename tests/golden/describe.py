@@ -29,13 +29,13 @@ ROOTS = {
         "shoal.client:Address",
         "shoal.control.store.marks:Marks",
         "shoal.control.clock:Anchor",
-        "shoal.model.prices:PriceList",
-        "shoal.wire:LinkFile",
+        "shoal.model.ledger:PriceList",
+        "shoal.link.wire:LinkFile",
         "shoal.model.node:NodeSpec",
         "shoal.model.report:MemberExit",
         "shoal.hosts.spec:Receipt",
     ),
-    "wire": ("shoal.wire:FromAgent", "shoal.wire:ToAgent"),
+    "wire": ("shoal.link.wire:FromAgent", "shoal.link.wire:ToAgent"),
 }
 
 
@@ -43,7 +43,7 @@ def describe() -> dict[str, Any]:
     import shoal
 
     try:
-        number = importlib.import_module("shoal.formats").FORMAT
+        number = importlib.import_module("shoal.database.formats").FORMAT
     except ModuleNotFoundError:
         number = 0  # before 0.6.0
     found: dict[str, Any] = {"version": shoal.__version__, "format": number}

@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from shoal.hosts.plan import Act, Unfit, plan
-from shoal.hosts.spec import Facts, HostSpec, Receipt, Software
+from shoal.hosts.spec import Act, Facts, HostSpec, Receipt, Software, Unfit, plan
 
 SOFTWARE = Software("0.1.0", "abc")
 SPEC = HostSpec(host="10.0.0.2")

@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 from shoal.hosts import scripts, upgrade
-from shoal.hosts.plan import Unfit
-from shoal.hosts.spec import HostSpec, Receipt, Software
+from shoal.hosts.spec import HostSpec, Receipt, Software, Unfit
 from shoal.hosts.ssh import RemoteError, Ssh
 from shoal.hosts.wheel import Wheel
 

@@ -9,8 +9,7 @@ import pytest
 
 from shoal.ledger import members
 from shoal.ledger.accounts import HOUR_MS, Account
-from shoal.ledger.book import Book
-from shoal.ledger.clock import UNSEEN_MS_MAX
+from shoal.ledger.book import UNSEEN_MS_MAX, Book
 from shoal.model import events as ev
 from shoal.model.after_events import JobReleased
 from shoal.model.health import Record, Standing

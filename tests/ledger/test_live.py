@@ -7,9 +7,8 @@ from harness.waiting import until
 
 from shoal.client import Client
 from shoal.model.events import BudgetHeld, Event
-from shoal.model.ledger import By, LedgerView
+from shoal.model.ledger import By, LedgerView, Price, PriceList
 from shoal.model.policy import Tenant
-from shoal.model.prices import Price, PriceList
 from tests.ledger.worlds import capacity
 from tests.live.cluster import live_cluster
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from shoal.core.nodebook import NodeBook
 from shoal.ledger.accounts import HOUR_MS, Account
 from shoal.ledger.book import Book
+from shoal.ledger.live import events_of
 from shoal.ledger.only import Only
-from shoal.ledger.opening import events_of
 from shoal.ledger.store import LedgerStore
 from shoal.model import events as ev
 from shoal.model.job import SleepCause, StopCause

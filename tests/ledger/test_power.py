@@ -15,10 +15,9 @@ from shoal.ledger.prices import Rate
 from shoal.ledger.report import Tariff, account_sums
 from shoal.ledger.store import LedgerStore
 from shoal.model import events as ev
-from shoal.model.ledger import By
+from shoal.model.ledger import By, Price, PriceList
 from shoal.model.node import NodeSpec
-from shoal.model.prices import Price, PriceList
-from shoal.model.samples import GpuSample, NodeSample
+from shoal.model.series import GpuSample, NodeSample
 
 MODEL = Rate(None, (Fraction(100), Fraction(700)))
 

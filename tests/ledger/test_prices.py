@@ -11,12 +11,11 @@ from shoal.ledger.accounts import GPU_US_PER_GPU_HOUR, Account, Place
 from shoal.ledger.book_state import Hardware, Owner
 from shoal.ledger.postings import Addition
 from shoal.ledger.prices import NOTHING, Money, money, per_hour, rate_of
-from shoal.ledger.report import Tariff
-from shoal.ledger.spending import Spent, spendings
+from shoal.ledger.report import Spent, Tariff, spendings
 from shoal.ledger.store import LedgerStore
 from shoal.model.budget import BudgetPeriod
+from shoal.model.ledger import Price, PriceList
 from shoal.model.policy import Policy, Tenant
-from shoal.model.prices import Price, PriceList
 
 H100 = Hardware("H100", 8)
 

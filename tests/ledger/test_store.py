@@ -20,15 +20,13 @@ from shoal.ledger.accounts import Place as Spot
 from shoal.ledger.book import Book
 from shoal.ledger.book_state import BookState, Hardware, Owner
 from shoal.ledger.live import LiveLedger
-from shoal.ledger.naps import Nap
-from shoal.ledger.postings import Addition, Posting
+from shoal.ledger.postings import Addition, Nap, Posting
 from shoal.ledger.power import Drawn
 from shoal.ledger.report import Tariff
 from shoal.ledger.store import HOURS_KEPT, JOBS_KEPT_HOURS, OLDER_JOBS, LedgerStore
 from shoal.model import events as ev
 from shoal.model.events import ControllerStarted, NodeLabelled
-from shoal.model.ledger import By
-from shoal.model.prices import PriceList
+from shoal.model.ledger import By, PriceList
 from shoal.model.report import NodeReport, Report, Submit
 from shoal.ports import StoreError
 from tests.core.build import job_spec, node_spec

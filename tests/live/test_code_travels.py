@@ -7,7 +7,7 @@ from pathlib import Path
 
 from harness.waiting import until
 
-from shoal.packing import pack
+from shoal.link.packing import pack
 from tests.live.cluster import Live, live_cluster
 
 LARGE = 64 << 20

@@ -15,7 +15,7 @@ from harness.waiting import until
 
 from shoal.api.timeline import TimelineView
 from shoal.control.past.bars import Bar, Book
-from shoal.exits import read_exits
+from shoal.machine.exits import read_exits
 from shoal.model.events import JobFinished
 from tests.live.cluster import Live, live_cluster
 

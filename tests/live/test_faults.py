@@ -13,7 +13,7 @@ from harness.waiting import until
 
 from shoal.control.home import ClusterConfig
 from shoal.control.lifecycle import LifecycleError, bring_up, take_down
-from shoal.ends import forget_end, write_end
+from shoal.machine.ends import forget_end, write_end
 from shoal.model.events import JobStopping, NodeLost
 from shoal.model.job import StopCause
 from shoal.model.node import NodeIntent

@@ -15,7 +15,7 @@ import pytest
 from harness.waiting import until
 
 from shoal.client import Client, ShoalError
-from shoal.kernel import memory_folder
+from shoal.machine.kernel import memory_folder
 from shoal.model.identity import Role
 from shoal.model.people import NewToken
 from tests.live.cluster import Live, all_pids, live_cluster

@@ -14,7 +14,7 @@ from harness.waiting import until
 
 from shoal.control.home import ClusterConfig, Home
 from shoal.control.lifecycle import bring_up, take_down
-from shoal.files import held
+from shoal.machine.files import held
 from tests.live.cluster import Live, virtual_nodes
 
 

@@ -8,8 +8,8 @@ import msgspec.inspect as inspect
 import pytest
 
 from shoal.model.job import JobSpec
+from shoal.model.ledger import PriceList
 from shoal.model.policy import Policy
-from shoal.model.prices import PriceList
 from shoal.model.service import ServiceSpec
 
 # What is bounded elsewhere: in all (core/phases/admit.py), or by a list of what is known.

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from shoal.formats import FORMAT, newer_text, packed_version, version_of
+from shoal.database.formats import FORMAT, newer_text, packed_version, version_of
 from tests.golden.describe import describe
 
 HOMES = Path(__file__).parents[1] / "golden/homes"

@@ -7,7 +7,7 @@ import subprocess
 import msgspec
 from harness.hosts import Host, Net
 
-from shoal.model.fabric_views import FabricView
+from shoal.model.fabric import FabricView
 from shoal.model.health import Standing
 from shoal.model.policy import Places
 from tests.netns.cluster import POLICY, Cluster

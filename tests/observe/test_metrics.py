@@ -18,14 +18,13 @@ from typing import Any, cast
 import pytest
 from harness.waiting import until
 
-from shoal.api.exposition import escaped, family, histogram, number
-from shoal.api.metrics import collect
+from shoal.api.metrics import collect, escaped, family, histogram, number
 from shoal.control.counters import OTHERS, TENANTS_MAX, Counters, Histogram
 from shoal.control.history.history import History
 from shoal.control.loop import ControlLoop
 from shoal.core.state.state import State
 from shoal.model.job import JobSpec
-from shoal.model.samples import GpuSample, NodeSample
+from shoal.model.series import GpuSample, NodeSample
 from shoal.model.service import Service, ServiceLoad, ServiceSpec
 from tests.core.training import Training
 from tests.observe.conftest import Observed

@@ -6,8 +6,7 @@ import pytest
 from storm.disk import image_of
 
 from shoal.control.past import store as bar_store
-from shoal.control.past.log import Log
-from shoal.control.past.moments import Moments
+from shoal.control.past.log import Log, Moments
 from shoal.control.past.store import BarStore, PlaceInLog
 from shoal.model.events import JobSubmitted
 from tests.control.test_store import Place, place

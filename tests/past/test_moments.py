@@ -17,9 +17,8 @@ from shoal.api.moment import Moments as Readers
 from shoal.api.moment_reader import MomentAsk, MomentReader, MomentView
 from shoal.api.principal import THE_OPERATOR, Principal
 from shoal.api.problems import Refusal
-from shoal.control.past import moments as past_moments
-from shoal.control.past.log import Log
-from shoal.control.past.moments import Moments, NotYet, TooEarly
+from shoal.control.past import log as past_moments
+from shoal.control.past.log import Log, Moments, NotYet, TooEarly
 from shoal.control.store.sqlite import SqliteStore
 from shoal.database.sqlite import SqliteDatabase
 from shoal.model.events import JobSubmitted

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from shoal.plan import huggingface, library
+from shoal.plan import library
+from shoal.plan import library as huggingface
 from shoal.plan.impossible import Impossible
 from shoal.plan.model import Model
 

@@ -13,9 +13,8 @@ from shoal.plan.impossible import Impossible
 from shoal.plan.layout import Layout, Stack, problem
 from shoal.plan.limits import what_limits
 from shoal.plan.memory import activation_bytes, memory
-from shoal.plan.network import Group
 from shoal.plan.search import search
-from shoal.plan.step import estimate
+from shoal.plan.step import Group, estimate
 
 HARDWARE = library.hardware()
 OLD = Stack(flash=False)

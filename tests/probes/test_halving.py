@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from shoal.probes.halving import Hosts, Located, locate
+from shoal.probes.collective_ranks import Hosts, Located, locate
 
 
 def measured(

@@ -13,7 +13,8 @@ import msgspec
 import pytest
 
 from shoal.model.health import FAULTS_MAX, TEXT_MAX, CheckResult
-from shoal.probes import disk, host, nvml, probe, tensor
+from shoal.probes import host, nvml, probe, tensor
+from shoal.probes import host as disk
 from shoal.probes.reading import Reading
 
 FLAGS = ["--id", "c7", "--busy", "--cores", "1", "--no-gpus"]

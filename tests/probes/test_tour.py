@@ -18,7 +18,7 @@ from shoal.model.fabric import Host, Tour
 from shoal.model.health import CheckResult
 from shoal.probes import tour_door as doors
 from shoal.probes.tour import rounds
-from shoal.probes.tour_flow import rate_of
+from shoal.probes.tour_door import rate_of
 
 KEY = "a key that only the hosts of a tour know"
 PAIR_MS = 60

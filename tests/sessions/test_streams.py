@@ -9,9 +9,9 @@ import random
 import pytest
 
 from shoal.model.session import Kind
-from shoal.sessions.keys import Detached, Keys
 from shoal.sessions.reliable import Broken, Connection
 from shoal.sessions.streams import WINDOW_BYTES, Port, Stream, Streams
+from shoal.sessions.terminal import Detached, Keys
 
 BYTES = 3_000_000
 

@@ -22,8 +22,8 @@ from shoal.model.events import (
 )
 from shoal.model.health import Standing
 from shoal.model.job import Job, JobSpec, StopCause
+from shoal.model.ledger import Price, PriceList
 from shoal.model.policy import Policy, Tenant
-from shoal.model.prices import Price, PriceList
 from shoal.model.resources import Slice
 from shoal.model.service import Scale, ServiceSpec
 from shoal.sim.replay.clusters import Conditions, Failures, Slowness, alike, gangs_for

@@ -14,7 +14,7 @@ from shoal.sim.replay.clusters import Cause, Conditions, Failures, alike, gangs_
 from shoal.sim.replay.metrics import Outcome
 from shoal.sim.replay.readers.history import read_history
 from shoal.sim.replay.replay import Replay, replay
-from shoal.sim.replay.sleepers import HOST_MB_PER_GPU, able_to_sleep
+from shoal.sim.replay.simulated import HOST_MB_PER_GPU, able_to_sleep
 from shoal.sim.replay.traces import Arrival, Trace
 
 PLAIN = Conditions(start_up_ms=0, stop_ms=0, restart_cost_ms=0)

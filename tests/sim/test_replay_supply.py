@@ -11,10 +11,9 @@ from shoal.model.job import JobSpec
 from shoal.model.policy import Policy
 from shoal.model.supply import Supply
 from shoal.sim.replay.clusters import Conditions, alike
-from shoal.sim.replay.metrics import Outcome, summarize
+from shoal.sim.replay.metrics import Outcome, check_options, summarize
 from shoal.sim.replay.replay import replay, too_large
 from shoal.sim.replay.traces import Arrival, Trace, TraceError
-from shoal.sim.replay.usage import check_options
 
 MINUTE_MS = 60_000
 CLOUD = Supply(

@@ -10,8 +10,7 @@ from shoal.model.policy import Policy
 from shoal.sim.replay.clusters import alike
 from shoal.sim.replay.metrics import Outcome, summarize
 from shoal.sim.replay.replay import replay
-from shoal.sim.replay.report import binned, page
-from shoal.sim.replay.report_timeline import _runs, timeline
+from shoal.sim.replay.report import _runs, binned, page, timeline
 from shoal.sim.replay.traces import Arrival, Gangs, Trace
 
 NODES = alike(2, gpus=8)

@@ -19,9 +19,9 @@ from harness.waiting import until
 import shoal
 from shoal.tasks import InitFailed, TaskFailed, WorkerDied, warm
 from shoal.tasks import worker as worker_module
-from shoal.tasks.chunks import Sizer
 from shoal.tasks.errors import RemoteError
 from shoal.tasks.frames import INLINE_BYTES_MAX, RESULT, parcel
+from shoal.tasks.mapping import Sizer
 from tests.needs import need
 from tests.tasks import functions
 from tests.tasks.functions import alive, environment, python

@@ -22,7 +22,7 @@ from harness.waiting import WAIT_S, until
 import shoal
 from shoal.client import contexts
 from shoal.client.transport import Endpoint, at
-from shoal.meeting import Guest, Host, Invitation, NotAdmitted, Way
+from shoal.link.meeting import Guest, Host, Invitation, NotAdmitted, Way
 from shoal.model.events import JobSubmitted
 from shoal.tasks import Cluster
 from tests.live.cluster import Live, live_cluster

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from shoal.train.checkpoints import FORMAT, MANIFEST, PART_BYTES, CheckpointStore, Damage, Manifest
-from shoal.train.writing import Summing
+from shoal.train.saver import Summing
 from tests.needs import need
 from tests.train.gangs import Gang, last_line
 

@@ -10,9 +10,8 @@ import pytest
 
 from shoal.model.fabric import Host, Tour
 from shoal.probes import collectives
-from shoal.probes.collective_ranks import Found, conclusions, row
+from shoal.probes.collective_ranks import Found, Located, conclusions, row
 from shoal.probes.collectives import Guest
-from shoal.probes.halving import Located
 from tests.needs import need
 
 need("torch")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.train import interval
+from shoal.train import context
 from shoal.train.shuffle import Stretch, batches, part, permute, weight
 from tests.needs import need
 
@@ -110,7 +110,7 @@ def test_a_run_can_go_on_in_the_middle_of_a_very_large_data_set() -> None:
 
 
 def test_the_interval_is_youngs_where_saves_are_cheap() -> None:
-    assert interval.interval_s(1.0, 2.0, 20_000.0) == pytest.approx(200.0, rel=0.01)
+    assert context.interval_s(1.0, 2.0, 20_000.0) == pytest.approx(200.0, rel=0.01)
 
 
 @settings(deadline=None)
@@ -118,23 +118,23 @@ def test_the_interval_is_youngs_where_saves_are_cheap() -> None:
 def test_the_interval_loses_no_more_time_than_its_neighbours(
     blocked: float, written: float, between: float
 ) -> None:
-    chosen = interval.interval_s(blocked, 0.0, between)
+    chosen = context.interval_s(blocked, 0.0, between)
 
     def lost(seconds: float) -> float:
         return blocked / seconds + (seconds + blocked) / (2 * between)
 
     if blocked < between / 10:  # else nothing helps, and the formula is only a bound
         assert lost(chosen) <= min(lost(chosen * 1.3), lost(chosen / 1.3)) * 1.01
-    assert interval.interval_s(blocked, written, between) >= written
+    assert context.interval_s(blocked, written, between) >= written
 
 
 def test_failures_that_were_seen_make_saves_more_frequent() -> None:
-    calm = interval.mtbf_s(4, 3600.0, 0, None)
-    assert interval.mtbf_s(4, 3600.0, 9, None) < calm / 5
-    assert interval.mtbf_s(400, 3600.0, 0, None) < calm / 50
-    assert interval.mtbf_s(4, 3600.0, 9, 120.0) == 120.0
+    calm = context.mtbf_s(4, 3600.0, 0, None)
+    assert context.mtbf_s(4, 3600.0, 9, None) < calm / 5
+    assert context.mtbf_s(400, 3600.0, 0, None) < calm / 50
+    assert context.mtbf_s(4, 3600.0, 9, 120.0) == 120.0
 
 
 def test_one_odd_measurement_does_not_put_off_the_next_save_for_long() -> None:
-    assert interval.interval_steps(1e9, 0.001, before=5) == 50
-    assert interval.interval_steps(0.0, 1.0, before=5) == 1
+    assert context.interval_steps(1e9, 0.001, before=5) == 50
+    assert context.interval_steps(0.0, 1.0, before=5) == 1

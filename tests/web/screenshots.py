@@ -21,8 +21,8 @@ from shoal.cli.demo import plan as demo_plan
 from shoal.control.home import ClusterConfig
 from shoal.forms.request import carried
 from shoal.model.job import JobSpec
+from shoal.model.ledger import PriceList
 from shoal.model.node import NodeIntent
-from shoal.model.prices import PriceList
 from tests.live.cluster import Live, live_cluster
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from harness.browser import WAIT_MS, Visit
 from harness.waiting import until
 
-from shoal.control.log_times import FINE_MS
+from shoal.control.logs import FINE_MS
 from tests.live.cluster import Live
 
 if TYPE_CHECKING:

@@ -16,11 +16,11 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from shoal.cgroups.groups import end_groups
-from shoal.files import lock
-from shoal.folder import AGENT_LOCK
-from shoal.kernel import children, die_with_parent, reap_orphans
-from shoal.leftovers import sweep
+from shoal.machine.cgroups import end_groups
+from shoal.machine.files import lock
+from shoal.machine.folder import AGENT_LOCK
+from shoal.machine.kernel import children, die_with_parent, reap_orphans
+from shoal.machine.leftovers import sweep
 
 
 def main() -> int:

@@ -28,30 +28,8 @@ from shoal.agent.shipping import Shipping
 from shoal.agent.sleeping.naps import described, way_of
 from shoal.agent.supplies import Supplies
 from shoal.core.nodebook import Action, NodeBook
-from shoal.ends import EndFile
-from shoal.enduring import enduring
-from shoal.exits import MEMBERS, read_exits
-from shoal.files import write_private
-from shoal.folder import CONTACT, LEAVING
-from shoal.formats import VERSION
-from shoal.model.commands import (
-    Acknowledge,
-    Check,
-    Dismiss,
-    Envelope,
-    Launch,
-    Prepare,
-    Sleep,
-    Stop,
-    Wake,
-)
-from shoal.model.health import CheckResult
-from shoal.model.job import MemberRef
-from shoal.model.kept import FileWanted
-from shoal.model.node import NodeSpec
-from shoal.model.report import LogChunk, NodeReport, Still
-from shoal.model.secret import SecretsWanted
-from shoal.wire import (
+from shoal.database.formats import VERSION
+from shoal.link.wire import (
     CHECKPOINT_ROOT,
     AsBefore,
     Ask,
@@ -73,6 +51,28 @@ from shoal.wire import (
     Wants,
     WantsFile,
 )
+from shoal.machine.ends import EndFile
+from shoal.machine.enduring import enduring
+from shoal.machine.exits import MEMBERS, read_exits
+from shoal.machine.files import write_private
+from shoal.machine.folder import CONTACT, LEAVING
+from shoal.model.commands import (
+    Acknowledge,
+    Check,
+    Dismiss,
+    Envelope,
+    Launch,
+    Prepare,
+    Sleep,
+    Stop,
+    Wake,
+)
+from shoal.model.health import CheckResult
+from shoal.model.job import MemberRef
+from shoal.model.kept import FileWanted
+from shoal.model.node import NodeSpec
+from shoal.model.report import LogChunk, NodeReport, Still
+from shoal.model.secret import SecretsWanted
 
 if TYPE_CHECKING:
     from shoal.agent.sessions.sessions import Sessions

@@ -18,7 +18,7 @@ from shoal.model.commands import Launch
 from shoal.model.job import MemberRef
 from shoal.model.progress import BEAT_BYTES_MAX, Beat, Progress
 from shoal.model.report import Idle
-from shoal.model.samples import NodeSample
+from shoal.model.series import NodeSample
 
 # Datagrams read in a row before the rest of the agent gets its turn.
 TAKEN_AT_ONCE_MAX = 64

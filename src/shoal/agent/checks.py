@@ -16,8 +16,8 @@ from pathlib import Path
 
 import msgspec
 
-from shoal.files import write_private
-from shoal.kernel import NODE_MARK
+from shoal.machine.files import write_private
+from shoal.machine.kernel import NODE_MARK
 from shoal.model.commands import Check
 from shoal.model.health import TEXT_MAX, CheckResult
 from shoal.model.node import NodeSpec

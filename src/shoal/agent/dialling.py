@@ -14,11 +14,11 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from shoal.channel import Dialled, NotLeading, Refused, Unanswered, dial
 from shoal.client.reaching import HEADS_MAX
-from shoal.files import write_private
-from shoal.folder import LINK_FILE, LINK_PROBLEM
-from shoal.wire import Link, LinkFile
+from shoal.link.channel import Dialled, NotLeading, Refused, Unanswered, dial
+from shoal.link.wire import Link, LinkFile
+from shoal.machine.files import write_private
+from shoal.machine.folder import LINK_FILE, LINK_PROBLEM
 
 log = logging.getLogger("shoal.agent")
 

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable
 from shoal.agent.faults import CannotStart
 from shoal.agent.processes import MARK, Processes
 from shoal.core.nodebook import NodeBook
-from shoal.kernel import NODE_MARK, variable
-from shoal.listening import (
+from shoal.machine.kernel import NODE_MARK, variable
+from shoal.machine.listening import (
     Listener,
     hold,
     holder_text,

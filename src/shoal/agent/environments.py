@@ -24,8 +24,8 @@ from shoal.agent.confine.tenant import Apart
 from shoal.agent.faults import CannotStart
 from shoal.agent.inherited import build_env, inherited_env
 from shoal.agent.shipping import last_words
-from shoal.cgroups.groups import Group
-from shoal.kernel import NODE_MARK
+from shoal.machine.cgroups import Group
+from shoal.machine.kernel import NODE_MARK
 from shoal.model.commands import Launch, Prepare
 
 log = logging.getLogger("shoal.agent")

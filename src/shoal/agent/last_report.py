@@ -10,12 +10,12 @@ from pathlib import Path
 import msgspec
 
 from shoal.agent.dialling import problem_text, read_link_file
-from shoal.channel import Refused, dial
-from shoal.exits import MEMBERS, read_exits
-from shoal.folder import SPEC
+from shoal.link.channel import Refused, dial
+from shoal.link.wire import Died, Link, LinkFile, ToAgent
+from shoal.machine.exits import MEMBERS, read_exits
+from shoal.machine.folder import SPEC
 from shoal.model.node import NodeSpec
 from shoal.model.report import NodeGone
-from shoal.wire import Died, Link, LinkFile, ToAgent
 
 WITHIN_S = 15.0
 PAUSE_S = 1.0

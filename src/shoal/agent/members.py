@@ -26,10 +26,9 @@ from shoal.agent.sleeping.naps import Naps
 from shoal.agent.stacks import stacks
 from shoal.agent.supplies import Supplies
 from shoal.agent.surroundings import Surroundings
-from shoal.cgroups.groups import Cgroups
-from shoal.cgroups.values import Ceiling, Used
 from shoal.core.nodebook import STOPPED_BEFORE_START_CODE, NodeBook
-from shoal.exits import FROM_OUTSIDE, MEMBERS, keep_exit, member_ref, remove_exit
+from shoal.machine.cgroups import Ceiling, Cgroups, Used
+from shoal.machine.exits import FROM_OUTSIDE, MEMBERS, keep_exit, member_ref, remove_exit
 from shoal.model.commands import Launch, Prepare, Stop
 from shoal.model.job import Fault, MemberRef
 from shoal.model.progress import BEATS_ENV, Beat

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from shoal.kernel import variable
+from shoal.machine.kernel import variable
 from shoal.model.job import MemberRef
 
 Owners = frozenset[MemberRef]

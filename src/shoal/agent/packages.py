@@ -15,9 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from shoal.agent.faults import CannotStart
+from shoal.link.wire import PIECE_BYTES
 from shoal.model.job import PACKAGE_BYTES_MAX, PACKAGE_FILES_MAX, Fault
 from shoal.model.report import PackagePiece
-from shoal.wire import PIECE_BYTES
 
 log = logging.getLogger("shoal.agent")
 
@@ -269,7 +269,7 @@ def _looked_at(future: asyncio.Future[Path]) -> None:
 
 COPY_BYTES = 1 << 20
 BLOCK_BYTES = tarfile.BLOCKSIZE
-# What `shoal.packing` writes. Everything else is refused before `tarfile` sees it, because
+# What `shoal.link.packing` writes. Everything else is refused before `tarfile` sees it, because
 # `tarfile` reads headers of any length into memory and expands a sparse file to gigabytes.
 KINDS = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.XHDTYPE)
 LONG_KEYS = (b"path", b"linkpath", b"hdrcharset")

@@ -18,8 +18,7 @@ from shoal.agent.confine.launcher import Ends
 from shoal.agent.confine.limits import OF_THE_SHELL
 from shoal.agent.confine.tenant import Task
 from shoal.agent.warm.rules import Recipe
-from shoal.cgroups.groups import Group
-from shoal.cgroups.values import Ceiling, Used
+from shoal.machine.cgroups import Ceiling, Group, Used
 from shoal.model.commands import Launch
 from shoal.model.job import MemberRef
 

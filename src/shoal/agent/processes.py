@@ -40,11 +40,10 @@ from shoal.agent.shares import PIPES
 from shoal.agent.surroundings import Found
 from shoal.agent.warm.pool import ZYGOTES_MAX, WarmPool
 from shoal.agent.warm.rules import Recipe, default_modules, recipe, wanted_modules
-from shoal.cgroups.groups import Cgroups, Group
-from shoal.cgroups.values import Ceiling, Used
-from shoal.exits import MEMBERS
-from shoal.kernel import NODE_MARK, children
-from shoal.leftovers import end_marked
+from shoal.machine.cgroups import Ceiling, Cgroups, Group, Used
+from shoal.machine.exits import MEMBERS
+from shoal.machine.kernel import NODE_MARK, children
+from shoal.machine.leftovers import end_marked
 from shoal.model.commands import Launch, Prepare
 from shoal.model.job import Fault, MemberRef
 

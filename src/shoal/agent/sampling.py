@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from shoal.model.samples import GpuSample, NodeSample
+from shoal.model.series import GpuSample, NodeSample
 
 SAMPLE_S = 2.0
 

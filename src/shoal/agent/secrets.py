@@ -24,12 +24,12 @@ from urllib.parse import quote, quote_plus
 import msgspec
 
 from shoal.agent.faults import CannotStart
-from shoal.exits import member_ref
-from shoal.kernel import CORES, NO_CORE, limit_cores, memory_folder
+from shoal.link.sealing import Opener
+from shoal.machine.exits import member_ref
+from shoal.machine.kernel import CORES, NO_CORE, limit_cores, memory_folder
 from shoal.model.commands import Launch, Prepare
 from shoal.model.job import MemberRef
 from shoal.model.secret import SealedSecrets, SecretsOf, SecretValue
-from shoal.sealing import Opener
 
 log = logging.getLogger("shoal.agent")
 

@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol, TypeVar
 import msgspec
 
 from shoal.agent.inherited import inherited_env
-from shoal.kernel import NODE_MARK
+from shoal.machine.kernel import NODE_MARK
 from shoal.model.commands import Launch, Prepare
 from shoal.model.job import MemberRef
 from shoal.model.policy import GpuOver

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from shoal.agent.secrets import Mask
-from shoal.kernel import punch_hole
+from shoal.machine.kernel import punch_hole
 from shoal.model.job import MemberRef
 from shoal.model.last_error import last_error
 from shoal.model.report import LogChunk

@@ -17,8 +17,8 @@ import sys
 import time
 from pathlib import Path
 
-from shoal.files import held, lock
-from shoal.folder import AGENT_LOCK, LEAVING, STARTER_LOCK
+from shoal.machine.files import held, lock
+from shoal.machine.folder import AGENT_LOCK, LEAVING, STARTER_LOCK
 
 # How long members may take to end: in an agent's environment, and in ours if an engine limits it.
 GRACE = "SHOAL_END_GRACE_S"
@@ -140,7 +140,7 @@ class Starter:
         """Of the keeper and the agent, if they are this node's: the file may be old."""
         import json
 
-        from shoal.kernel import variable
+        from shoal.machine.kernel import variable
 
         with contextlib.suppress(OSError, ValueError, KeyError):
             said = json.loads((self._directory / "agent.json").read_bytes())
@@ -151,7 +151,7 @@ class Starter:
 
     def _end_left(self) -> bool:
         """If the keeper was killed, nobody has done so. False: an agent lives."""
-        from shoal.leftovers import end_node
+        from shoal.machine.leftovers import end_node
 
         return end_node(self._directory)
 

@@ -14,11 +14,11 @@ from pathlib import Path
 import msgspec
 
 from shoal.agent.agent import Agent
-from shoal.enduring import enduring
-from shoal.files import short_path, write_private
-from shoal.folder import FORMAT_FILE, LINK_FILE, SPEC
-from shoal.formats import FORMAT, VERSION, newer_text
-from shoal.kernel import reap_orphans, without_cores
+from shoal.database.formats import FORMAT, VERSION, newer_text
+from shoal.machine.enduring import enduring
+from shoal.machine.files import short_path, write_private
+from shoal.machine.folder import FORMAT_FILE, LINK_FILE, SPEC
+from shoal.machine.kernel import reap_orphans, without_cores
 from shoal.model.node import NodeSpec
 
 log = logging.getLogger("shoal.agent")

@@ -15,10 +15,10 @@ from shoal.agent.keeping.url_volumes import urls
 from shoal.agent.keeping.volumes import volumes
 from shoal.agent.launch.files import HOSTFILE, hostfile, write_files
 from shoal.agent.supplies import PACKAGE, Supplies
+from shoal.link.wire import CHECKPOINT_ROOT
 from shoal.model.commands import Launch
 from shoal.model.job import MemberRef
 from shoal.model.kept import OUTPUT
-from shoal.wire import CHECKPOINT_ROOT
 
 CHECKPOINT_DIR = "SHOAL_CHECKPOINT_DIR"
 SCRATCH = "SHOAL_SCRATCH"  # a directory that goes with the member: packages are read-only

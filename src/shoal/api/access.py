@@ -30,8 +30,7 @@ from shoal.api.principal import (
     machine,
 )
 from shoal.api.problems import Refusal
-from shoal.api.quotas import Quotas
-from shoal.api.tickets import ENTRY, enter, is_stream
+from shoal.api.quotas import ENTRY, Quotas, enter, is_stream
 from shoal.api.watcher import Entry, Watcher
 from shoal.calls.call import Needs
 from shoal.model.hidden import NO_HASH

@@ -12,6 +12,7 @@ from litestar.datastructures import State
 from litestar.di import Provide
 from litestar.exceptions import HTTPException
 from litestar.openapi.config import OpenAPIConfig
+from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.openapi.spec import Components, SecurityScheme
 from litestar.params import Parameter
 from litestar.plugins import PluginProtocol
@@ -33,9 +34,8 @@ from shoal.api.handling import handles
 from shoal.api.heads import HeadsOfCluster, checked
 from shoal.api.identity import Me, Tenants, Tokens, Users
 from shoal.api.jobs import Jobs, WaitS
-from shoal.api.joining import Join, Keys
+from shoal.api.joining import Join, Keys, NodeLink
 from shoal.api.ledger import Ledger
-from shoal.api.link import NodeLink
 from shoal.api.logs import Logs
 from shoal.api.meeting import Meeting, Meetings, urls_of
 from shoal.api.metrics import metrics
@@ -55,15 +55,14 @@ from shoal.api.problems import (
     on_store_error,
     on_unexpected,
 )
+from shoal.api.quotas import tickets
 from shoal.api.reach import Reach
 from shoal.api.schedules import Schedules
-from shoal.api.schema import DescribedSchema
 from shoal.api.secrets import Secrets, refuse_unknown_certificate, refuse_unknown_secrets
 from shoal.api.series import Series
 from shoal.api.sessions import Sessions
 from shoal.api.storage import StorageApi
 from shoal.api.supply import Supplies
-from shoal.api.tickets import tickets
 from shoal.api.try_service import Tries, Trying
 from shoal.api.views import (
     check_view,
@@ -82,6 +81,7 @@ from shoal.control.stores import Stores
 from shoal.core.features.caps import caps_of
 from shoal.core.phases.claims import owner_of
 from shoal.engines.linked.engine import LinkedEngine
+from shoal.forms.fields import JOB, SERVICE
 from shoal.ledger.live import LiveLedger
 from shoal.model.durations import DAY_MS
 from shoal.model.hidden import without_keys
@@ -386,3 +386,23 @@ def _openapi() -> OpenAPIConfig:
             security_schemes={"token": SecurityScheme(type="http", scheme="bearer")}
         ),
     )
+
+
+# The API's schema (OpenAPI): describes the fields of jobs and services as their files do.
+
+
+# The schemas by the first part of a target, as in `scale.idle_ms`.
+PARTS = {"scale": "Scale", "probe": "Probe", "route": "Route", "sweep": "Sweep"}
+
+
+class DescribedSchema(JsonRenderPlugin):
+    def render(self, request: Request[Any, Any, Any], openapi_schema: dict[str, Any]) -> bytes:
+        schemas = openapi_schema["components"]["schemas"]
+        for whole, table in (("ServiceSpec", SERVICE), ("JobSpec", JOB)):
+            for field in table.values():
+                for target in field.targets.split():
+                    part, _, name = target.rpartition(".")
+                    about = schemas[PARTS[part] if part else whole]["properties"].get(name)
+                    if about is not None:
+                        about["description"] = f"`{field.name}` in a file: {field.help}"
+        return super().render(request, openapi_schema)

@@ -18,8 +18,7 @@ from shoal.api.principal import SAFE_METHODS, SCOPE, Principal
 from shoal.api.problems import Refusal
 from shoal.api.read_threads import aside
 from shoal.calls.people import PeopleCalls
-from shoal.control.audit_lines import without_secret
-from shoal.control.audit_queue import AuditQueue
+from shoal.control.audit import AuditQueue, without_secret
 from shoal.control.loop import ControlLoop
 from shoal.control.stores import Stores
 from shoal.model.audit import AuditEntry, AuditView

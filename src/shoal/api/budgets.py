@@ -17,7 +17,7 @@ from shoal.core.features.budget import (
 from shoal.core.state.state import State
 from shoal.ledger.accounts import HOUR_MS
 from shoal.ledger.live import LiveLedger
-from shoal.ledger.spending import resets_ms, wants_spendings
+from shoal.ledger.report import resets_ms, wants_spendings
 from shoal.model.budget import BudgetGauge, BudgetView
 from shoal.model.policy import Tenant
 from shoal.model.resources import WHOLE_GPU_MILLI

@@ -7,11 +7,10 @@ import shlex
 from litestar import Controller
 
 from shoal.api.handling import handles
-from shoal.api.progress_views import Samples, bound_of, progress_view
 from shoal.api.reach import Reach
 from shoal.api.read_threads import aside
 from shoal.api.seen import seen_events
-from shoal.api.views import job_state, seen_remedies
+from shoal.api.views import Samples, bound_of, job_state, progress_view, seen_remedies
 from shoal.calls.jobs import JobCalls
 from shoal.control.history.history import History
 from shoal.control.loop import ControlLoop

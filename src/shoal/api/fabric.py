@@ -15,11 +15,9 @@ from shoal.calls.cluster import NodeCalls
 from shoal.control.history.history import History
 from shoal.core.state.heard import Touring
 from shoal.core.state.state import State
-from shoal.model.fabric import Fabric, Weak
-from shoal.model.fabric_views import FabricView, LinkView, NetworkRequest
+from shoal.model.fabric import Fabric, FabricView, LinkView, NetworkRequest, Weak, rate_text
 from shoal.model.health import CheckResult
 from shoal.model.report import CheckNetwork
-from shoal.model.speeds import rate_text
 
 
 class FabricApi(Controller):

@@ -16,21 +16,19 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from shoal.api.feed_own import Gone, Own, for_all
-from shoal.api.feed_rows import job_line, node_line, rounded, service_line
-from shoal.api.nap_views import naps_mark
+from shoal.api.feed_rows import Gone, Own, for_all, job_line, node_line, rounded, service_line
 from shoal.api.principal import THE_OPERATOR
 from shoal.api.reach import Reach
-from shoal.api.views import known_nodes, status_view
+from shoal.api.views import known_nodes, naps_mark, status_view
 from shoal.control.loop import ControlLoop, Unreadable
 from shoal.core.state.heard import Watch
 from shoal.core.state.state import State
-from shoal.enduring import enduring
+from shoal.machine.enduring import enduring
 from shoal.model.feed import Change, Snapshot
 from shoal.model.finding import JobFilter
 from shoal.model.job import Job, Phase
 from shoal.model.progress import Beat
-from shoal.model.samples import NodeSample
+from shoal.model.series import NodeSample
 
 PAUSE_S = 0.25  # least time between two looks
 PAUSE_FACTOR = 20  # ... and this many times a look's duration: at most 5 % of the time

@@ -38,9 +38,9 @@ from shoal.api.relay import Line, Relay, Unsent
 from shoal.api.tunnel import hold_link, refuse, tunnel
 from shoal.calls.call import Head, Needs
 from shoal.calls.table import match
-from shoal.channel import LINK_PATH
 from shoal.client import reaching
 from shoal.control.loop import Unreadable
+from shoal.link.channel import LINK_PATH
 from shoal.model.ids import number_of
 from shoal.model.service import GatewayEntry
 

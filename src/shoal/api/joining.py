@@ -7,29 +7,34 @@ import contextlib
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from litestar import Controller, Request
+from litestar import Controller, Request, WebSocket
+from litestar.exceptions import WebSocketException
 from litestar.params import Parameter
 
 from shoal import __version__
 from shoal.api.access import Access, new_token
-from shoal.api.audit import note
-from shoal.api.certificate import STATE
+from shoal.api.audit import QUIET, note
 from shoal.api.forwarded import HEAD_URLS
 from shoal.api.handling import handles
-from shoal.api.principal import Principal
+from shoal.api.limits import LINE, Upgraded
+from shoal.api.principal import SCOPE, Principal
 from shoal.api.problems import Refusal, accepted
+from shoal.api.quotas import TICKET
+from shoal.api.tls import STATE
+from shoal.api.watcher import REFUSED
 from shoal.calls.page import MachineCalls
 from shoal.calls.people import PeopleCalls
 from shoal.control.jointoken import NOTE, standing, standing_id, write_standing
 from shoal.control.loop import ControlLoop
 from shoal.control.stores import Stores
+from shoal.engines.linked.engine import LinkedEngine
+from shoal.link.wire import PROTOCOL
 from shoal.model.identity import NodeKey
 from shoal.model.joining import Joined, Joining, JoinTokenView, KeyView, SecretKeyView
 from shoal.model.node import NodeSpec
 from shoal.model.report import RemoveKey, SetKey
 from shoal.model.views import Done
 from shoal.ports import StoreError
-from shoal.wire import PROTOCOL
 
 AnyRequest = Request[Any, Any, Any]
 LOOK_S, LOOK_S_MAX = 0.1, 5.0
@@ -163,3 +168,29 @@ def _versions(data: Joining) -> str:
     older = "head" if data.protocol > PROTOCOL else "machine that joins"
     here, there = f"{__version__} (protocol {PROTOCOL})", f"{data.shoal} (protocol {data.protocol})"
     return f"Shoal is {here} on the head and {there} here, which do not fit; update the {older}"
+
+
+# The route that agents on other machines dial: one websocket for each node.
+
+
+AnySocket = WebSocket[Any, Any, Any]
+
+
+class NodeLink(Controller):
+    @handles(MachineCalls.link)
+    async def link(self, socket: AnySocket, linked: LinkedEngine | None) -> None:
+        """Messages go straight to the engine. What is left here is the end of the connection."""
+        who: Principal = socket.scope[SCOPE]  # type: ignore[literal-required]
+        line: Any = socket.scope.get(LINE)
+        if linked is None or not who.node or not isinstance(line, Upgraded):
+            detail = "this is a join token; a link needs the key of a node: shoal join"
+            raise WebSocketException(detail=detail, code=REFUSED)
+        ticket: Any = socket.scope.get(TICKET)
+        if ticket is not None:
+            ticket.close()  # a link lasts for as long as its node: it is not a request under way
+        # A thousand links that come back are not a thousand deeds: the join was one.
+        socket.scope[QUIET] = True  # type: ignore[literal-required]
+        await socket.accept()
+        line.hand_over(linked.accept(who.node))
+        while (await socket.receive())["type"] != "websocket.disconnect":
+            pass

@@ -20,9 +20,8 @@ from shoal.forms import ledger_csv
 from shoal.ledger.accounts import HOUR_MS
 from shoal.ledger.live import TIMES_MAX, LiveLedger
 from shoal.ledger.only import Only
-from shoal.ledger.spending import wants_spendings
-from shoal.model.ledger import By, CostView, LedgerView
-from shoal.model.prices import PriceList, problem_with
+from shoal.ledger.report import wants_spendings
+from shoal.model.ledger import By, CostView, LedgerView, PriceList, problem_with
 
 Moment = Annotated[int, Parameter(ge=0, le=2**53 - 1)]
 Owner = Annotated[str | None, Parameter(max_length=128)]

@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from contextlib import closing
 from typing import NamedTuple
 
-from shoal.api.log_source import LINE_BYTES, Source
-from shoal.control.logs import LogStore
+from shoal.control.logs import LogStore, Read
 from shoal.model.job import MemberRef
-from shoal.model.views import LogPlace
+from shoal.model.views import LogPiece, LogPlace
 
 SEARCHED_MAX = 32 * 1024 * 1024  # in one request; the next one goes on from there
 CHUNK_BYTES = 256 * 1024
@@ -152,3 +151,85 @@ def find(
                 return Found(hits, at, offset)
         search.left -= MEMBER_COSTS
     return Found(hits, at, offset)
+
+
+# The output of one member, read at any place, with the times at which it came.
+
+
+LINE_BYTES = 64 * 1024  # a longer line may be shown in two parts
+
+
+class Source:
+    """The output of one member as it is now."""
+
+    def __init__(self, logs: LogStore, ref: MemberRef, *, over: bool) -> None:
+        self.logs, self.ref, self.over = logs, ref, over
+        self.marks = logs.marks(ref)
+        self.size = logs.kept(ref)
+
+    def close(self) -> None:
+        self.marks.close()
+
+    def read(self, offset: int, end: int) -> Read:
+        """A gap is one piece, however long it is."""
+        return self.logs.read(self.ref, offset, max(1, min(end, self.size) - offset))
+
+    def piece(self, read: Read) -> LogPiece:
+        return LogPiece(
+            member=self.ref.member,
+            offset=read.start,
+            next_offset=read.next,
+            at_ms=self.marks.time_ms(read.start),
+            data=read.data,
+        )
+
+    def line_start(self, offset: int) -> int:
+        """Where the line begins that the byte there is a part of."""
+        offset = min(offset, self.size)
+        first = max(0, offset - LINE_BYTES)
+        data = self.logs.read(self.ref, first, offset - first).data if offset > first else b""
+        found = data[: offset - first].rfind(b"\n") + 1
+        return first + found if found else (first if first == 0 else offset)
+
+    def between(self, begin: int, end: int) -> list[Read]:
+        """What there is from `begin` to `end`; a gap that `begin` is in is told as a whole."""
+        found: list[Read] = []
+        begin = self.logs.gap_begin(self.ref, begin)
+        while begin < end:
+            read = self.read(begin, end)
+            if read.next <= begin:
+                break
+            begin = min(read.next, end)
+            found.append(read._replace(next=begin))
+        return found or [Read(begin, b"", end, self.size)]
+
+
+# Lines of a member's output that contain a text. Plain text: a pattern could cost anything.
+
+
+RANGES_SEARCHED_MAX = 16 * 1024 * 1024  # in one request; the next one goes on from there
+
+
+def matching(logs: LogStore, ref: MemberRef, offset: int, text: bytes, *, over: bool) -> Read:
+    """As `LogStore.read`, with only the lines that match. A line that is not complete is left for
+    later, unless the output is `over` or the line is longer than what is read at once."""
+    start, found, searched = offset, b"", 0
+    while not found and searched < RANGES_SEARCHED_MAX:
+        read = logs.read(ref, offset)
+        if not read.data:
+            return Read(start, b"", offset, read.size)
+        end = read.data.rfind(b"\n") + 1
+        if (over and read.next >= read.size) or (
+            not end and read.next - read.start >= len(read.data) > 65_536
+        ):
+            end = len(read.data)
+        if not end:
+            return Read(start, found, offset, read.size)
+        lines = read.data[:end].splitlines(keepends=True)
+        found = b"".join(line for line in lines if text in line)
+        whole = read.next - read.start == len(read.data)  # otherwise it stands for a gap
+        offset = read.start + end if whole else read.next
+        searched += end
+        if offset >= read.size:
+            return Read(start, found, offset, read.size)
+    return Read(start, found, offset, logs.kept(ref))

@@ -21,10 +21,10 @@ from litestar.params import Parameter
 from shoal.api.handling import handles
 from shoal.api.limits import PROVEN
 from shoal.api.principal import SCOPE, Principal
-from shoal.api.tickets import TICKET
+from shoal.api.quotas import TICKET
 from shoal.api.watcher import REFUSED
 from shoal.calls.page import MachineCalls
-from shoal.meeting import DONE, KEY_HEADER, PARTNER_GONE, Announced, Opening, key_hash
+from shoal.link.meeting import DONE, KEY_HEADER, PARTNER_GONE, Announced, Opening, key_hash
 from shoal.model.hidden import NO_HASH
 
 MEETINGS_MAX = 256

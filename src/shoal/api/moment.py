@@ -13,12 +13,12 @@ from typing import Any
 import msgspec
 from litestar import Controller, Response
 
-from shoal.api.child import NICENESS
 from shoal.api.handling import handles
 from shoal.api.moment_reader import MomentAsk, MomentView
 from shoal.api.problems import Refusal
 from shoal.api.reach import Reach
 from shoal.api.read_threads import respond
+from shoal.api.simulate import NICENESS
 from shoal.api.timeline import Moment
 from shoal.calls.page import PageCalls
 from shoal.model.views import Problem

@@ -27,15 +27,14 @@ from shoal.control.alarms import Alarms
 from shoal.control.home import ClusterConfig, Home
 from shoal.control.logs import LogStore
 from shoal.control.loop import ControlLoop
-from shoal.control.past.log import Log
-from shoal.control.past.moments import Moments, NotYet, TooEarly
+from shoal.control.past.log import Log, Moments, NotYet, TooEarly
 from shoal.control.store import formats
 from shoal.control.store.events import EventStore
-from shoal.control.store.rows import Unreadable
+from shoal.control.store.schema import Unreadable
 from shoal.core.state.state import State
 from shoal.database.base import Database
 from shoal.database.sqlite import SqliteDatabase
-from shoal.kernel import die_with_parent
+from shoal.machine.kernel import die_with_parent
 from shoal.model.events import Recorded, published
 from shoal.model.feed import Snapshot
 from shoal.model.finding import EVERY_JOB, LAST_ENDED, JobFilter

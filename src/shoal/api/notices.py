@@ -18,9 +18,9 @@ from shoal.api.problems import Refusal, accepted
 from shoal.api.reach import Reach
 from shoal.api.secrets import refuse_unknown_receivers
 from shoal.calls.people import NoticeCalls
-from shoal.control.handing import tenant_since_ms
 from shoal.control.notices.outbox import receiver_key
 from shoal.control.notices.posting import Posting
+from shoal.control.secretstore import tenant_since_ms
 from shoal.model.identity import EVERY_TENANT, OPERATOR
 from shoal.model.job import DEFAULT_TENANT
 from shoal.model.notice import (

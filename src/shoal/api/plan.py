@@ -10,10 +10,9 @@ from typing import Annotated, Any
 import msgspec
 from litestar import Controller, Response
 
-from shoal.api.child import run_child
 from shoal.api.handling import handles
 from shoal.api.problems import Refusal
-from shoal.api.simulate import BOUND
+from shoal.api.simulate import BOUND, run_child
 from shoal.calls.page import PageCalls
 from shoal.plan import library
 

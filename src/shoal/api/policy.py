@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from itertools import pairwise
-from typing import Annotated
+from typing import Annotated, Literal
 
 from litestar import Controller
 from litestar.params import Parameter
@@ -18,19 +19,25 @@ from shoal.calls.page import PageCalls
 from shoal.control import tryout
 from shoal.control.loop import ControlLoop
 from shoal.control.plugins import problem
+from shoal.core.scheduling.functions import FUNCTIONS
 from shoal.forms import policy as forms
-from shoal.forms import policy_form
 from shoal.forms.failure import BadField
+from shoal.forms.policy import ABOUT, CHOICES, FIELDS, IDLE, TENANT_FIELDS, as_written, scalar
+from shoal.model.budget import BudgetPeriod
 from shoal.model.events import PolicyChanged, Recorded
-from shoal.model.policy import VERSION_LETTERS, Policy, version_of
-from shoal.model.policy_views import (
+from shoal.model.policy import (
     CHANGES_MAX,
     RECORDS_MAX,
+    VERSION_LETTERS,
+    Policy,
     PolicyChange,
     PolicyDiff,
     PolicyDraft,
+    PolicyField,
     PolicyForm,
     PolicyRecord,
+    Tenant,
+    version_of,
 )
 from shoal.model.report import SetPolicy
 
@@ -110,8 +117,8 @@ def _form(
         version=version,
         policy=policy,
         text=forms.to_text(policy),
-        fields=policy_form.described(policy),
-        tenant_fields=policy_form.described_tenant(),
+        fields=described(policy),
+        tenant_fields=described_tenant(),
         seq=seq,
         at_ms=event.at_ms if event else 0,
         who=event.who if event else "",
@@ -140,7 +147,7 @@ def _diff(now: Policy, wanted: Policy) -> PolicyDiff:
 
 def _changes(one: Policy, other: Policy) -> list[PolicyChange]:
     return [
-        PolicyChange(field=field, before=before, after=after, about=policy_form.about(field))
+        PolicyChange(field=field, before=before, after=after, about=about(field))
         for field, before, after in forms.differences(one, other)
     ]
 
@@ -160,3 +167,88 @@ def _record(one: Recorded, before: Recorded | None) -> PolicyRecord:
         changes=changes[:CHANGES_MAX] if changes is not None else None,
         left_out=max(0, len(changes or ()) - CHANGES_MAX),
     )
+
+
+# What the fields of a policy mean, for a form on the page.
+
+
+# Of one tenant, in `tenants`.
+TENANT_ABOUT = {
+    "parent": "the tenant whose share, quota and budget it is part of",
+    "weight": "its share beside its siblings",
+    "quota_gpus": "GPUs it is guaranteed; idle ones beyond that may be borrowed",
+    "budget_gpu_hours": "GPU-hours that it and its branches may use in a period; 0: no limit",
+    "budget_money": "what they may cost in a period, by the price list; 0: no limit",
+    "budget_period": "month: a calendar month (UTC); total: for ever",
+    "jobs_max": "jobs it may have at a time; 0: no limit of its own",
+    "waiting_max": "jobs of these that may wait; 0: no limit of its own",
+    "priority_max": "the highest priority that its members may ask for",
+    "hosts": "host names that its services may have, e.g. *.lab.example.com; *: any",
+    "ports": "ports of their own that they may have, e.g. 8443, 9000-9099; *: any",
+}
+TEXTS = ("parent", "hosts", "ports")
+# What a form shows first.
+COMMON = (
+    *("order", "placement", "preempt", "reservations", "patience", "half_life", "spares"),
+    *("idle_warn", "idle_reclaim", "idle", "sleep", "budget_stops", "others"),
+)
+
+
+def about(field: str) -> str:
+    """What a field means, also one of a tenant, as `tenants.lab.weight`."""
+    if field.startswith("tenants."):
+        return TENANT_ABOUT.get(field.rpartition(".")[2], "")
+    return ABOUT.get(field, "")
+
+
+def described(policy: Policy) -> list[PolicyField]:
+    """All fields but tenants and supplies."""
+    values, usual = as_written(policy), as_written(Policy())
+    return [
+        PolicyField(
+            name=name,
+            about=ABOUT[name],
+            kind=_kind(name),
+            value=values[name],
+            usual=usual[name],
+            choices=_choices(name),
+            common=name in COMMON,
+        )
+        for name in FIELDS
+        if name not in ("tenants", "supply")
+    ]
+
+
+def described_tenant() -> list[PolicyField]:
+    periods = [one.value for one in BudgetPeriod]
+    usual = Tenant(name="usual")
+    return [
+        PolicyField(
+            name=name,
+            about=TENANT_ABOUT[name],
+            kind="choice" if name == "budget_period" else "text" if name in TEXTS else "count",
+            usual=scalar(getattr(usual, name)) if name not in TEXTS else "",
+            choices=periods if name == "budget_period" else [],
+        )
+        for name in TENANT_FIELDS
+    ]
+
+
+def _kind(name: str) -> Literal["time", "count", "flag", "choice", "text"]:
+    if name in CHOICES or name == "idle":
+        return "choice"
+    if name != FIELDS[name]:
+        return "time"
+    usual = getattr(Policy(), name)
+    return "flag" if isinstance(usual, bool) else "count" if isinstance(usual, int) else "text"
+
+
+def _choices(name: str) -> list[str]:
+    if name in CHOICES:
+        return [one.value for one in CHOICES[name]]
+    known: dict[str, Iterable[str]] = {
+        "idle": IDLE,
+        "order": FUNCTIONS.orders,
+        "placement": FUNCTIONS.placements,
+    }
+    return list(known.get(name, ()))

@@ -16,13 +16,12 @@ from shoal.api.reach import Reach, scoped_key
 from shoal.api.views import COMMAND_CHARACTERS_MAX, job_state
 from shoal.api.workflows import note_packages, own_jobs
 from shoal.calls.jobs import FlowCalls
-from shoal.cron import BadCron, due_times, parse, zone_of
+from shoal.cron import BadCron, due_times, next_due, parse, zone_of
 from shoal.model.identity import EVERY_TENANT
 from shoal.model.job import DEFAULT_TENANT
 from shoal.model.report import PauseSchedule, RemoveSchedule, RunSchedule, SetSchedule
 from shoal.model.schedule import NEXT_SHOWN, Schedule, ScheduleSpec, ScheduleView
 from shoal.model.views import Done
-from shoal.timetable import next_due
 
 
 class Schedules(Controller):

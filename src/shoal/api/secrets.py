@@ -16,9 +16,8 @@ from shoal.api.handling import handles
 from shoal.api.principal import Principal
 from shoal.api.problems import Refusal
 from shoal.calls.people import SecretCalls
-from shoal.control.handing import tenant_since_ms
 from shoal.control.loop import ControlLoop
-from shoal.control.secretstore import Sealed, SecretError, SecretStore
+from shoal.control.secretstore import Sealed, SecretError, SecretStore, tenant_since_ms
 from shoal.model.identity import EVERY_TENANT
 from shoal.model.job import DEFAULT_TENANT, JobSpec
 from shoal.model.notice import secrets_named

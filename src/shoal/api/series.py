@@ -15,8 +15,7 @@ from shoal.calls.jobs import JobCalls
 from shoal.control.history.history import History
 from shoal.control.loop import ControlLoop
 from shoal.model.node import NodeIntent
-from shoal.model.samples import NodeSample
-from shoal.model.series import JobSeries, NodeSeries, ServiceSeries
+from shoal.model.series import JobSeries, NodeSample, NodeSeries, ServiceSeries
 
 SinceMs = Annotated[int, Parameter(ge=0, le=2**53 - 1)]
 

@@ -12,17 +12,16 @@ from typing import TYPE_CHECKING
 import uvicorn
 from litestar import Litestar
 
-from shoal.api.certificate import STATE
 from shoal.api.forwarded import SERVED
 from shoal.api.limits import Gate, Guard, guarded
 from shoal.api.moment import MOMENTS
-from shoal.api.tls import TlsListener
+from shoal.api.tls import STATE, TlsListener
 from shoal.control.alarms import Alarms
 from shoal.control.sockets import Doors
-from shoal.enduring import enduring
+from shoal.machine.enduring import enduring
 
 if TYPE_CHECKING:
-    from shoal.control.encryption import Encryption
+    from shoal.control.certificates import Encryption
 
 FILES_RESERVED = 256  # for agents, the store and logs; connections share the rest
 

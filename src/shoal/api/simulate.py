@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 from litestar import Controller
 
-from shoal.api.child import run_child
 from shoal.api.handling import handles
 from shoal.api.problems import Refusal
 from shoal.calls.page import PageCalls
@@ -30,7 +31,7 @@ FOLDER = "replays"  # in the home; emptied when a controller starts
 # A replay dies with its controller, however that ends, even if it ended just before this ran.
 BOUND = """
 import os, sys
-from shoal.kernel import die_with_parent
+from shoal.machine.kernel import die_with_parent
 die_with_parent()
 if os.getppid() != int(sys.argv.pop(1)):
     sys.exit(1)
@@ -188,3 +189,27 @@ def _command(home: Path, ask: Ask, policy: Policy, folder: Path) -> list[str]:
         else:
             words += ["--policy", name]
     return words
+
+
+# A command that computes for a request, in a process of its own at low priority.
+
+
+NICENESS = 10  # the cluster comes first
+
+
+async def run_child(command: Sequence[str]) -> tuple[int, bytes, bytes]:
+    """Its exit code and output; cancelling this ends the process."""
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
+        out, err = await process.communicate()
+        return process.returncode or 0, out, err
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()

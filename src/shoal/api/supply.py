@@ -13,8 +13,7 @@ from shoal.core.state.supplied import cost_of, next_try_ms, nodes_brought, order
 from shoal.ledger.live import LiveLedger
 from shoal.model.node import NodeHealth
 from shoal.model.reason import render
-from shoal.model.supply import Order, OrderPhase, Supply
-from shoal.model.supply_views import OrderView, SuppliesView, SupplyView
+from shoal.model.supply import Order, OrderPhase, OrderView, SuppliesView, Supply, SupplyView
 
 
 class Supplies(Controller):

@@ -11,10 +11,15 @@ import contextlib
 import socket
 import ssl
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
+from litestar import Controller, Request
 
+from shoal.api.handling import handles
 from shoal.api.limits import LINGER_S, Gate, Guard
+from shoal.api.problems import Refusal
+from shoal.calls.page import MachineCalls
 from shoal.model.views import Problem
 
 HANDSHAKE_S = 10.0
@@ -129,3 +134,18 @@ async def _refuse_plain(link: socket.socket) -> None:
             link.shutdown(socket.SHUT_WR)
             while await loop.sock_recv(link, PLAIN_BYTES):
                 pass
+
+
+# The certificate that clients keep when they log in: they compare its fingerprint first.
+
+
+STATE = "certificate"  # in the app's state: returns it as PEM
+
+
+class Certificate(Controller):
+    @handles(MachineCalls.certificate, media_type="application/x-pem-file")
+    def certificate(self, request: Request[Any, Any, Any]) -> str:
+        found = request.app.state.get(STATE)
+        if found is None:
+            raise Refusal(404, "this cluster does not use TLS")
+        return str(found())

@@ -14,7 +14,7 @@ from litestar.types import Receive, Send
 from shoal.api.relay import CONNECT_S, GONE_S
 from shoal.client import reaching
 from shoal.client.keepalive import keep_alive
-from shoal.meeting import MESSAGE_BYTES_MAX, PARTNER_GONE, wire_log
+from shoal.link.meeting import MESSAGE_BYTES_MAX, PARTNER_GONE, wire_log
 from shoal.model.views import Problem
 
 # Without a leader, a link is refused when there is one, and at the latest after this time. A

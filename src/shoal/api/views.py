@@ -3,37 +3,42 @@
 from __future__ import annotations
 
 import shlex
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 
 from shoal import __version__
-from shoal.api.nap_views import nap_view, node_naps
-from shoal.api.progress_views import progress_view
 from shoal.api.reach import Reach
 from shoal.control.loop import ControlLoop
 from shoal.control.reach import is_loopback
 from shoal.core.answers.arrays import counts
+from shoal.core.answers.bound import busiest, judge
 from shoal.core.answers.rollouts import sleeps, stalled
 from shoal.core.answers.supplies import supply_lines
 from shoal.core.answers.why import explain
+from shoal.core.books.spending import window
 from shoal.core.fabric.words import weak_links
 from shoal.core.state.apply_array import parts_of
 from shoal.core.state.state import Node
 from shoal.model.array import counts_of
+from shoal.model.bound import Bound
 from shoal.model.health import Standing
 from shoal.model.hidden import service_without_keys, without_keys
-from shoal.model.job import Job, Phase
+from shoal.model.job import Job, Member, Phase
 from shoal.model.labels import NODE
 from shoal.model.node import JOINED, NodeHealth, NodeIntent, node_word, unenforced_of
 from shoal.model.reason import Shown
+from shoal.model.series import NodeSample
 from shoal.model.service import GatewayEntry, Service, ServiceLoad
 from shoal.model.views import (
     CheckView,
     JobRow,
     JobView,
     MemberView,
+    NapView,
     NodeView,
+    ProgressView,
     Remedy,
     ReplicaView,
     ServiceView,
@@ -397,3 +402,104 @@ def status_view(reach: Reach) -> StatusView:
         alarms=loop.alarms.texts if reach.who.sees_all else (),
         supply=supply_lines(state, loop.clock.now_ms()) if reach.who.sees_all else [],
     )
+
+
+# What people see of jobs that sleep, and of nodes where they do.
+
+
+class Sleepers(NamedTuple):
+    """Members that sleep on a node, or are on the way there or back."""
+
+    members: int
+    host_mb: int  # that is set aside for what they had on GPUs
+
+
+def nap_view(job: Job) -> NapView | None:
+    if not job.napping or job.dozed_ms is None:
+        return None
+    return NapView(
+        since_ms=job.dozed_ms,
+        cause=job.sleep_cause.value if job.sleep_cause is not None else "",
+        wants=job.wants,
+        host_mb=sum(member.host_mb for member in job.members if not member.over),
+    )
+
+
+def sleepers_of(loop: ControlLoop, node: Node) -> Sleepers:
+    found = list(_asleep(loop, node))
+    return Sleepers(len(found), sum(member.host_mb for member in found))
+
+
+def _asleep(loop: ControlLoop, node: Node) -> Iterable[Member]:
+    if not loop.state.napping:  # nearly always true, and much cheaper
+        return
+    for ref, job in loop.state.placed[node.id].items():
+        if job.napping:
+            yield job.members[ref.member]
+
+
+def why_no_sleep(node: Node) -> str:
+    return "" if node.spec.sleep else node.spec.sleep_why or "its agent is older"
+
+
+def node_naps(loop: ControlLoop, node: Node) -> dict[str, Any]:
+    sleepers = sleepers_of(loop, node)
+    return {
+        "sleep": node.spec.sleep,
+        "sleep_why": why_no_sleep(node),
+        "sleepers": sleepers.members,
+        "sleepers_mb": sleepers.host_mb,
+    }
+
+
+def naps_mark(jobs: Iterable[Job]) -> tuple[tuple[str, int], ...]:
+    """Changes whenever one of these lends GPUs, or takes some again."""
+    return tuple((job.phase.value, job.naps) for job in jobs if job.naps)
+
+
+# How far a job is and what limits it, as its members report.
+
+
+Samples = Mapping[str, NodeSample]  # the newest of each node
+
+
+def progress_view(
+    loop: ControlLoop, job: Job, samples: Samples | None = None
+) -> ProgressView | None:
+    """The furthest member's progress, if the job's members report steps."""
+    watch = loop.state.heard.watches.get(job.id)
+    if watch is None or not watch.beats:
+        return None
+    beat = max(watch.beats.values(), key=lambda beat: beat.step)
+    paces = sorted(watch.pace.paces_us)
+    step_us = paces[len(paces) // 2] if paces else 0
+    left = beat.steps_total - beat.step if beat.steps_total else 0
+    return ProgressView(
+        step=beat.step,
+        steps_total=beat.steps_total,
+        step_us=step_us,
+        left_ms=max(0, left) * step_us // 1000 if step_us and beat.steps_total else None,
+        saved_step=job.saved_step,
+        loss=next((b.loss for _, b in sorted(watch.beats.items()) if b.loss is not None), None),
+        metrics=dict(beat.metrics),
+        slow=sorted(watch.slow),
+        bound=bound_of(loop, job, samples or {}),
+    )
+
+
+def bound_of(loop: ControlLoop, job: Job, samples: Samples) -> Bound | None:
+    """What limits the steps of a job that runs now. None: it does not report enough of them."""
+    watch = loop.state.heard.watches.get(job.id)
+    if watch is None or watch.attempt != job.attempt or job.phase is not Phase.RUNNING:
+        return None
+    nodes = [member.slice.node for member in job.members]
+    busy_milli, fabric = busiest(_busy(job, samples)), loop.state.fabric
+    return judge(window(watch.recent), nodes, busy_milli=busy_milli, fabric=fabric)
+
+
+def _busy(job: Job, samples: Samples) -> Iterator[int | None]:
+    for member in job.members:
+        sample = samples.get(member.slice.node)
+        for gpu in member.slice.gpus if sample is not None else ():
+            if sample is not None and gpu < len(sample.gpus):
+                yield sample.gpus[gpu].busy_milli

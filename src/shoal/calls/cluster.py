@@ -6,17 +6,15 @@ from collections.abc import Sequence
 from typing import Literal
 
 from shoal.calls.call import Calls, Head, Needs, call
-from shoal.model.fabric_views import FabricView, NetworkRequest
+from shoal.model.fabric import FabricView, NetworkRequest
 from shoal.model.finding import EVERY_JOB, JobFilter
-from shoal.model.ledger import By, LedgerView
+from shoal.model.ledger import By, LedgerView, PriceList
 from shoal.model.node import LabelChange
 from shoal.model.policy import Policy
-from shoal.model.prices import PriceList
-from shoal.model.samples import NodeSample
-from shoal.model.series import NodeSeries, ServiceSeries
+from shoal.model.series import NodeSample, NodeSeries, ServiceSeries
 from shoal.model.service import ServiceSpec
 from shoal.model.storage import StorageRequest, StorageView
-from shoal.model.supply_views import SuppliesView
+from shoal.model.supply import SuppliesView
 from shoal.model.views import (
     CheckView,
     Done,

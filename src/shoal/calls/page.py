@@ -8,7 +8,7 @@ from shoal.calls.call import WEBSOCKET, Calls, Head, Needs, call
 from shoal.model.budget import BudgetView
 from shoal.model.joining import Joined, Joining
 from shoal.model.ledger import By
-from shoal.model.policy_views import PolicyDiff, PolicyDraft, PolicyForm, PolicyRecord
+from shoal.model.policy import PolicyDiff, PolicyDraft, PolicyForm, PolicyRecord
 from shoal.model.views import JobView, LogHits, LogPart
 
 

@@ -109,7 +109,7 @@ def home_option() -> Option:
 def _settle_home(context: click.Context, option: click.Parameter, path: str) -> Path:
     from pathlib import Path
 
-    from shoal.files import require_own
+    from shoal.machine.files import require_own
 
     if "\0" in path:
         raise click.BadParameter("a path cannot contain a NUL byte")

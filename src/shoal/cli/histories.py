@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shoal.cli.screen.show import Spinner
-    from shoal.model.prices import PriceList
+    from shoal.model.ledger import PriceList
     from shoal.sim.replay.readers.history import History
 
 QUIET_S = 2.0  # a shorter replay needs no progress bar
@@ -35,7 +35,7 @@ def prices_of(word: str, home: Path, history: bool) -> PriceList:
     from shoal.database.settings import FileSettings
     from shoal.forms.prices import read
     from shoal.ledger.prices import read_prices
-    from shoal.model.prices import PriceList
+    from shoal.model.ledger import PriceList
 
     if word:
         return read(word)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from shoal.forms.failure import REFUSED, USAGE, Failure
 
 if TYPE_CHECKING:
+    from shoal.model.ledger import PriceList
     from shoal.model.node import NodeSpec
     from shoal.model.policy import Policy
-    from shoal.model.prices import PriceList
     from shoal.sim.replay.metrics import Outcome
     from shoal.sim.replay.traces import Trace
 

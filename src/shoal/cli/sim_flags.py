@@ -23,7 +23,7 @@ from shoal.sim.replay.clusters import (
 )
 from shoal.sim.replay.metrics import Summary
 from shoal.sim.replay.naps import Saved, saved
-from shoal.sim.replay.sleepers import able_to_sleep
+from shoal.sim.replay.simulated import able_to_sleep
 from shoal.sim.replay.traces import TraceError
 
 

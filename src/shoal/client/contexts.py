@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from shoal.client.transport import Endpoint, ShoalError, at
-from shoal.files import lock, read_own, require_own, write_private
+from shoal.machine.files import lock, read_own, require_own, write_private
 
 LOCAL = "local"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")

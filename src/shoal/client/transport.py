@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from shoal.files import read_own, require_own, short_path
+from shoal.machine.files import read_own, require_own, short_path
 
 SOCKET_NAME = "controller.sock"
 CREDENTIALS = struct.Struct("3i")  # process, user, group

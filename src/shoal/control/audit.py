@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import os
+import re
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -13,10 +15,72 @@ from pathlib import Path
 import msgspec
 
 from shoal.control.alarms import Alarms
-from shoal.control.audit_lines import FIRST_HASH, opened, sealed
-from shoal.control.audit_queue import RETRY_S, AuditQueue, Waiting
-from shoal.files import read_own, write_private
+from shoal.machine.files import read_own, write_private
 from shoal.model.audit import AuditEntry, Mark
+
+# Lines on their way into the audit log. They wait in memory while the log takes none.
+
+
+WAITING_MAX = 10_000  # lines in memory
+RETRY_S = 1.0
+CAUSE = "audit"
+
+Waiting = tuple[AuditEntry, asyncio.Future[None]]
+
+
+class AuditQueue:
+    """Lines are written once per turn of the event loop, all that came in it together."""
+
+    def __init__(self, alarms: Alarms) -> None:
+        self.stuck = False  # lines wait, because they cannot be written
+        self.head = FIRST_HASH  # the hash of the newest line
+        self._alarms = alarms
+        self._waiting: list[Waiting] = []
+        self._dropped = 0
+        self._flushing: asyncio.TimerHandle | asyncio.Handle | None = None
+
+    async def write(self, entry: AuditEntry) -> None:
+        """Returns when the line is written, or cannot be for now: then it is kept in memory, an
+        alarm says so, and `stuck` is true until it is written."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+        if len(self._waiting) >= WAITING_MAX:
+            _, dropped = self._waiting.pop(0)
+            self._dropped += 1
+            if not dropped.done():
+                dropped.set_result(None)
+        self._waiting.append((entry, done))
+        if self.stuck:
+            return  # a timer tries again
+        if self._flushing is None:
+            self._flushing = loop.call_soon(self._flush)
+        await done
+
+    def newest_first(self) -> Iterator[AuditEntry]:
+        """As far back as the log goes; a line that cannot be read is left out."""
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        raise NotImplementedError
+
+    def _flush(self) -> None:
+        """Write what waits."""
+        raise NotImplementedError
+
+    def _settle(self, batch: list[Waiting], problem: str) -> None:
+        """The lines are written, or there is a problem, and they wait: their senders do not."""
+        if problem:
+            self.stuck = True
+            rule = "until it can, only the operator may change something"
+            self._alarms.raise_(CAUSE, f"{problem}; {rule}")
+            self._flushing = asyncio.get_running_loop().call_later(RETRY_S, self._flush)
+        else:
+            self.stuck, self._dropped = False, 0
+            self._alarms.clear(CAUSE)
+        for _, done in batch:
+            if not done.done():
+                done.set_result(None)
+
 
 log = logging.getLogger("shoal.control")
 
@@ -257,3 +321,39 @@ def _numbered(path: Path, number: int) -> Path:
 
 def _mark_path(path: Path) -> Path:
     return path.with_name("audit.mark")
+
+
+# The lines of the audit log. Each has a hash of itself and the line before it, so that a change of
+# the past shows.
+
+
+FIRST_HASH = "0" * 64  # before the first line ever
+_HASH_FIELD = b',"hash":"'
+_SECRET = re.compile(r"(shoal_[A-Za-z0-9]{1,16}_)[^/\s]+")
+
+
+def sealed(entry: AuditEntry, prev: str) -> tuple[bytes, str]:
+    """The entry as a line without its end, and the line's hash."""
+    body = msgspec.json.encode(msgspec.structs.replace(entry, hash=""))
+    hash_ = _hash(prev, body)
+    return body[:-1] + _HASH_FIELD + hash_.encode() + b'"}', hash_
+
+
+def opened(line: bytes, prev: str) -> AuditEntry | None:
+    """The entry of a line, if it is unchanged and follows the line with the hash `prev`."""
+    head, mark, tail = line.rpartition(_HASH_FIELD)
+    if not mark or tail[-2:] != b'"}' or _hash(prev, head + b"}").encode() != tail[:-2]:
+        return None
+    try:
+        return msgspec.json.decode(line, type=AuditEntry)
+    except msgspec.DecodeError:
+        return None
+
+
+def without_secret(text: str) -> str:
+    """Somebody may put a whole token where its id belongs."""
+    return _SECRET.sub(r"\1...", text)
+
+
+def _hash(prev: str, body: bytes) -> str:
+    return hashlib.sha256(prev.encode() + body).hexdigest()

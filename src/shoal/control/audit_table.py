@@ -18,11 +18,9 @@ from pathlib import Path
 import msgspec
 
 from shoal.control.alarms import Alarms
-from shoal.control.audit import verify_lines
-from shoal.control.audit_lines import FIRST_HASH, sealed
-from shoal.control.audit_queue import AuditQueue
+from shoal.control.audit import FIRST_HASH, AuditQueue, sealed, verify_lines
 from shoal.database.base import Cursor, Database, Deposed
-from shoal.files import read_own, write_private
+from shoal.machine.files import read_own, write_private
 from shoal.model.audit import AuditEntry, Mark
 from shoal.ports import StoreError
 

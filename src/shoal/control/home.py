@@ -11,7 +11,7 @@ import msgspec
 
 from shoal.client import SOCKET_NAME, Address
 from shoal.control.reach import is_loopback
-from shoal.files import read_own, require_own, tighten, write_private
+from shoal.machine.files import read_own, require_own, tighten, write_private
 from shoal.model.node import NodeSpec
 from shoal.model.service import Domain
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from shoal.control.home import ClusterConfig, Home
-from shoal.files import read_own, require_own, write_private
+from shoal.machine.files import read_own, require_own, write_private
 
 KEY_BYTES = 32
 NAME_BYTES_MAX = 63

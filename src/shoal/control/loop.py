@@ -13,13 +13,12 @@ from functools import partial
 
 from shoal.control.alarms import Alarms
 from shoal.control.counters import Counters
-from shoal.control.handing import hand_over
 from shoal.control.leading import alone
 from shoal.control.logs import LogStore
 from shoal.control.packages import PackageStore, may_fetch
 from shoal.control.placements import Placements
 from shoal.control.plugins import PolicyFunctions
-from shoal.control.secretstore import SecretStore
+from shoal.control.secretstore import SecretStore, hand_over
 from shoal.core.state.invariants import verify
 from shoal.core.state.state import State
 from shoal.database.base import Deposed
@@ -41,8 +40,8 @@ from shoal.model.report import (
     Still,
     Submit,
 )
-from shoal.model.samples import NodeSample
 from shoal.model.secret import SealedSecrets, SecretsWanted
+from shoal.model.series import NodeSample
 from shoal.model.service import ServiceLoad
 from shoal.model.supply import SupplyReport
 from shoal.ports import Clock, Engine, Files, Follower, Store, StoreDamaged, StoreError, StoreFull

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import IO
 
 from shoal.core.state.state import State
+from shoal.link.wire import PIECE_BYTES
 from shoal.model.job import PACKAGE_BYTES_MAX, PACKAGE_PATTERN
 from shoal.model.report import PackagePiece
-from shoal.wire import PIECE_BYTES
 
 # Packages that no job uses stay for the next job, as long as there is room.
 STORE_BYTES_MAX = 20 * (1 << 30)

@@ -7,7 +7,7 @@ import socket
 import threading
 from collections.abc import Iterable
 
-from shoal.kernel import own_address
+from shoal.machine.kernel import own_address
 
 LOOKUP_S = 2.0  # a resolver that does not answer must not hold up `shoal up`
 WILDCARDS = ("0.0.0.0", "::")

@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from shoal.control.handing import tenant_since_ms
-from shoal.control.secretstore import Sealed, SecretError, SecretStore
+from shoal.control.secretstore import Sealed, SecretError, SecretStore, tenant_since_ms
 from shoal.core.state.state import State
 from shoal.model.service import Served, Wanted
 from shoal.ports import StoreError

@@ -18,8 +18,8 @@ import msgspec
 
 from shoal.client import Address
 from shoal.control.home import ClusterConfig, Home
-from shoal.files import short_path, write_private
-from shoal.listening import hold, holders, listeners
+from shoal.machine.files import short_path, write_private
+from shoal.machine.listening import hold, holders, listeners
 from shoal.ports import EngineError
 
 BACKLOG = 1024

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from shoal.control.alarms import Alarms
-from shoal.control.audit import AUDIT_NAME, AuditLog
-from shoal.control.audit_queue import AuditQueue
+from shoal.control.audit import AUDIT_NAME, AuditLog, AuditQueue
 from shoal.control.home import ClusterConfig, Home
 from shoal.control.secretstore import KeyFile, SecretError, SecretStore
 from shoal.database.base import Database, StoreAway
@@ -22,7 +21,7 @@ from shoal.database.settings import (
     TableSettings,
     digest,
 )
-from shoal.files import read_own, write_private
+from shoal.machine.files import read_own, write_private
 from shoal.ports import StoreError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from types import FrameType
 
 from shoal.control.home import Home
 from shoal.control.sockets import SUPERVISOR_ENV, Doors, hold_gate, open_doors
-from shoal.files import lock
+from shoal.machine.files import lock
 from shoal.ports import EngineError
 
 # A controller that exits with this code has said why, and starting it again would not help.

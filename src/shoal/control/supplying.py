@@ -16,7 +16,7 @@ from typing import TypeVar
 import msgspec
 
 from shoal.control.loop import ControlLoop, Unreadable
-from shoal.enduring import enduring
+from shoal.machine.enduring import enduring
 from shoal.model.supply import (
     REASON_CHARACTERS_MAX,
     DrainMachine,

@@ -19,10 +19,10 @@ from shoal.control.lifecycle import (
     replace_head,
 )
 from shoal.control.store.formats import refuse_newer
+from shoal.database.formats import VERSION
 from shoal.database.sqlite import SqliteDatabase
-from shoal.files import held
-from shoal.folder import AGENT_LOCK
-from shoal.formats import VERSION
+from shoal.machine.files import held
+from shoal.machine.folder import AGENT_LOCK
 from shoal.model.node import NodeIntent
 from shoal.model.views import NodeView
 from shoal.ports import StoreDamaged, StoreError

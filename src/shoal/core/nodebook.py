@@ -36,7 +36,7 @@ from shoal.model.report import (
     Woke,
 )
 from shoal.model.resources import WHOLE_GPU_MILLI
-from shoal.model.samples import NodeSample
+from shoal.model.series import NodeSample
 
 STOPPED_BEFORE_START_CODE = 143
 PREPARED_MAX = 2  # a warm interpreter takes memory

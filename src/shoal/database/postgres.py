@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import logging
 import queue
 import re
 import secrets
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
-from shoal.database import near
 from shoal.database.base import Deposed, Row, StoreAway, Values, Words
 from shoal.database.lease import WRITER, Lease, end_others
-from shoal.database.near import Near, on_event_loop
 from shoal.database.server import ANSWER_S, Server, bound, name_of, restored, translated
 from shoal.database.sqlite import newer_format
 from shoal.ports import StoreDamaged, StoreError
@@ -55,7 +56,7 @@ class PostgresDatabase:
         self._readers: queue.LifoQueue[Server | None] = queue.LifoQueue()
         for _ in range(READERS):
             self._readers.put(None)
-        self._near = Near(self.name, lambda: Server(url, f"shoal reader {self._mark}", near.WAIT_S))
+        self._near = Near(self.name, lambda: Server(url, f"shoal reader {self._mark}", WAIT_S))
 
     def prepare(
         self, part: str, version: int, schema: str, steps: Mapping[int, str] | None = None
@@ -201,3 +202,84 @@ class PostgresCursor:
         if every:
             with self._server.link.cursor() as cursor:
                 cursor.executemany(translated(query), every)
+
+
+# Reads on an event loop. They hold up everything else in the process, so they never wait for long:
+# a server that has been silent once is not asked again before it has answered somebody else.
+
+
+log = logging.getLogger("shoal.database")
+
+WAIT_S = 1.0  # for an answer, or for the first connection
+AGAIN_S = 0.5  # between two attempts to connect
+
+
+def on_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+class Near:
+    """One connection. It is made in a thread of its own, and made again there when it breaks."""
+
+    def __init__(self, name: str, connect: Callable[[], Server]) -> None:
+        self._name = name
+        self._connect = connect
+        self._lock = threading.Lock()
+        self._server: Server | None = None
+        self._connecting: threading.Thread | None = None
+        self._ready = threading.Event()
+        self._silent = self._closed = False
+
+    def read(self, query: str, values: Values = ()) -> list[Row]:
+        with self._lock:
+            server = self._usable()
+            try:
+                return server.execute(query, values)
+            except StoreAway:
+                if not server.usable:
+                    self._silent = True
+                    self._begin()
+                raise
+
+    def close(self) -> None:
+        self._closed = True
+        self._ready.set()
+        if self._server is not None:
+            self._server.close()
+
+    def _usable(self) -> Server:
+        if self._server is None or not self._server.usable:
+            self._begin()
+            if self._silent or not self._ready.wait(WAIT_S):
+                self._silent = True
+                raise StoreAway(f"{self._name} does not answer: it is tried again")
+        assert self._server is not None
+        return self._server
+
+    def _begin(self) -> None:
+        if self._connecting is not None and self._connecting.is_alive():
+            return
+        if self._server is not None:
+            self._server.close()
+        self._ready.clear()
+        self._connecting = threading.Thread(target=self._try, name="database", daemon=True)
+        self._connecting.start()
+
+    def _try(self) -> None:
+        while not self._closed:
+            try:
+                self._server = self._connect()
+            except StoreError:
+                time.sleep(AGAIN_S)
+                continue
+            except Exception:
+                log.exception("%s cannot be connected", self._name)
+                time.sleep(AGAIN_S)
+                continue
+            self._silent = False
+            self._ready.set()
+            return

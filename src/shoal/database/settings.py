@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from shoal.database.base import Database, Row, StoreAway, Values
-from shoal.files import read_own, sync_folder, write_private
+from shoal.machine.files import read_own, sync_folder, write_private
 from shoal.ports import StoreDamaged, StoreError
 
 PART, VERSION = "settings", 1

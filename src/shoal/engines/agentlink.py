@@ -17,15 +17,15 @@ from typing import Protocol
 
 import msgspec
 
-from shoal.cgroups.groups import end_groups
-from shoal.exits import MEMBERS, read_exits
-from shoal.files import held, short_path, write_private
-from shoal.folder import AGENT_LOCK, SPEC
-from shoal.kernel import AGENT_MARK, Usual, limit_cores, variable
-from shoal.leftovers import end_marked, end_node
+from shoal.link.wire import Ask, FromAgent, Heard, Link, ToAgent
+from shoal.machine.cgroups import end_groups
+from shoal.machine.exits import MEMBERS, read_exits
+from shoal.machine.files import held, short_path, write_private
+from shoal.machine.folder import AGENT_LOCK, SPEC
+from shoal.machine.kernel import AGENT_MARK, Usual, limit_cores, variable
+from shoal.machine.leftovers import end_marked, end_node
 from shoal.model.node import NodeSpec
 from shoal.model.report import NodeGone
-from shoal.wire import Ask, FromAgent, Heard, Link, ToAgent
 
 log = logging.getLogger("shoal.engine")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shoal.engines.linked.engine import LinkedEngine
-from shoal.engines.local.engine import LocalEngine
+from shoal.engines.local import LocalEngine
 from shoal.model.commands import Envelope
 from shoal.model.session import SessionOrder
 from shoal.ports import Inbox

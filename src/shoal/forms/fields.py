@@ -7,11 +7,151 @@ field needs one entry here, and its target in the spec.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from shoal.forms import after, notice_readers, readers, sweeps, volume
-from shoal.forms.readers import GPU_MEMORY_MB_MAX, Choice, Count, Reader, memory, time
+from shoal.forms import after, notice_readers, readers, units
+from shoal.forms.failure import BadField
+from shoal.forms.readers import (
+    GPU_MEMORY_MB_MAX,
+    Choice,
+    Count,
+    Reader,
+    environment,
+    kind,
+    memory,
+    time,
+    wrong,
+)
+
+# Reads what makes a job an array: `array`, `grid` and `list`.
+
+
+# As in model/sweep.py, which a help page must not load.
+ELEMENTS_MAX, INDEX_MAX, RANGES_MAX = 1_000_000, 999_999_999, 256
+FORMS = "write e.g. 0-99, 0-9:3, 1,5-7, and %8 behind it for 8 at a time"
+_RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18})(?::([0-9]{1,18}))?)?")
+
+
+def array(field: str, value: Any) -> tuple[list[list[int]], int]:
+    """The ranges of indices, each as first, last and step; and how many at a time (0: any). Only
+    %8 is for a sweep, whose variables say which elements there are."""
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise wrong(field, value, f"a range of indices; {FORMS}")
+    words, percent, most = str(value).replace(" ", "").partition("%")
+    parts = words.split(",") if words or not percent else []
+    if len(parts) > RANGES_MAX:
+        raise BadField(field, f"has {len(parts)} ranges; the most is {RANGES_MAX}")
+    ranges = [_range(field, part, str(value)) for part in parts]
+    if not percent:
+        return ranges, 0
+    if not re.fullmatch(r"[0-9]{1,9}", most) or not 1 <= int(most) <= ELEMENTS_MAX:
+        raise BadField(
+            field, f"{units.quoted(str(value))} does not say how many at a time; {FORMS}"
+        )
+    return ranges, int(most)
+
+
+def _range(field: str, part: str, value: str) -> list[int]:
+    found = _RANGE.fullmatch(part)
+    if found is None:
+        raise BadField(field, f"{units.quoted(value)} is not a range of indices; {FORMS}")
+    first, last, step = int(found[1]), int(found[2] or found[1]), int(found[3] or 1)
+    if last < first:
+        raise BadField(field, f"{first}-{last} is backwards; write {last}-{first}")
+    if last > INDEX_MAX:
+        raise BadField(field, f"{last} is too large; the largest index is {INDEX_MAX:,}")
+    if not step:
+        raise BadField(field, "a step of 0 never ends; write 1 or more")
+    return [first, last, min(step, INDEX_MAX)]
+
+
+def grid(field: str, value: Any) -> dict[str, list[str]]:
+    if isinstance(value, list | tuple):
+        pairs = [_values(field, text) for text in value]
+        value = dict(pairs)
+        if len(value) < len(pairs):
+            raise _twice(field, [name for name, _ in pairs])
+    if not isinstance(value, dict) or not value:
+        raise wrong(field, value, "variables with lists of values, e.g. {lr: [0.1, 0.01]}")
+    found = {}
+    for name, values in value.items():
+        if not isinstance(values, list | tuple):
+            fix = "write a list of values, e.g. [0.1, 0.01]"
+            raise BadField(field, f"{units.quoted(str(name))} is {kind(values)}; {fix}")
+        texts = [_value(one) for one in values]
+        found[str(name)] = [environment(field, {name: text})[str(name)] for text in texts]
+    return found
+
+
+def rows(field: str, value: Any) -> list[dict[str, str]]:
+    if not isinstance(value, list | tuple) or not value:
+        raise wrong(field, value, "a list of variables with values, e.g. [{lr: 0.1}, {lr: 0.01}]")
+    found = []
+    for number, row in enumerate(value):
+        if isinstance(row, str):
+            row = _row(field, row)
+        if not isinstance(row, dict):
+            raise BadField(field, f"row {number} is {kind(row)}; write e.g. {{lr: 0.1}}")
+        found.append(environment(field, {name: _value(one) for name, one in row.items()}))
+    return found
+
+
+def _values(field: str, text: Any) -> tuple[str, list[str]]:
+    """'lr=0.1,0.01', as a flag has it."""
+    name, equals, values = str(text).partition("=")
+    if not equals or not values.strip():
+        raise BadField(field, f"{units.quoted(str(text))} has no values; write e.g. lr=0.1,0.01")
+    return name.strip(), [value.strip() for value in values.split(",")]
+
+
+def _row(field: str, text: str) -> dict[str, str]:
+    """'lr=0.1,seed=1', as a flag has it."""
+    pairs = []
+    for part in text.split(","):
+        name, equals, value = part.partition("=")
+        if not equals:
+            raise BadField(field, f"{units.quoted(text)} is not a row; write e.g. lr=0.1,seed=1")
+        pairs.append((name.strip(), value.strip()))
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        raise _twice(field, [name for name, _ in pairs])
+    return row
+
+
+def _twice(field: str, names: list[str]) -> BadField:
+    """Without this the last one would win, and a part of the sweep would be missing in silence."""
+    name = next(name for name in names if names.count(name) > 1)
+    return BadField(field, f"{units.quoted(name)} is given twice; write all its values once")
+
+
+def _value(value: Any) -> Any:
+    """Numbers and switches as they are written in the file."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return repr(value) if isinstance(value, float) else value
+
+
+# Volumes as people write them: SOURCE:NAME[:ro].
+
+
+def volumes(field: str, value: Any) -> tuple[str, ...]:
+    from shoal.model.volume import VOLUME_PATTERN, VOLUMES_MAX, volumes_problem
+
+    found = tuple(
+        readers.text(field, one) for one in (value if isinstance(value, list | tuple) else [value])
+    )
+    for one in found:
+        if not re.fullmatch(VOLUME_PATTERN, one):
+            problem = "is not SOURCE:NAME or SOURCE:NAME:ro, such as /data/imagenet:data:ro"
+            raise BadField(field, f"{units.quoted(one)} {problem}")
+    if len(found) > VOLUMES_MAX:
+        raise BadField(field, f"names more than {VOLUMES_MAX} volumes")
+    if wrong := volumes_problem(found):
+        raise BadField(field, wrong)
+    return found
+
 
 DAY_MS = 86_400_000
 
@@ -114,11 +254,11 @@ JOB = _table({
               "Use only nodes with the same value of this label."),
     ],
     "Many": [
-        Field("array", "RANGE", "", sweeps.array, "sweep.ranges sweep.at_most",
+        Field("array", "RANGE", "", array, "sweep.ranges sweep.at_most",
               "Run it once for each index: 0-99, 0-9:3, 1,5-7; %8 adds: 8 at a time."),
-        Field("grid", "NAME=VALUES...", "", sweeps.grid, "sweep.grid",
+        Field("grid", "NAME=VALUES...", "", grid, "sweep.grid",
               "Run it for all combinations of values: lr=0.1,0.01 and seed=1,2."),
-        Field("list", "NAME=VALUES...", "", sweeps.rows, "sweep.rows",
+        Field("list", "NAME=VALUES...", "", rows, "sweep.rows",
               "Run it once for each of these: lr=0.1,seed=1."),
     ],
     "When to run it": [
@@ -164,7 +304,7 @@ JOB = _table({
               "Variables of the job. K alone copies its value from here."),
         Field("secret", "NAME[=VARIABLE]...", "", readers.secrets, "secrets",
               "A secret of the tenant: as a file in $SHOAL_SECRETS, or in a variable."),
-        Field("volume", "SOURCE:NAME[:ro]...", "", volume.volumes, "volumes",
+        Field("volume", "SOURCE:NAME[:ro]...", "", volumes, "volumes",
               "A folder that its nodes have, or a URL that they fetch, in $SHOAL_VOLUME_NAME."),
         Field("image", "IMAGE", "", readers.image, "image",
               "Run it in a container of this image."),

@@ -13,8 +13,8 @@ from shoal.model.job import DEFAULT_TENANT, JobSpec
 
 if TYPE_CHECKING:
     from shoal.client import Client
+    from shoal.link.packing import Package
     from shoal.model.service import ServiceSpec
-    from shoal.packing import Package
 
 LEFT_SHOWN = 5
 SECRET_NAME_MAX = 63
@@ -37,7 +37,7 @@ def packed(client: Client, spec: JobSpec, wanted: bool | None, note: Note | None
     if not wanted:
         return spec
     from shoal.client import ShoalError
-    from shoal.packing import PackError, pack
+    from shoal.link.packing import PackError, pack
 
     try:
         package = pack(Path(spec.workdir))

@@ -10,8 +10,8 @@ import msgspec
 from shoal.forms import datafile
 from shoal.forms.datafile import check_names
 from shoal.forms.failure import BadField
+from shoal.model.ledger import Price, PriceList, problem_with
 from shoal.model.phrases import shortened
-from shoal.model.prices import Price, PriceList, problem_with
 
 NAMES = tuple(field.name for field in msgspec.structs.fields(PriceList))
 PRICE_NAMES = tuple(field.name for field in msgspec.structs.fields(Price))

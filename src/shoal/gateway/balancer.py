@@ -9,7 +9,7 @@ import msgspec
 
 from shoal.gateway.binary import GatewayError
 from shoal.gateway.gateway import Gateway
-from shoal.gateway.holding import Where
+from shoal.gateway.refuse import Where
 from shoal.gateway.stats import ServiceStats
 from shoal.model.service import ReplicaLoad, Served, ServiceLoad, Wanted
 

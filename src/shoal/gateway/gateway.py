@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from ipaddress import ip_address
 from pathlib import Path
 
 import msgspec
 
-from shoal.gateway import pem, quote
-from shoal.gateway.accesslog import AccessLog, latencies
+from shoal.gateway import render as pem
+from shoal.gateway import render as quote
 from shoal.gateway.binary import Binary, find_binary
-from shoal.gateway.changes import changes
-from shoal.gateway.halving import left_out
-from shoal.gateway.holding import Holds, Take, Where
 from shoal.gateway.process import Proxy
-from shoal.gateway.recent import Recent
-from shoal.gateway.refuse import check_machine, check_wishes, listening, sound_part
-from shoal.gateway.render import Place, digest, render
-from shoal.gateway.runtime import RuntimeFailure, WorkerOver
+from shoal.gateway.refuse import (
+    Holds,
+    Take,
+    Where,
+    check_machine,
+    check_wishes,
+    listening,
+    sound_part,
+)
+from shoal.gateway.render import Place, Refused, Weights, digest, render, server_options
+from shoal.gateway.runtime import ActualServer, RuntimeFailure, WorkerOver
 from shoal.gateway.stats import (
     ServiceCount,
     ServiceStats,
@@ -28,7 +35,7 @@ from shoal.gateway.stats import (
     with_old_workers,
 )
 from shoal.gateway.weights import Balance, rebalance
-from shoal.model.service import ReplicaState, Route, Wanted
+from shoal.model.service import Replica, ReplicaState, Route, Served, Wanted
 
 Key = tuple[str, str]
 REFUSALS_MAX = 1_000
@@ -229,3 +236,201 @@ class Gateway:
         self._balances, self._weights = balances, weights
         if commands:
             self._proxy.runtime.tell(commands)
+
+
+# Computes the runtime commands that turn the proxy's servers into the wanted ones.
+
+
+def changes(
+    wanted: Wanted,
+    actual: Iterable[ActualServer],
+    busy: Mapping[Key, int],
+    weights: Weights | None = None,
+) -> list[str]:
+    """Commands, in order. A server that is no longer wanted is drained; a later call deletes it,
+    once `busy` shows nothing in flight. A replica that runs elsewhere now stays the same server: so
+    requests that still try its old address go on at the new one."""
+    there = {(server.service, server.replica): server for server in actual}
+    services = {served.route.service for served in wanted.services}
+    commands: list[str] = []
+    for served in wanted.services:
+        for replica in served.replicas:
+            key = (served.route.service, replica.id)
+            server = there.get(key)
+            if server is None:
+                commands += _add(served.route, replica, (weights or {}).get(key))
+                continue
+            if not _same_place(server, replica):
+                commands += _move(server, replica)
+            commands += _set_state(server, replica)
+            del there[key]
+    for key, server in there.items():
+        if key[0] in services:
+            commands += _remove(server, busy.get(key, 0))
+    return commands
+
+
+def _add(route: Route, replica: Replica, weight: int | None) -> list[str]:
+    if replica.state is ReplicaState.DRAINING:
+        return []  # it never got a request
+    name = quote.server(route.service, replica.id)
+    return [
+        f"add server {name} {server_options(route, replica, weight)}",
+        f"enable health {name}",
+        f"enable server {name}",
+    ]
+
+
+def _same_place(server: ActualServer, replica: Replica) -> bool:
+    there, wanted = ip_address(server.address), ip_address(replica.address)
+    return (there, server.port) == (wanted, replica.port)
+
+
+def _move(server: ActualServer, replica: Replica) -> list[str]:
+    """Up at once: it is ready, whatever the checks of its old address have shown."""
+    name = quote.server(server.service, server.replica)
+    where = f"addr {quote.word(replica.address)} port {replica.port}"
+    return [f"set server {name} {where}", f"set server {name} health up"]
+
+
+def _set_state(server: ActualServer, replica: Replica) -> list[str]:
+    name = quote.server(server.service, server.replica)
+    if replica.state is ReplicaState.DRAINING:
+        return [] if server.draining else [f"set server {name} state drain"]
+    return [f"set server {name} state ready"] if server.draining or server.maintenance else []
+
+
+def _remove(server: ActualServer, in_flight: int) -> list[str]:
+    name = quote.server(server.service, server.replica)
+    if in_flight:
+        return [] if server.draining else [f"set server {name} state drain"]
+    return [f"set server {name} state maint", f"del server {name}"]
+
+
+# Finds the services that HAProxy refuses, by halves, so that all others are served.
+
+
+Refusal = Callable[[Wanted], str]  # empty: it is accepted
+
+
+def left_out(wanted: Wanted, refusal: Refusal) -> dict[str, str]:
+    """The services without which it is accepted, with the problem of each. Of those that are
+    refused only beside each other, the first stays. Raises if nothing would be accepted."""
+    sound: list[Served] = []
+    problems: dict[str, str] = {}
+
+    def refused(*more: Served) -> str:
+        return refusal(Wanted(entry=wanted.entry, services=(*sound, *more)))
+
+    def take(part: tuple[Served, ...]) -> None:
+        why = refused(*part)
+        if not why:
+            sound.extend(part)
+        elif len(part) == 1:
+            problems[part[0].route.service] = f"service {part[0].route.service}: {why}"
+        else:
+            take(part[: len(part) // 2])
+            take(part[len(part) // 2 :])
+
+    if wanted.services:
+        take(wanted.services)
+    if problems and not sound and (why := refused()):
+        raise Refused(why)
+    return problems
+
+
+# Percentiles of the time until an answer began, over the last 15 seconds.
+
+
+KEPT_MS = 15_000
+ANSWERS_KEPT_MAX = 4096  # per service; the newest are a fair sample
+
+
+class Recent:
+    """The newest latencies of each service, with the time they were read."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, deque[tuple[int, int]]] = {}
+
+    def take(self, fresh: Mapping[tuple[str, str], Sequence[int]], now_ms: int) -> None:
+        for (service, _), latencies in fresh.items():
+            kept = self._seen.setdefault(service, deque(maxlen=ANSWERS_KEPT_MAX))
+            kept.extend((now_ms, latency) for latency in latencies)
+        for service, kept in list(self._seen.items()):
+            while kept and now_ms - kept[0][0] > KEPT_MS:
+                kept.popleft()
+            if not kept:
+                del self._seen[service]
+
+    def percentiles(self, service: str) -> dict[str, int]:
+        """By their field names in stats and loads; 0 without answers."""
+        latencies = sorted(latency for _, latency in self._seen.get(service, ()))
+        return {f"p{share}_ms": rank(latencies, share) for share in (50, 95, 99)}
+
+
+def rank(ordered: Sequence[int], percent: int) -> int:
+    """The smallest value that at least `percent` of the values do not exceed."""
+    return ordered[max(0, -(-len(ordered) * percent // 100) - 1)] if ordered else 0
+
+
+# Reads latencies from the end of the access log.
+
+
+READ_BYTES_MAX = 1 << 20  # per call; the end of a longer log is a fair sample
+
+
+class Line(msgspec.Struct, frozen=True):
+    """The fields of a log line that we use."""
+
+    service: str
+    replica: str
+    status: int
+    connect_ms: int
+    response_ms: int
+
+
+class AccessLog:
+    """Remembers how far it has read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._offset, self._number = _size_and_number(path.stat()) if path.exists() else (0, 0)
+        self._decode = msgspec.json.Decoder(Line).decode
+
+    def fresh(self) -> list[Line]:
+        """The lines since the last call, at most READ_BYTES_MAX of them."""
+        try:
+            with self.path.open("rb") as file:
+                size, number = _size_and_number(os.fstat(file.fileno()))
+                if number != self._number:
+                    self._offset, self._number = 0, number  # the writer began the next file
+                start = max(self._offset, size - READ_BYTES_MAX)
+                file.seek(start)
+                data = file.read(size - start)
+        except FileNotFoundError:
+            return []
+        whole = data.rfind(b"\n") + 1
+        begin = data.find(b"\n") + 1 if start > self._offset else 0  # skip the partial line
+        self._offset = start + whole
+        return list(self._lines(data[begin:whole]))
+
+    def _lines(self, data: bytes) -> Iterable[Line]:
+        for text in data.splitlines():
+            try:
+                yield self._decode(text)
+            except msgspec.DecodeError:
+                continue  # a partial line, or one of the proxy's own messages
+
+
+def _size_and_number(found: os.stat_result) -> tuple[int, int]:
+    return found.st_size, found.st_ino
+
+
+def latencies(lines: Iterable[Line]) -> dict[tuple[str, str], list[int]]:
+    """(service, replica) -> milliseconds until each answer began."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for line in lines:
+        if line.response_ms >= 0 and 0 <= line.status < 500:
+            key = (line.service, line.replica)
+            found.setdefault(key, []).append(line.response_ms + max(0, line.connect_ms))
+    return found

@@ -13,8 +13,8 @@ import signal
 import time
 from pathlib import Path
 
-from shoal.files import held
 from shoal.gateway.binary import GatewayError
+from shoal.machine.files import held
 
 STOP_TIMEOUT_S = 5.0
 POLL_S = 0.01

@@ -10,11 +10,11 @@ import sys
 import time
 from pathlib import Path
 
-from shoal.files import held, lock, write_private
 from shoal.gateway.binary import Binary, GatewayError
 from shoal.gateway.presence import Presence
-from shoal.gateway.quote import Refused
+from shoal.gateway.render import Refused
 from shoal.gateway.runtime import Runtime, RuntimeFailure
+from shoal.machine.files import held, lock, write_private
 
 START_TIMEOUT_S = 10.0
 RELOAD_TIMEOUT_S = 20.0

@@ -10,8 +10,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from shoal.hosts import scripts
-from shoal.hosts.plan import Act, Unfit, plan
-from shoal.hosts.spec import Facts, HostSpec, Outcome, Receipt, Software
+from shoal.hosts.spec import Act, Facts, HostSpec, Outcome, Receipt, Software, Unfit, plan
 from shoal.hosts.ssh import RemoteError, Ssh
 from shoal.hosts.wheel import Wheel
 

@@ -10,11 +10,10 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from shoal.formats import packed_version
+from shoal.database.formats import packed_version
 from shoal.hosts import scripts
 from shoal.hosts.bring import AT_ONCE_MAX, Tell, install, look, run_shoal
-from shoal.hosts.plan import Unfit, check
-from shoal.hosts.spec import Facts, HostSpec, Receipt, Software
+from shoal.hosts.spec import Facts, HostSpec, Receipt, Software, Unfit, check
 from shoal.hosts.ssh import RemoteError, Ssh
 from shoal.hosts.wheel import Wheel
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
+from shoal.core.state.state import State
 from shoal.database import places
 from shoal.database.base import StoreAway
 from shoal.database.settings import Settings
@@ -16,16 +17,27 @@ from shoal.ledger.accounts import HOUR_MS, Place
 from shoal.ledger.book import Book
 from shoal.ledger.book_state import BookState
 from shoal.ledger.only import EVERYBODY, Only
-from shoal.ledger.opening import events_of
 from shoal.ledger.prices import PRICES, read_prices
-from shoal.ledger.report import Tariff, cost_view, gap_notes, moment, open_sums, view
-from shoal.ledger.spending import Spent, since_hour, spendings, wants_spendings
+from shoal.ledger.report import (
+    Spent,
+    Tariff,
+    cost_view,
+    gap_notes,
+    moment,
+    open_sums,
+    since_hour,
+    spendings,
+    view,
+    wants_spendings,
+)
 from shoal.ledger.store import HOURS_PER_DAY, LedgerStore, Sum
-from shoal.model.budget import BudgetPeriod, Spending
+from shoal.model import events as ev
+from shoal.model.budget import BudgetLevel, BudgetPeriod, Spending
 from shoal.model.events import Event
-from shoal.model.ledger import By, CostView, LedgerView
+from shoal.model.job import Job, Phase, SleepCause, StopCause
+from shoal.model.ledger import By, CostView, LedgerView, PriceList
+from shoal.model.node import NodeHealth
 from shoal.model.policy import Policy
-from shoal.model.prices import PriceList
 from shoal.model.report import Report
 from shoal.ports import Clock, Store, StoreDamaged, StoreError
 
@@ -339,3 +351,86 @@ class LiveLedger:
     def set_prices(self, prices: PriceList) -> None:
         self._settings.set(PRICES, msgspec.json.format(msgspec.json.encode(prices)) + b"\n")
         self.prices = prices
+
+
+# A running cluster's state as events, for a ledger that begins with it.
+
+
+def events_of(state: State, now_ms: int) -> Iterator[ev.Event]:
+    """The present state, as if all of it happened now."""
+    yield ev.PolicyChanged(at_ms=now_ms, policy=state.policy)
+    for tenant, level in state.accounts.budgets.items():
+        if level is BudgetLevel.HELD:
+            yield ev.BudgetHeld(at_ms=now_ms, tenant=tenant)
+    for node in state.order:
+        yield ev.NodeJoined(
+            at_ms=now_ms, node=node.id, spec=node.spec, incarnation=node.incarnation
+        )
+        if node.health is not NodeHealth.JOINING:
+            yield ev.NodeReady(at_ms=now_ms, node=node.id)
+        yield ev.NodeIntended(at_ms=now_ms, node=node.id, intent=node.intent)
+        yield ev.NodeJudged(at_ms=now_ms, node=node.id, record=node.record)
+    for job in state.jobs.values():
+        yield ev.JobSubmitted(
+            at_ms=now_ms, job=job.id, spec=job.spec, key=job.key, awaits=job.awaits
+        )
+        yield from _attempt(job, now_ms)
+        if job.id in state.reservations:
+            nodes = tuple(state.order[index].id for index in state.reservations[job.id].nodes)
+            yield ev.JobReserved(at_ms=now_ms, job=job.id, start_ms=None, nodes=nodes, why="")
+    for job_id, slices in state.claims.items():
+        yield ev.JobClaimed(at_ms=now_ms, job=job_id, slices=slices, why="")
+    for service in state.services.values():
+        for job_id in service.ready:
+            name = service.spec.name
+            yield ev.ReplicaReady(at_ms=now_ms, service=name, job=job_id)
+    for node in state.order:  # last, because no job is placed on a lost node
+        if node.health is NodeHealth.SILENT:
+            yield ev.NodeSilent(at_ms=now_ms, node=node.id)
+        elif node.health is NodeHealth.LOST:
+            dead, life = node.dead, node.incarnation
+            yield ev.NodeLost(at_ms=now_ms, node=node.id, incarnation=life, dead=dead)
+
+
+def _attempt(job: Job, now_ms: int) -> Iterator[ev.Event]:
+    if not job.members or not job.active:
+        return
+    slices = tuple(
+        msgspec.structs.replace(member.slice, gpus=()) if member.over else member.slice
+        for member in job.members
+    )
+    yield ev.JobPlaced(
+        at_ms=now_ms, job=job.id, attempt=job.attempt, slices=slices, master="", why=""
+    )
+    for number, member in enumerate(job.members):
+        if member.over:
+            yield ev.MemberExited(
+                at_ms=now_ms,
+                job=job.id,
+                attempt=job.attempt,
+                member=number,
+                node=member.slice.node,
+                code=member.code or 0,
+            )
+    if job.phase is not Phase.STARTING:
+        yield ev.JobRunning(at_ms=now_ms, job=job.id, attempt=job.attempt)
+    yield from _nap(job, now_ms)
+    if job.phase is Phase.STOPPING:
+        cause = job.stop_cause or StopCause.CANCEL
+        yield ev.JobStopping(at_ms=now_ms, job=job.id, attempt=job.attempt, cause=cause, why="")
+
+
+def _nap(job: Job, now_ms: int) -> Iterator[ev.Event]:
+    """One that sleeps has lent its GPUs, perhaps to others that come before it here."""
+    lent = any(member.lent and not member.over for member in job.members)
+    if not lent and not job.napping:
+        return
+    cause = job.sleep_cause or SleepCause.USER
+    charges = tuple(member.host_mb for member in job.members)
+    yield ev.JobDozing(
+        at_ms=now_ms, job=job.id, attempt=job.attempt, cause=cause, host_mb=charges, why=""
+    )
+    if lent:
+        yield ev.JobAsleep(
+            at_ms=now_ms, job=job.id, attempt=job.attempt, took_ms=0, memory_mb=0, why=""
+        )

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from shoal.ledger.accounts import Account
 from shoal.ledger.book_state import Job, LastBeat, Member
 from shoal.ledger.free_time import settle_node
-from shoal.ledger.naps import settle_nap
-from shoal.ledger.postings import Part, Postings
+from shoal.ledger.postings import Part, Postings, settle_nap
 from shoal.model.job import MemberRef, StopCause
 from shoal.model.progress import Beat, Progress
 from shoal.model.report import Idle

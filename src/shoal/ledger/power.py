@@ -10,7 +10,7 @@ from shoal.ledger.accounts import ABOUT, HOUR_MS, Account
 from shoal.ledger.postings import Postings
 from shoal.ledger.prices import Rate
 from shoal.model.resources import WHOLE_GPU_MILLI
-from shoal.model.samples import NodeSample
+from shoal.model.series import NodeSample
 
 # Samples come every few seconds; the time between two that are further apart is not measured.
 APART_MS_MAX = 15_000

@@ -12,7 +12,7 @@ import msgspec
 from shoal.database.settings import Settings
 from shoal.ledger.accounts import ABOUT, GPU_US_PER_GPU_HOUR, Account
 from shoal.ledger.book_state import Hardware
-from shoal.model.prices import ANY, HOURS_PER_YEAR, MONTHS_PER_YEAR, Price, PriceList
+from shoal.model.ledger import ANY, HOURS_PER_YEAR, MONTHS_PER_YEAR, Price, PriceList
 from shoal.ports import StoreError
 
 log = logging.getLogger("shoal.ledger")

@@ -13,6 +13,7 @@ from shoal.model.array_events import ArrayEvent as ArrayEvent
 from shoal.model.array_events import ArrayFinished as ArrayFinished
 from shoal.model.array_events import ArrayRetried as ArrayRetried
 from shoal.model.array_events import ArraySubmitted as ArraySubmitted
+from shoal.model.durations import moment_text
 from shoal.model.eventbase import ClusterEvent, Reader
 from shoal.model.eventbase import EventBase as EventBase
 from shoal.model.eventbase import JobEvent as JobEvent
@@ -30,7 +31,6 @@ from shoal.model.identity_events import UserRemoved as UserRemoved
 from shoal.model.identity_events import UserSet as UserSet
 from shoal.model.ids import array_of
 from shoal.model.job import Fault, JobSpec, Outcome, StopCause
-from shoal.model.moments import moment_text
 from shoal.model.node_events import FabricMeasured as FabricMeasured
 from shoal.model.node_events import NodeChecked as NodeChecked
 from shoal.model.node_events import NodeEnding as NodeEnding

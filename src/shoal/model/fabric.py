@@ -97,3 +97,75 @@ class CheckNetwork(msgspec.Struct, frozen=True):
     nodes: tuple[str, ...] = ()
     collectives: bool = False
     who: str = "a user"
+
+
+# Rates and sizes in words: 940 MB/s, 12.5 GB/s, 64 KiB.
+
+
+KILO = 1000
+
+
+def rate_text(mbs: float) -> str:
+    """Decimal, as disks and networks are sold."""
+    return f"{amount_text(mbs)}/s"
+
+
+def amount_text(mb: float) -> str:
+    """At most three figures, from megabytes."""
+    for unit in ("MB", "GB", "TB"):
+        if mb < KILO or unit == "TB":
+            break
+        mb /= KILO
+    figures = f"{mb:.0f}" if mb >= 100 or mb == int(mb) else f"{mb:.1f}" if mb >= 1 else f"{mb:.2g}"
+    return f"{figures} {unit}"
+
+
+def size_text(size_bytes: int) -> str:
+    """Binary, as messages are sized."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size_bytes >= size:
+            return f"{size_bytes / size:.3g} {unit}"
+    return f"{size_bytes} B"
+
+
+# What people see of the network between nodes.
+
+
+class LinkView(msgspec.Struct, frozen=True, array_like=True):
+    """Between two nodes; MB/s there and back. `fault`: why there are no figures."""
+
+    a: str
+    b: str
+    latency_us: int = 0
+    mbs: int = 0
+    back_mbs: int = 0
+    fault: str = ""
+
+
+class FabricView(msgspec.Struct, kw_only=True):
+    """A tour, under way while `ended_ms` is None; links are shown when it has ended. Without an
+    id: the network was never measured."""
+
+    id: str
+    nodes: list[str] = []
+    answered: int = 0
+    heard_from: list[str] = []  # the nodes that answered
+    busy: list[str] = []  # jobs ran there meanwhile
+    begun_ms: int = 0
+    until_ms: int = 0  # it ends by then at the latest
+    ended_ms: int | None = None
+    links: list[LinkView] = []
+    collectives: list[Collective] = []
+    weak: list[Weak] = []
+    outliers: list[str] = []  # `weak` in words
+    places: dict[str, str] = {}
+    usual_mbs: int = 0
+    usual_latency_us: int = 0
+    notes: list[str] = []
+    errors: list[str] = []  # of nodes whose probe failed
+    running: str = ""  # the tour that is under way, in an answer about the last one
+
+
+class NetworkRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    nodes: list[str] = []
+    collectives: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from typing import Annotated
 
 import msgspec
 
@@ -84,3 +85,64 @@ class CostView(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str] = []
     slept_ms: int = 0  # a memo, not part of the sum: how long it was asleep
     lent_gpu_us: int = 0  # the GPU time that it did not hold meanwhile
+
+
+# A price list: what a GPU or a node costs, in money, power and grams of CO2.
+
+
+Amount = Annotated[float, msgspec.Meta(ge=0, le=1_000_000_000_000)]
+Years = Annotated[float, msgspec.Meta(gt=0, le=100)]
+Name = Annotated[str, msgspec.Meta(max_length=255)]
+ANY = "*"
+HOURS_PER_YEAR = 8760
+MONTHS_PER_YEAR = 12
+
+
+class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Rented: `per_hour`. Owned: `purchase` over `life_years`, and `per_month`. They add up."""
+
+    per_hour: Amount | None = None
+    purchase: Amount | None = None
+    life_years: Years | None = None
+    per_month: Amount | None = None
+    idle_watts: Amount | None = None
+    busy_watts: Amount | None = None
+
+    @property
+    def priced(self) -> bool:
+        return not self.per_hour is self.purchase is self.per_month is None
+
+
+class PriceList(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`gpus` are priced each, by model; `nodes` whole, by name or a pattern like `rack1-*`. A node
+    costs the sum of both. `*` is any model or node that is not named."""
+
+    currency: Annotated[str, msgspec.Meta(max_length=12)] = ""
+    pue: Annotated[float, msgspec.Meta(ge=1, le=10)] = 1
+    co2_g_per_kwh: Annotated[float, msgspec.Meta(ge=0, le=10_000)] | None = None
+    gpus: Annotated[dict[Name, Price], msgspec.Meta(max_length=1000)] = {}
+    nodes: Annotated[dict[Name, Price], msgspec.Meta(max_length=10_000)] = {}
+
+
+def problem_with(prices: PriceList) -> str | None:
+    """What is wrong beyond what the types refuse, as `field: sentence`; None if nothing is."""
+    for table, entries in (("gpus", prices.gpus), ("nodes", prices.nodes)):
+        for name, price in entries.items():
+            where = f"{table}.{name}"
+            if (price.purchase is None) != (price.life_years is None):
+                missing = "life_years" if price.life_years is None else "purchase"
+                return f"{where}.{missing}: is missing; give purchase and life_years, or neither"
+            if (price.idle_watts is None) != (price.busy_watts is None):
+                missing = "busy_watts" if price.busy_watts is None else "idle_watts"
+                return f"{where}.{missing}: is missing; give idle_watts and busy_watts, or neither"
+            if table == "nodes" and price.idle_watts is not None:
+                return f"{where}.idle_watts: is for GPUs; write it under gpus"
+            if price.busy_watts is not None and price.busy_watts < (price.idle_watts or 0):
+                return f"{where}.busy_watts: is less than idle_watts"
+            if price == Price():
+                return f"{where}: is empty; set per_hour, or purchase and life_years"
+    if (prices.gpus or prices.nodes) and not prices.currency:
+        named = [*prices.gpus.values(), *prices.nodes.values()]
+        if any(price.priced for price in named):
+            return "currency: is missing; write it as a name, e.g. currency: EUR"
+    return None

@@ -8,13 +8,6 @@ import msgspec
 
 from shoal.model.budget import Spending
 from shoal.model.fabric import CheckNetwork as CheckNetwork
-from shoal.model.flow_requests import CancelWorkflow as CancelWorkflow
-from shoal.model.flow_requests import PauseSchedule as PauseSchedule
-from shoal.model.flow_requests import RemoveSchedule as RemoveSchedule
-from shoal.model.flow_requests import RunSchedule as RunSchedule
-from shoal.model.flow_requests import ScheduleRequest as ScheduleRequest
-from shoal.model.flow_requests import SetSchedule as SetSchedule
-from shoal.model.flow_requests import SubmitWorkflow as SubmitWorkflow
 from shoal.model.health import CheckResult
 from shoal.model.identity import EVERY_TENANT, NodeKey, Token, User
 from shoal.model.job import Fault, Job, JobSpec, MemberRef, Outcome
@@ -29,12 +22,66 @@ from shoal.model.node import LabelChange, NodeIntent, NodeSpec
 from shoal.model.notice import Rule
 from shoal.model.policy import SetPolicy as SetPolicy
 from shoal.model.progress import Progress, Spent
-from shoal.model.samples import NodeSample
-from shoal.model.schedule import Due
+from shoal.model.schedule import Due, ScheduleSpec
+from shoal.model.series import NodeSample
 from shoal.model.service import ServiceLoad, ServiceSpec
 from shoal.model.storage import Measurement
 from shoal.model.supply import SupplyReport
 from shoal.model.workflow import WorkflowJob as WorkflowJob
+
+# Requests about workflows and schedules.
+
+
+class SubmitWorkflow(msgspec.Struct, frozen=True):
+    """All of these jobs, or none; the answer's id is the first job's, and the workflow's."""
+
+    jobs: tuple[WorkflowJob, ...]
+    key: str = ""
+    scope: str = EVERY_TENANT
+
+
+class CancelWorkflow(msgspec.Struct, frozen=True):
+    """Cancel those of its jobs that have not ended."""
+
+    workflow: str
+    who: str = "a user"
+
+
+class SetSchedule(msgspec.Struct, frozen=True):
+    """Add or change it. `next_ms` is its first due time from now on."""
+
+    spec: ScheduleSpec
+    next_ms: int
+    owner: str = ""
+    who: str = "a user"
+    scope: str = EVERY_TENANT
+
+
+class PauseSchedule(msgspec.Struct, frozen=True):
+    """`next_ms` 0 pauses it; otherwise it goes on, and is due then."""
+
+    schedule: str
+    next_ms: int = 0
+    who: str = "a user"
+    scope: str = EVERY_TENANT
+
+
+class RunSchedule(msgspec.Struct, frozen=True):
+    """One run now, once for each key; the answer's id is its job."""
+
+    schedule: str
+    key: str = ""
+    who: str = "a user"
+    scope: str = EVERY_TENANT
+
+
+class RemoveSchedule(msgspec.Struct, frozen=True):
+    schedule: str
+    who: str = "a user"
+    scope: str = EVERY_TENANT
+
+
+ScheduleRequest = SetSchedule | PauseSchedule | RunSchedule | RemoveSchedule
 
 
 class MemberExit(msgspec.Struct, frozen=True):

@@ -6,9 +6,9 @@ from typing import Self
 
 import msgspec
 
+from shoal.model.durations import moment_text
 from shoal.model.eventbase import EventBase, Reader
 from shoal.model.hidden import without_keys
-from shoal.model.moments import moment_text
 from shoal.model.phrases import because
 from shoal.model.schedule import ScheduleSpec
 

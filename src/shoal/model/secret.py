@@ -68,7 +68,7 @@ class SecretsWanted(msgspec.Struct, frozen=True):
 
 
 class SealedSecrets(msgspec.Struct, frozen=True):
-    """`SecretsOf`, encrypted for the agent that asked (shoal/sealing.py)."""
+    """`SecretsOf`, encrypted for the agent that asked (shoal/link/sealing.py)."""
 
     ref: MemberRef
     public: bytes

@@ -11,7 +11,8 @@ from pathlib import Path
 import msgspec
 
 from shoal.model.health import FAULTS_MAX, FIGURES_MAX, TEXT_MAX, CheckResult
-from shoal.probes import disk, host, links, nvml, tensor
+from shoal.probes import host, links, nvml, tensor
+from shoal.probes import host as disk
 from shoal.probes.reading import Reading
 
 NICENESS = 10  # jobs go first, yet it must get somewhere beside them

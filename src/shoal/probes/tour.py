@@ -26,7 +26,7 @@ import msgspec
 from shoal.model.fabric import NOTE_MAX, Pair, Tour
 from shoal.model.health import CheckResult
 from shoal.probes import tour_door as doors
-from shoal.probes import tour_flow as flows
+from shoal.probes import tour_door as flows
 from shoal.probes.collective_ranks import Found
 
 NICENESS = 5

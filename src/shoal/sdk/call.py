@@ -16,9 +16,9 @@ import msgspec
 
 from shoal.client.transport import ShoalError
 from shoal.forms.pack import packed
+from shoal.link.packing import PackError, pack_files
 from shoal.model.job import JobSpec
 from shoal.model.views import Done, JobView
-from shoal.packing import PackError, pack_files
 from shoal.sdk import member
 from shoal.sdk.kept import Changed, parts
 from shoal.sdk.member import CALL, CALL_FILE, IN_PACKAGE, RESULTS, Returned, Sent

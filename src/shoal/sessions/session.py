@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from shoal.client import Client, ShoalError
-from shoal.meeting import DONE, Host, ws_error
+from shoal.link.meeting import DONE, Host, ws_error
 from shoal.model.session import Kind, SessionRequest, SessionView
 from shoal.sessions.reliable import Broken
 from shoal.sessions.streams import Began, Ended, Stream, Streams, Word

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shoal.client import contexts
-from shoal.files import write_private
+from shoal.machine.files import write_private
 
 FOLDER = "ssh"
 IDENTITY, HOST, KNOWN = "id_ed25519", "host_ed25519", "known_hosts"

@@ -19,9 +19,9 @@ import msgspec
 from shoal.client import Client, ShoalError, Unreachable
 from shoal.client.keepalive import keep_alive
 from shoal.client.transport import Endpoint
+from shoal.link.packing import PackError, pack
 from shoal.model.job import JobSpec, Restart
 from shoal.model.views import JobView
-from shoal.packing import PackError, pack
 from shoal.tasks import frames
 from shoal.tasks.errors import InitFailed
 from shoal.tasks.frames import parcel
@@ -32,7 +32,7 @@ from shoal.tasks.remote import Remote
 from shoal.tasks.stream import HandshakeFailed, greet
 
 if TYPE_CHECKING:
-    from shoal.meeting import Host, Way
+    from shoal.link.meeting import Host, Way
 
 log = logging.getLogger("shoal.tasks")
 
@@ -175,7 +175,7 @@ class ClusterPool(Pool):
 
     def _meet(self, client: Client) -> str:
         """Workers come through the head; what they have to know for that."""
-        from shoal.meeting import Host
+        from shoal.link.meeting import Host
 
         self._places = threading.Semaphore(MEETING_HANDSHAKES_MAX)
         self._meeting = Host(client.endpoint, self._admit)

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import csv
 import hashlib
 import itertools
+import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import msgspec
 
-from shoal.tasks.chunks import Sizer
 from shoal.tasks.errors import TaskFailed
-from shoal.tasks.functions import dumper
+from shoal.tasks.functions import dumper, from_script
 from shoal.tasks.journal import Identity, Journal
-from shoal.tasks.lines import InitFunction, LineFunction
-from shoal.tasks.mapping import AHEAD_BYTES_MAX, Finished, MapSettings, OnError, run
+from shoal.tasks.mapping import AHEAD_BYTES_MAX, Finished, MapSettings, OnError, Sizer, run
 from shoal.tasks.pool import function_of
 from shoal.tasks.warm import borrow_pool
 
 if TYPE_CHECKING:
     from shoal.tasks.cluster import Cluster
+
 
 BLOCK_BYTES = 1 << 20
 
@@ -123,3 +126,120 @@ def _keep(journal: Journal, finished: Finished, on_error: OnError) -> None:
         line = {"error": f"{type(failure.error).__name__}: {failure.error}", "line": first + 1}
         data = msgspec.json.encode({**line, "traceback": failure.traceback}) + b"\n"
         journal.add(first, 1, data, failed=1)
+
+
+# Applies a script's function to lines of JSON: what a worker of `shoal map` runs.
+
+
+class LineFunction:
+    """Sent by name and loaded in the worker, so the client never imports the script."""
+
+    def __init__(self, path: str, name: str) -> None:
+        self._where = path, name
+
+    def __reduce__(self) -> tuple[Callable[[str, str], Any], tuple[str, str]]:
+        return line_function, self._where
+
+    def __call__(self, line: bytes) -> bytes:
+        return line_function(*self._where)(line)
+
+
+class InitFunction(LineFunction):
+    """Called once in each worker, without arguments."""
+
+    def __reduce__(self) -> tuple[Callable[[str, str], Any], tuple[str, str]]:
+        return from_script, self._where
+
+
+def line_function(path: str, name: str) -> Callable[[bytes], bytes]:
+    import msgspec
+
+    function = from_script(path, name)
+    decode, encode = msgspec.json.decode, msgspec.json.Encoder(enc_hook=_plain).encode
+
+    def run(line: bytes) -> bytes:
+        return encode(function(decode(line)))
+
+    return run
+
+
+def _plain(value: Any) -> Any:
+    """Converts arrays and tensors; the function must turn other types into JSON itself."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"a result of type {type(value).__name__} cannot be written as JSON")
+
+
+# Inputs of `shoal map` that are not lines of JSON in a file: CSV, Parquet and standard input.
+#
+# They are written as lines of JSON beside the output first, so that everything behind this, also a
+# run that continues, sees one kind of file.
+
+
+STANDARD = Path("-")
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+PARQUET = (".parquet", ".pq")
+
+
+class BadInputs(Exception):
+    """The message names the file and the fix."""
+
+
+@contextlib.contextmanager
+def lines_of(inputs: Path, output: Path) -> Iterator[Path]:
+    """A file with a line of JSON per input. A copy is removed at the end."""
+    kind = inputs.suffix.lower()
+    if inputs != STANDARD and kind not in (*DELIMITERS, *PARQUET):
+        yield inputs
+        return
+    copy = output.with_name(f"{output.name}.inputs")
+    try:
+        with copy.open("wb") as file:
+            if inputs == STANDARD:
+                shutil.copyfileobj(sys.stdin.buffer, file)
+            elif kind in DELIMITERS:
+                _write_csv(inputs, file, DELIMITERS[kind])
+            else:
+                _write_parquet(inputs, file)
+        yield copy
+    finally:
+        copy.unlink(missing_ok=True)
+
+
+def _write_csv(inputs: Path, file: BinaryIO, delimiter: str) -> None:
+    """A row is an object of texts, named by the first line."""
+    try:
+        with inputs.open(encoding="utf-8-sig", newline="") as source:
+            rows = csv.reader(source, delimiter=delimiter, strict=True)
+            names = next(rows, [])
+            if not names or len(set(names)) < len(names):
+                what = "names a column twice" if names else "is empty"
+                raise BadInputs(f"{inputs}: its first line {what}; it must name the columns")
+            for row in rows:
+                if row and len(row) != len(names):
+                    count = f"{len(row)} values for {len(names)} columns"
+                    raise BadInputs(f"{inputs} line {rows.line_num}: has {count}")
+                if row:
+                    file.write(msgspec.json.encode(dict(zip(names, row, strict=True))) + b"\n")
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise BadInputs(f"{inputs}: is not CSV: {error}") from None
+
+
+def _write_parquet(inputs: Path, file: BinaryIO) -> None:
+    """A row is an object; dates become text, and bytes base64."""
+    try:
+        from pyarrow import ArrowException, parquet  # type: ignore[import-not-found, import-untyped, unused-ignore]
+    except ImportError:
+        raise BadInputs(f"{inputs}: reading Parquet needs pyarrow: pip install pyarrow") from None
+    encode = msgspec.json.Encoder(enc_hook=_text).encode
+    try:
+        with parquet.ParquetFile(inputs) as source:
+            for batch in source.iter_batches():
+                file.writelines(encode(row) + b"\n" for row in batch.to_pylist())
+    except ArrowException as error:
+        line = str(error).splitlines()[0][:200]
+        raise BadInputs(f"{inputs}: is not Parquet: {line}") from None
+
+
+def _text(value: Any) -> str:
+    return str(value)

@@ -118,7 +118,7 @@ def _through_head() -> Reach:
     has opened it again."""
     import msgspec
 
-    from shoal.meeting import Guest, Invitation, NotAdmitted
+    from shoal.link.meeting import Guest, Invitation, NotAdmitted
 
     guest = Guest(msgspec.json.decode(os.environ.pop(INVITATION), type=Invitation))
 

@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from shoal.files import lock
+from shoal.machine.files import lock
 
 JOURNAL_BYTES_MAX = 64 << 20  # a longer one starts again as soon as no result waits
 

@@ -12,7 +12,7 @@ from shoal.tasks.stream import Incoming, Outgoing
 from shoal.tasks.worker import NOT_BEGUN
 
 if TYPE_CHECKING:
-    from shoal.meeting import Way
+    from shoal.link.meeting import Way
 
 INNOCENT = 1  # in a DIED frame: it was stopped on request
 

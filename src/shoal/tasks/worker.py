@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from shoal.kernel import die_with_parent
+from shoal.machine.kernel import die_with_parent
 from shoal.tasks import frames
 from shoal.tasks.errors import portable
 from shoal.tasks.frames import Frame, Reader, parcel, send

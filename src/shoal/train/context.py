@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import math
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterable, Iterator
+from types import FrameType
 from typing import Any, Literal
 
-from shoal.train import interval, loading, shuffle
+from shoal.train import shuffle
+from shoal.train import shuffle as order
 from shoal.train.beats import Beats
 from shoal.train.checkpoints import CheckpointStore, Manifest
 from shoal.train.errors import TrainError, end_in_one_line, say
@@ -19,7 +24,6 @@ from shoal.train.shuffle import Stretch
 from shoal.train.stalls import Stalls
 from shoal.train.state import State, check
 from shoal.train.step_times import StepTimes, clock_ns
-from shoal.train.stop import STOPPED_CODE, Stop
 
 CHECKPOINTS_ENV = "SHOAL_CHECKPOINT_DIR"
 MTBF_ENV = "SHOAL_MTBF_S"
@@ -73,7 +77,7 @@ class Context:
         self._state: State | None = None
         self._restored: Manifest | None = None
         self._saved_step = self._saves = 0
-        self._next_save = self._save_gap = interval.FIRST_SAVE_STEPS
+        self._next_save = self._save_gap = FIRST_SAVE_STEPS
         self._began_ns = clock_ns()
         self._closed = False
         atexit.register(self._at_exit)
@@ -122,14 +126,14 @@ class Context:
         for name, value in (("epochs", epochs), ("steps", steps)):
             if value is not None and value < 0:
                 raise TrainError(f"{name}={value} of ctx.steps is negative")
-        if not loading.is_ordered(loader):
+        if not is_ordered(loader):
             self._steps_total = steps or 0
             return self._as_it_comes(loader, 1 if epochs is None and steps is None else epochs)
         if epochs is None:
             # With `steps`, the number of epochs is in effect unbounded.
             epochs = 1 if steps is None else 1 << 31
-        stretch = loading.stretch_of(loader, self._claimed, self._claimed_epochs, epochs)
-        loading.check_parts(stretch, self.world)
+        stretch = stretch_of(loader, self._claimed, self._claimed_epochs, epochs)
+        check_parts(stretch, self.world)
         self._check_same_data(stretch)
         self._claimed, self._claimed_epochs = stretch.end, self._claimed_epochs + epochs
         self.position = max(self.position, stretch.start)
@@ -142,7 +146,7 @@ class Context:
 
     def _ordered(self, loader: Any, stretch: Stretch) -> Iterator[tuple[Any, int, int]]:
         position = self.position
-        batches = loading.in_order(loader, stretch, position, self.world, self.rank, self._seed)
+        batches = in_order(loader, stretch, position, self.world, self.rank, self._seed)
         for batch in batches:
             samples = min(stretch.batch, stretch.end - position)
             position += samples
@@ -235,7 +239,7 @@ class Context:
         self._restored = manifest
         self.step, self.position = manifest.step, manifest.position
         self._saved_step = manifest.step
-        self._next_save = self.step + interval.FIRST_SAVE_STEPS
+        self._next_save = self.step + FIRST_SAVE_STEPS
         self._beat(busy=True)  # until the first step: a restored run has more to set up
         return True
 
@@ -275,9 +279,9 @@ class Context:
         """Decides when to save next. Rank 0 decides, because clocks differ."""
         assert self._saver is not None
         given = _seconds(os.environ.get(MTBF_ENV))
-        between = interval.mtbf_s(self._group.nodes, now.trained_s, now.restarts, given)
-        seconds = interval.interval_s(blocked_s, self._saver.written_s, between)
-        gap = interval.interval_steps(seconds, self._step_s(), self._save_gap)
+        between = mtbf_s(self._group.nodes, now.trained_s, now.restarts, given)
+        seconds = interval_s(blocked_s, self._saver.written_s, between)
+        gap = interval_steps(seconds, self._step_s(), self._save_gap)
         self._save_gap = self._group.agree(gap)
         self._next_save = now.step + self._save_gap
 
@@ -321,3 +325,181 @@ def _seconds(text: str | None) -> float | None:
         value = float(text or "")
         return value if value > 0 else None
     return None
+
+
+# Computes how often to save, so that failures and saves together cost the least time.
+
+
+# The assumption before any failure is seen: one failure a month on each node.
+NODE_MTBF_S = 30 * 24 * 3600.0
+FIRST_SAVE_STEPS = 5  # the first save comes early, because its cost is not known yet
+GROWTH_MAX = 10  # so that one odd measurement does not delay the next save for long
+
+
+def mtbf_s(nodes: int, trained_s: float, restarts: int, told_s: float | None) -> float:
+    """The mean time between failures: from Shoal, else the assumption corrected by this run."""
+    if told_s is not None:
+        return told_s
+    return (NODE_MTBF_S / max(1, nodes) + trained_s) / (1 + restarts)
+
+
+def interval_s(blocked_s: float, written_s: float, between_failures_s: float) -> float:
+    """Young's interval, sqrt(2 x cost x time between failures), with Daly's correction.
+
+    The cost is the time that the loop is blocked. Writing goes on beside the training, but a save
+    must be done before the next one starts.
+    """
+    cost = max(blocked_s, 1e-6)
+    if cost >= 2 * between_failures_s:
+        return max(between_failures_s, written_s)
+    ratio = cost / (2 * between_failures_s)
+    daly = math.sqrt(2 * cost * between_failures_s) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - cost
+    return max(daly, written_s, cost)
+
+
+def interval_steps(seconds: float, step_s: float, before: int) -> int:
+    """The interval in steps, which all members can agree on; at most ten times the previous."""
+    return max(1, min(round(seconds / max(step_s, 1e-6)), before * GROWTH_MAX))
+
+
+# SIGTERM: all members finish the same step, save, and exit.
+#
+# Members get the signal at slightly different moments. The first one proposes a step that is far
+# enough ahead for all members to learn of it in time. The others poll for a proposal in a thread,
+# so that the loop itself only compares two numbers.
+
+
+STOPPED_CODE = 128 + signal.SIGTERM
+NEVER = 1 << 62
+POLL_S = 0.1
+POLLS_PER_S_MAX = 1000  # over all members, because the store is one process
+# Uses the fastest step so far, not the mean: the first steps are slow, and a member that learns of
+# the stop too late would continue without the others.
+AHEAD_POLLS = 10
+AHEAD_STEPS_MAX = 100_000
+
+
+class Stop:
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self.asked = False
+        self._proposed = False
+        self.before_step = NEVER  # all members stop before this step
+        self._over = threading.Event()
+        self._poll_s = max(POLL_S, group.world / POLLS_PER_S_MAX)
+        self._thread: threading.Thread | None = None
+        if threading.current_thread() is not threading.main_thread():
+            return  # only the main thread gets signals, so only it can stop
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, self._signalled)
+        if group.world > 1:
+            self._thread = threading.Thread(target=self._listen, name="shoal-stop", daemon=True)
+            self._thread.start()
+
+    def due(self, step: int, fastest_s: float) -> bool:
+        """Called before each step."""
+        if self.asked and not self._proposed:
+            self._proposed = True
+            ahead = 0
+            if self._group.world > 1:
+                ahead = 1 + min(
+                    AHEAD_STEPS_MAX, int(AHEAD_POLLS * self._poll_s / max(fastest_s, 1e-6))
+                )
+            self.before_step = min(self.before_step, self._group.propose_stop(step + ahead))
+        return step >= self.before_step
+
+    def close(self) -> None:
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join(timeout=5)
+
+    def _signalled(self, _number: int, _frame: FrameType | None) -> None:
+        self.asked = True
+
+    def _listen(self) -> None:
+        while not self._over.wait(self._poll_s):
+            step = self._group.proposed_stop()
+            if step is not None:
+                self.before_step = step
+                return
+
+
+# Makes the user's loader follow the run's order of samples.
+
+
+def is_ordered(loader: object) -> bool:
+    """Whether it is a DataLoader over numbered samples; any other loader keeps its own order."""
+    from torch.utils.data import DataLoader, IterableDataset
+
+    return isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
+
+
+def stretch_of(loader: Any, start: int, epoch: int, epochs: int) -> Stretch:
+    """The part of the run that a loader covers. Its batch size is for all members together."""
+    if loader.batch_size is None:
+        raise TrainError(
+            "the loader has no batch_size: make it with DataLoader(dataset, batch_size=B), B being "
+            "the samples of a step over all members"
+        )
+    size = len(loader.dataset)
+    if size == 0:
+        raise TrainError("the loader's data set has no samples")
+    return Stretch(start, epoch, epochs, size, loader.batch_size, loader.drop_last)
+
+
+def check_parts(stretch: Stretch, world: int) -> None:
+    """With fewer samples than members, some would have no work in any step."""
+    if stretch.batch < world:
+        raise TrainError(
+            f"a batch of {stretch.batch} samples cannot be divided among {world} members: use a "
+            f"batch_size of at least {world}, or at most {stretch.batch} members"
+        )
+
+
+def in_order(
+    loader: Any, stretch: Stretch, position: int, world: int, rank: int, seed: int
+) -> Iterator[Any]:
+    """The same loader, with our choice of samples for this member."""
+    from torch.utils.data import DataLoader
+
+    chosen = order.batches(stretch, position, world, rank, seed if _shuffles(loader) else None)
+    again = DataLoader(
+        loader.dataset,
+        batch_sampler=Batches(chosen),
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        generator=loader.generator,
+        prefetch_factor=loader.prefetch_factor,
+        persistent_workers=False,  # one pass covers the whole run
+    )
+    return iter(again)
+
+
+class Batches:
+    """A batch sampler for DataLoader: iterable once."""
+
+    def __init__(self, chosen: Iterable[list[int]]) -> None:
+        self._chosen = chosen
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self._chosen)
+
+
+def _shuffles(loader: Any) -> bool:
+    from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler
+
+    sampler = loader.sampler
+    if isinstance(sampler, SequentialSampler):
+        return False
+    if isinstance(sampler, DistributedSampler):
+        return bool(sampler.shuffle)
+    if isinstance(sampler, RandomSampler) and not sampler.replacement:
+        return True
+    raise TrainError(
+        f"the loader's sampler is a {type(sampler).__name__}: ctx.steps chooses the samples "
+        "itself, so use DataLoader(dataset, batch_size=B, shuffle=True or False)"
+    )

@@ -27,8 +27,7 @@ from shoal.core.state.heard import Watch
 from shoal.database.places import Place
 from shoal.model.job import JobSpec
 from shoal.model.progress import Beat
-from shoal.model.samples import GpuSample, NodeSample
-from shoal.model.series import JobPoint
+from shoal.model.series import GpuSample, JobPoint, NodeSample
 from shoal.model.service import Scale, Service, ServiceLoad, ServiceSpec
 from shoal.ports import StoreFull
 from tests.database import two_heads

@@ -25,8 +25,8 @@ from shoal.client import Address, Client
 from shoal.control.home import Home
 from shoal.control.lifecycle import take_down
 from shoal.engines.kubernetes import options, site
-from shoal.files import held
-from shoal.kernel import own_address
+from shoal.machine.files import held
+from shoal.machine.kernel import own_address
 from shoal.model.node import NodeSpec
 from shoal.model.supply import OrderPhase
 from tests.engines.kubernetes.bed import Bed, play, supply_in

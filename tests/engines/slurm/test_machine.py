@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from shoal.ends import EndNote
 from shoal.engines.slurm.machine import (
     END,
     gpus_of,
@@ -16,6 +15,7 @@ from shoal.engines.slurm.machine import (
 )
 from shoal.engines.slurm.read import node_named
 from shoal.engines.slurm.render import NOTICE_S, Settings
+from shoal.machine.ends import EndNote
 
 TOLD = Settings(
     url="https://head:7700",

@@ -18,7 +18,7 @@ import msgspec
 
 from shoal.agent.faults import CannotStart
 from shoal.agent.warm.pool import ANSWER_BYTES_MAX, Answer
-from shoal.kernel import NODE_MARK
+from shoal.machine.kernel import NODE_MARK
 from shoal.model.job import Fault
 
 log = logging.getLogger("shoal.agent")

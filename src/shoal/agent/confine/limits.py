@@ -7,8 +7,7 @@ import stat
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from shoal.cgroups.groups import Cgroups, Group
-from shoal.cgroups.values import Ceiling
+from shoal.machine.cgroups import Ceiling, Cgroups, Group
 from shoal.model.commands import Launch
 from shoal.model.node import OF_TENANTS
 from shoal.model.resources import WHOLE_GPU_MILLI

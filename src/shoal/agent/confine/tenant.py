@@ -18,9 +18,8 @@ from typing import NamedTuple
 from shoal.agent.confine.launcher import PRIVATE, Ends, Launcher, Order, Shown, mounts, within
 from shoal.agent.faults import CannotStart
 from shoal.agent.inherited import build_env, for_tenant, inherited_env, usable_paths
-from shoal.cgroups.groups import Cgroups, Group
-from shoal.cgroups.values import Ceiling
-from shoal.kernel import NODE_MARK, memory_folder
+from shoal.machine.cgroups import Ceiling, Cgroups, Group
+from shoal.machine.kernel import NODE_MARK, memory_folder
 from shoal.model.commands import Launch, Prepare
 from shoal.model.job import Fault
 from shoal.model.node import OF_TENANTS

@@ -29,9 +29,9 @@ from shoal.agent.launch.files import HOSTFILE
 from shoal.agent.ownership import read_process
 from shoal.agent.secrets import SECRETS
 from shoal.agent.shares import PIPES
-from shoal.cgroups.groups import Group
-from shoal.kernel import NODE_MARK
-from shoal.leftovers import FOLDER, SWEEP, SWEEP_S_MAX, sweep
+from shoal.machine.cgroups import Group
+from shoal.machine.kernel import NODE_MARK
+from shoal.machine.leftovers import FOLDER, SWEEP, SWEEP_S_MAX, sweep
 from shoal.model.commands import Launch
 from shoal.model.job import Fault, MemberRef
 from shoal.model.kept import OUTPUT

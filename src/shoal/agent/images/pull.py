@@ -18,7 +18,7 @@ import msgspec
 
 from shoal.agent.faults import CannotStart
 from shoal.agent.images.runtimes import Runs, Runtime, find
-from shoal.kernel import memory_folder
+from shoal.machine.kernel import memory_folder
 from shoal.model.commands import Launch, Prepare
 from shoal.model.job import Fault
 from shoal.model.secret import registry_secret

@@ -21,7 +21,7 @@ from termios import TIOCSWINSZ
 
 import msgspec
 
-from shoal.kernel import NODE_MARK
+from shoal.machine.kernel import NODE_MARK
 
 CONTAINERS = "SHOAL_CONTAINERS"  # the command to use, with its general flags; "none" for none
 KNOWN = ("podman", "docker", "apptainer")

@@ -24,7 +24,7 @@ from shoal.agent.keeping.scan import (
     scan,
     stamp_of,
 )
-from shoal.enduring import enduring
+from shoal.machine.enduring import enduring
 from shoal.model.job import MemberRef
 from shoal.model.kept import PIECE_BYTES, FileAnswer, FilePiece, KeptFile, Kind, Snapshot
 

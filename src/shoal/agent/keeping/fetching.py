@@ -16,7 +16,7 @@ from pathlib import Path
 
 from shoal.agent.faults import CannotStart
 from shoal.agent.keeping.scan import Found, Stamp, open_folder, scan
-from shoal.files import lock
+from shoal.machine.files import lock
 from shoal.model.commands import Launch, Prepare
 from shoal.model.job import Fault, MemberRef
 from shoal.model.kept import PIECE_BYTES, FileSent, FileWanted, KeptFile, Kind, path_problem

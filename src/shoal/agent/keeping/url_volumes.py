@@ -30,7 +30,7 @@ from shoal.agent.faults import CannotStart
 from shoal.agent.inherited import build_env, inherited_env
 from shoal.agent.keeping.url_helper import SAYS
 from shoal.agent.packages import remove as remove_read_only
-from shoal.kernel import NODE_MARK
+from shoal.machine.kernel import NODE_MARK
 from shoal.model.commands import Launch, Prepare
 from shoal.model.job import Fault, MemberRef
 from shoal.model.volume import Volume, parse

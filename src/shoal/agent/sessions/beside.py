@@ -19,7 +19,7 @@ from shoal.agent.images.containers import inside
 from shoal.agent.ownership import read_process
 from shoal.agent.process import COLUMNS, ROWS, Place, Process, resize, taking
 from shoal.agent.processes import Processes, find_program
-from shoal.kernel import variable
+from shoal.machine.kernel import variable
 from shoal.model.job import MemberRef
 
 SESSION = "SHOAL_SESSION"  # in the environment of what a user starts beside a member

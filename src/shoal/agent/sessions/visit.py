@@ -15,9 +15,9 @@ import msgspec
 
 from shoal.agent.faults import CannotStart
 from shoal.client.transport import SOCKET_NAME
-from shoal.folder import LINK_FILE
-from shoal.listening import Listener, listeners, sockets_of
-from shoal.meeting import DONE, KEY_HEADER, NotAdmitted, dial, ws_error
+from shoal.link.meeting import DONE, KEY_HEADER, NotAdmitted, dial, ws_error
+from shoal.machine.folder import LINK_FILE
+from shoal.machine.listening import Listener, listeners, sockets_of
 from shoal.model.session import SessionOrder
 from shoal.sessions.reliable import Broken
 from shoal.sessions.streams import Ended, Signal, Stream, Streams, Word

@@ -22,7 +22,7 @@ from typing import TypeVar
 from shoal.agent.sleeping.cuda_driver import Driver, DriverError, Memory, Nvidia
 from shoal.agent.sleeping.cuda_work import Work
 from shoal.agent.sleeping.port import Full, Lost, Processes, Refused
-from shoal.cgroups.values import mounts
+from shoal.machine.cgroups import mounts
 
 # How much memory this host can give to processes that are put to sleep.
 #

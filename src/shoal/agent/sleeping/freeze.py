@@ -21,7 +21,7 @@ from shoal.agent.ownership import Seen, read_process
 from shoal.agent.processes import Processes
 from shoal.agent.sleeping.port import Processes as Port
 from shoal.agent.sleeping.port import Refused
-from shoal.cgroups.groups import Group
+from shoal.machine.cgroups import Group
 from shoal.model.job import MemberRef
 
 FREEZE_S_MAX = 20.0

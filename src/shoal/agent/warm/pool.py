@@ -15,8 +15,8 @@ import msgspec
 
 from shoal.agent.warm import zygote as zygote_program
 from shoal.agent.warm.rules import Recipe, shadowed
-from shoal.cgroups.groups import Group
-from shoal.kernel import CORES, NODE_MARK, limit_cores
+from shoal.machine.cgroups import Group
+from shoal.machine.kernel import CORES, NODE_MARK, limit_cores
 
 log = logging.getLogger("shoal.agent")
 

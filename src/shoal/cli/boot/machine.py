@@ -16,8 +16,8 @@ from urllib.parse import parse_qs, urlsplit
 from shoal.agent.inherited import MACHINE, MACHINE_PREFIXES, SECRET
 from shoal.cli.boot.units import Around, Unit
 from shoal.control.home import ClusterConfig, Home
-from shoal.folder import LINK_FILE, SPEC
 from shoal.forms.failure import Failure
+from shoal.machine.folder import LINK_FILE, SPEC
 
 if TYPE_CHECKING:
     from shoal.cli.boot.systemd import Systemd

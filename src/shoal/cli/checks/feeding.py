@@ -11,8 +11,8 @@ import msgspec
 from shoal.forms.failure import USAGE, Failure
 from shoal.forms.units import BadAmount, duration_ms
 from shoal.model.durations import duration_text
+from shoal.model.fabric import amount_text, rate_text
 from shoal.model.resources import plural
-from shoal.model.speeds import amount_text, rate_text
 from shoal.model.storage import Rates, StorageView
 
 WAIT_PERCENT_MAX = 5  # of a job's time may go into waiting for saves

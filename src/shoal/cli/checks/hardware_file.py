@@ -7,7 +7,7 @@ from pathlib import Path
 
 from shoal.cli.screen import show
 from shoal.forms.failure import Failure
-from shoal.model.fabric_views import FabricView
+from shoal.model.fabric import FabricView
 from shoal.plan.library import hardware
 from shoal.plan.measured import fabric_toml, toml
 from shoal.probes.hardware import NotMeasurable, measure

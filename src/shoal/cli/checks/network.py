@@ -16,9 +16,8 @@ from shoal.cli.screen.show import Cell, Column
 from shoal.client.transport import ShoalError
 from shoal.forms.failure import USAGE, Failure
 from shoal.model.durations import duration_text
-from shoal.model.fabric_views import FabricView
+from shoal.model.fabric import FabricView, rate_text, size_text
 from shoal.model.resources import plural
-from shoal.model.speeds import rate_text, size_text
 
 if TYPE_CHECKING:
     from shoal.client import Client

@@ -15,8 +15,8 @@ from shoal.cli.screen.show import Cell, Column
 from shoal.client.transport import ShoalError
 from shoal.forms.failure import USAGE, Failure
 from shoal.model.events import JobCheckpointed
+from shoal.model.fabric import rate_text
 from shoal.model.kept import Kind
-from shoal.model.speeds import rate_text
 from shoal.model.storage import Rates, StorageRequest, StorageView, target_problem
 
 if TYPE_CHECKING:

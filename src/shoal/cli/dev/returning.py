@@ -15,9 +15,9 @@ import msgspec
 from shoal.cli.screen.files import Fetch
 from shoal.cli.screen.show import Spinner, note
 from shoal.client import contexts
-from shoal.files import write_private
+from shoal.link.packing import listed
+from shoal.machine.files import write_private
 from shoal.model.kept import FilesView, KeptFile, Kind, path_problem
-from shoal.packing import listed
 
 if TYPE_CHECKING:
     from shoal.cli.cluster import Retry

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 
 from shoal.cli.screen.show import Cell
-from shoal.model.fabric_views import FabricView
+from shoal.model.fabric import FabricView
 
 NODES_MAX = 60  # more are shown by their groups
 LABEL_MAX = 12

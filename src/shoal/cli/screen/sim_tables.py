@@ -9,6 +9,7 @@ from shoal.sim.replay.metrics import (
     FIGURES,
     AsItWas,
     Summary,
+    SupplyUse,
     account_text,
     best,
     cost_text,
@@ -16,7 +17,6 @@ from shoal.sim.replay.metrics import (
 )
 from shoal.sim.replay.naps import Saved
 from shoal.sim.replay.traces import Trace, sums
-from shoal.sim.replay.usage import SupplyUse
 
 
 def print_figures(

@@ -15,8 +15,7 @@ from shoal.cli.screen.top_rows import Seen, places_of
 from shoal.cli.screen.top_screen import Around, draw
 from shoal.client import Client, ShoalError
 from shoal.client.connections import Interrupt, Interrupted
-from shoal.model.samples import NodeSample
-from shoal.model.series import JobSeries, NodeSeries, ServiceSeries
+from shoal.model.series import JobSeries, NodeSample, NodeSeries, ServiceSeries
 from shoal.model.views import ServiceView
 
 REFRESH_S = 1.0  # clocks go on, and the chosen row is read again

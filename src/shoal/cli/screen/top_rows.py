@@ -14,7 +14,7 @@ from shoal.cli.verbs.ps import nodes_text, shape_text
 from shoal.forms.units import duration_text
 from shoal.model.feed import JobLine, NodeLine
 from shoal.model.ids import in_order
-from shoal.model.samples import NodeSample
+from shoal.model.series import NodeSample
 from shoal.model.views import ServiceView, StatusView
 
 HOT_C = 85

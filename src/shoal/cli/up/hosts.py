@@ -173,7 +173,7 @@ class JoinedHosts:
         """Forget hosts that left, and hosts that were never reached."""
         import msgspec
 
-        from shoal.files import write_private
+        from shoal.machine.files import write_private
 
         results = {outcome.host: outcome for outcome in outcomes}
         specs = {spec.target: spec for spec in (*self.read(), *wanted)}

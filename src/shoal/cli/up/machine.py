@@ -188,7 +188,7 @@ def join_token(home: Home) -> str:
     from shoal.client import Client
     from shoal.control.jointoken import NAME, standing
     from shoal.database.settings import FileSettings
-    from shoal.files import write_private
+    from shoal.machine.files import write_private
 
     config = home.read_config()
     if config is not None and config.database:

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shoal.folder import AGENT_LOCK, CONTACT, LEAVING, LINK_FILE, LINK_PROBLEM, STARTER_LOCK
 from shoal.forms.failure import Failure
+from shoal.machine.folder import AGENT_LOCK, CONTACT, LEAVING, LINK_FILE, LINK_PROBLEM, STARTER_LOCK
 
 if TYPE_CHECKING:
     from shoal.control.home import Home
@@ -26,7 +26,7 @@ POLL_S = 0.1
 
 def here(home: Home) -> list[Path]:
     """The folders of nodes of this machine that dial a head, and run."""
-    from shoal.files import held
+    from shoal.machine.files import held
 
     if not home.nodes.is_dir():
         return []
@@ -129,7 +129,7 @@ def _supervised(folder: Path) -> bool:
 
 def _starter(folder: Path) -> int:
     """Its process; 0 if none runs."""
-    from shoal.files import held
+    from shoal.machine.files import held
 
     try:
         return int((folder / STARTER_LOCK).read_text()) if held(folder / STARTER_LOCK) else 0
@@ -140,7 +140,7 @@ def _starter(folder: Path) -> int:
 def leave(folder: Path, timeout_s: float, progress: Notify) -> int:
     """Ask to leave, wait, and stop what is left; returns the number of members stopped."""
     from shoal.control.lifecycle import end_node
-    from shoal.files import held, write_private
+    from shoal.machine.files import held, write_private
     from shoal.model.resources import plural
 
     write_private(folder / LEAVING, b"")

@@ -31,7 +31,7 @@ def _start(home: Home, config: ClusterConfig, url: str) -> None:
     from shoal.control.reach import machine_address
     from shoal.engines.agentlink import write_spec
     from shoal.engines.linked.joining import prepare
-    from shoal.folder import LINK_FILE
+    from shoal.machine.folder import LINK_FILE
     from shoal.model.node import JOINED
 
     address, token = machine_address(config.host), ""
@@ -54,8 +54,8 @@ def _show_heads(home: Home, file: Path) -> None:
     import msgspec
 
     from shoal.client import Client
-    from shoal.files import write_private
-    from shoal.wire import LinkFile
+    from shoal.link.wire import LinkFile
+    from shoal.machine.files import write_private
 
     with Client.at_home(home.path, patience_s=PATIENCE_S) as client:
         urls = tuple(head.url for head in client.heads())

@@ -30,7 +30,7 @@ def upgrade_joined(folders: list[Path], progress: Notify) -> list[Part]:
     """The nodes of this machine, whose head is elsewhere."""
     from shoal.cli.up import membership
     from shoal.control.upgrading import Part
-    from shoal.formats import VERSION
+    from shoal.database.formats import VERSION
 
     parts = []
     for folder in folders:
@@ -45,7 +45,7 @@ def _written(folder: Path) -> str:
     """The version whose agent last used the folder; empty before 0.6.0."""
     import msgspec
 
-    from shoal.folder import FORMAT_FILE
+    from shoal.machine.folder import FORMAT_FILE
 
     try:
         said = msgspec.json.decode((folder / FORMAT_FILE).read_bytes(), type=dict[str, object])
@@ -68,7 +68,7 @@ class HostsUpgrade:
     def run(self, *, check: bool, quiet: bool) -> list[HostVersion]:
         from shoal.cli.up.hosts import HostLines
         from shoal.control.upgrading import versions
-        from shoal.formats import VERSION
+        from shoal.database.formats import VERSION
         from shoal.forms.failure import Failure
         from shoal.hosts import upgrade, wheel
         from shoal.hosts.spec import Software
@@ -127,14 +127,14 @@ class _unfit:  # noqa: N801
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         from shoal.client.transport import ShoalError
         from shoal.control.lifecycle import LifecycleError
-        from shoal.hosts.plan import Unfit
+        from shoal.hosts.spec import Unfit
 
         if isinstance(error, LifecycleError | ShoalError):
             raise Unfit(str(error)) from None
 
 
 def _ready(nodes: list[NodeView], name: str) -> NodeView:
-    from shoal.hosts.plan import Unfit
+    from shoal.hosts.spec import Unfit
 
     found = next((one for one in nodes if one.id == name and one.intent != "removed"), None)
     if found is None:

@@ -175,7 +175,7 @@ def _show(
 ) -> None:
     from shoal.cli.screen import show
     from shoal.cli.screen.files import size_text
-    from shoal.model.moments import moment_text
+    from shoal.model.durations import moment_text
     from shoal.model.resources import plural
 
     if json:

@@ -106,8 +106,8 @@ def _start(
     from shoal.forms import readers, request
     from shoal.forms.failure import REFUSED, USAGE, BadField, Failure
     from shoal.forms.pack import packed
+    from shoal.link.packing import PackError
     from shoal.model.job import Restart
-    from shoal.packing import PackError
 
     try:
         idle_ms = 0 if idle == "0" else readers.time("30m, 2h or 0")("--idle", idle or "2h")

@@ -42,8 +42,8 @@ def ends(
     from shoal.cli.moments import ms_from_now
     from shoal.cli.screen import show
     from shoal.control.home import Home
-    from shoal.ends import forget_end, write_end
     from shoal.forms.failure import USAGE, Failure
+    from shoal.machine.ends import forget_end, write_end
     from shoal.model.durations import duration_text
 
     left_ms = ms_from_now(at, in_)
@@ -65,8 +65,8 @@ def ends(
 
 
 def _folders(nodes: Path, wanted: str | None) -> list[Path]:
-    from shoal.folder import SPEC
     from shoal.forms.failure import Failure
+    from shoal.machine.folder import SPEC
 
     found = sorted(path for path in nodes.glob("*") if (path / SPEC).exists())
     names = ", ".join(path.name for path in found)

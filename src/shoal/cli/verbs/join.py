@@ -174,8 +174,8 @@ def _already(home: Home, url: str, name: str) -> NodeSpec | None:
     from shoal.cli.up import membership
     from shoal.control.lifecycle import is_up
     from shoal.engines.linked.joining import head_of
-    from shoal.folder import LEAVING, SPEC
     from shoal.forms.failure import Failure
+    from shoal.machine.folder import LEAVING, SPEC
     from shoal.model.node import NodeSpec
 
     if is_up(home):
@@ -202,7 +202,7 @@ def _prepare(
     from shoal.engines.agentlink import write_spec
     from shoal.engines.linked.joining import ADVICE, at, head_of, prepare
     from shoal.forms.failure import USAGE, Failure
-    from shoal.kernel import own_address
+    from shoal.machine.kernel import own_address
 
     spec = machine_spec(shape, said.ip or own_address(at(url).host), said)
     folder = home.node(spec.id)
@@ -220,7 +220,7 @@ def _prepare(
 
 
 def _note_end(folder: Path, end_s: float | None) -> None:
-    from shoal.ends import forget_end, write_end
+    from shoal.machine.ends import forget_end, write_end
 
     if end_s is None:
         forget_end(folder)

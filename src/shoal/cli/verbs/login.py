@@ -141,8 +141,8 @@ def _show(home: Path, json: bool) -> None:
     from shoal.cli.screen import show
     from shoal.cli.up.listening import login_line
     from shoal.client.transport import Address, at_home
-    from shoal.files import read_own
     from shoal.forms.failure import Failure
+    from shoal.machine.files import read_own
 
     at_home(home)  # says what is wrong if no cluster is up
     address = msgspec.json.decode(read_own(home / "controller.json"), type=Address)

@@ -117,7 +117,7 @@ def map(  # noqa: A001 - the verb's name
     import time
 
     from shoal.cli.screen import show
-    from shoal.tasks.inputs import BadInputs, lines_of
+    from shoal.tasks.files import BadInputs, lines_of
 
     given = given_of(flags)
     if given and not cluster:
@@ -182,7 +182,7 @@ def _request(
         raise Failure("--init: name a function of the same script, e.g. --init load_model", USAGE)
     if on_error not in ("raise", "skip", "return"):
         raise Failure(f"--on-error: must be raise, skip or return, not '{on_error[:40]}'", USAGE)
-    from shoal.tasks.inputs import STANDARD
+    from shoal.tasks.files import STANDARD
 
     for path in (Path(script), inputs):
         if path != STANDARD and not path.is_file():

@@ -9,7 +9,7 @@ from shoal.cli.command import Argument, verb
 from shoal.forms.failure import USAGE, Failure
 
 if TYPE_CHECKING:
-    from shoal.model.prices import PriceList
+    from shoal.model.ledger import PriceList
 
 ACTIONS = {"show": 0, "check": 1, "set": 1}
 

@@ -254,8 +254,8 @@ def _fitting(played: Trace, cluster: list[NodeSpec], policy: Policy, skip: bool)
     import msgspec
 
     from shoal.cli.screen import show
+    from shoal.sim.replay.metrics import check_options
     from shoal.sim.replay.replay import too_large
-    from shoal.sim.replay.usage import check_options
 
     for supply in policy.supply:
         check_options(supply)

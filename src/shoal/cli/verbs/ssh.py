@@ -26,7 +26,7 @@ def ssh_config(write: bool, json: bool, home: Path) -> None:
       ssh -L 8888:localhost:8888 shoal-j7
     """
     from shoal.cli.screen.show import as_json
-    from shoal.files import write_private
+    from shoal.machine.files import write_private
     from shoal.sessions import sshkeys
 
     text, done = sshkeys.entry(proxy(home)), []

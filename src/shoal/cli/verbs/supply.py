@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from shoal.cli.command import verb
 
 if TYPE_CHECKING:
-    from shoal.model.supply_views import OrderView, SuppliesView, SupplyView
+    from shoal.model.supply import OrderView, SuppliesView, SupplyView
 
 
 @verb()

@@ -183,7 +183,7 @@ def _next_step(user: str, home: Path) -> str:
 
     from shoal.cli.up.listening import login_line
     from shoal.client import contexts, transport
-    from shoal.files import read_own
+    from shoal.machine.files import read_own
 
     name = os.environ.get("SHOAL_CONTEXT", "")
     if name:

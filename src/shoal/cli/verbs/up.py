@@ -136,7 +136,7 @@ def up(
     from shoal.cli.up import engines, listening, own_nodes, several
     from shoal.cli.up.hosts import HostsFile
     from shoal.control.home import Home
-    from shoal.control.staying import Staying
+    from shoal.control.lifecycle import Staying
 
     place, last = Home(home), _last_config(Home(home))
     listed = None if hosts is None else HostsFile(place, hosts)

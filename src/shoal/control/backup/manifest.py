@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from shoal.formats import VERSION
+from shoal.database.formats import VERSION
 
 FORMAT = 1
 MANIFEST = "manifest.json"

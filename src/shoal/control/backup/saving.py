@@ -38,7 +38,7 @@ from shoal.control.backup.manifest import (
 from shoal.control.home import Home
 from shoal.control.store.sqlite import SqliteStore
 from shoal.core.state.state import State
-from shoal.files import held, lock
+from shoal.machine.files import held, lock
 from shoal.ports import StoreError
 
 # Only of use to the processes that wrote them, or to this machine. A restore leaves them alone.

@@ -6,31 +6,128 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cache, partial
 from typing import TypeVar
 
 import msgspec
 
-from shoal.control.history.curve import Fading, Kept, Shape
+from shoal.control.history.curve import Fading, Kept, Merge, Shape, Value, short
 from shoal.control.history.jobs import JobHistory, JobSample
-from shoal.control.history.loads import (
-    NodePoint,
-    ServicePoint,
-    node_point,
-    node_series,
-    node_shape,
-    service_point,
-    service_series,
-    service_shape,
-)
-from shoal.control.history.measured import KeptTour, Measured
 from shoal.control.history.store import HistoryFile, Whole
 from shoal.control.loop import ControlLoop, Unreadable
-from shoal.core.state.heard import Watch
+from shoal.core.state.heard import Touring, Watch
+from shoal.core.state.state import State
 from shoal.database.places import Place
-from shoal.model.samples import NodeSample
-from shoal.model.series import JobSeries, NodeSeries, ServiceSeries
+from shoal.model.fabric import Fabric
+from shoal.model.series import GpuSeries, JobSeries, NodeSample, NodeSeries, ServiceSeries
+from shoal.model.service import Service, ServiceLoad
 from shoal.ports import StoreError
+
+# Samples of nodes and services as rows of a series, and back in the API's form.
+
+
+NODE_FIELDS = 2
+GPU_FIELDS = 4
+SERVICE_MERGES = {
+    "requests_per_s": Merge.MEAN,
+    "failed_per_s": Merge.MEAN,
+    "response_ms": Merge.MEAN,
+    # Percentiles cannot be averaged: the worse of the two is what people look for.
+    "p50_ms": Merge.MOST,
+    "p95_ms": Merge.MOST,
+    "p99_ms": Merge.MOST,
+    "in_flight": Merge.MEAN,
+    "queued": Merge.MOST,
+    "ready": Merge.LAST,
+    "wanted": Merge.LAST,
+}
+
+
+class NodePoint(msgspec.Struct, frozen=True, tag="n", array_like=True):
+    node: str
+    at_ms: int
+    gpus: int
+    values: list[Value]
+
+
+class ServicePoint(msgspec.Struct, frozen=True, tag="s", array_like=True):
+    service: str
+    at_ms: int
+    values: list[Value]
+
+
+@cache
+def node_shape(gpus: int) -> Shape:
+    of_gpu = (Merge.MEAN, Merge.MEAN, Merge.MEAN, Merge.MOST)
+    return Shape((Merge.MEAN, Merge.MEAN, *(of_gpu * gpus)), "H")
+
+
+@cache
+def service_shape() -> Shape:
+    return Shape(tuple(SERVICE_MERGES.values()), "f")
+
+
+def node_point(node: str, at_ms: int, sample: NodeSample) -> NodePoint:
+    values: list[Value] = [sample.cpu_milli, sample.memory_milli]
+    for gpu in sample.gpus:
+        values += [gpu.busy_milli, gpu.memory_milli, gpu.power_w, gpu.temperature_c]
+    return NodePoint(node, at_ms, len(sample.gpus), values)
+
+
+def service_point(service: Service, load: ServiceLoad, at_ms: int) -> ServicePoint:
+    asked = bool(load.answers_per_ks)
+    values: dict[str, Value] = {
+        "requests_per_s": load.answers_per_ks / 1000,
+        "failed_per_s": load.failures_per_ks / 1000,
+        "response_ms": load.response_ms if asked else None,
+        "p50_ms": load.p50_ms if asked else None,
+        "p95_ms": load.p95_ms if asked else None,
+        "p99_ms": load.p99_ms if asked else None,
+        "in_flight": load.in_flight,
+        "queued": load.queued + load.held,
+        "ready": len(service.ready) - len(service.draining),
+        "wanted": service.wanted,
+    }
+    return ServicePoint(service.spec.name, at_ms, [values[name] for name in SERVICE_MERGES])
+
+
+def node_series(node: str, known: Fading | None, since_ms: int) -> NodeSeries:
+    if known is None:
+        return NodeSeries(id=node)
+    rows = [(at, values) for at, values in known.rows() if at > since_ms]
+    gpus = (len(known.shape.merges) - NODE_FIELDS) // GPU_FIELDS
+
+    def column(index: int, scale: float = 1000) -> list[float | None]:
+        return [None if (v := values[index]) is None else v / scale for _, values in rows]
+
+    return NodeSeries(
+        id=node,
+        at_ms=[at for at, _ in rows],
+        cpu=column(0),
+        memory=column(1),
+        gpus=[
+            GpuSeries(
+                gpu=gpu,
+                busy=column(first),
+                memory=column(first + 1),
+                power_w=column(first + 2, 1),
+                temperature_c=column(first + 3, 1),
+            )
+            for gpu, first in enumerate(range(NODE_FIELDS, NODE_FIELDS + GPU_FIELDS * gpus, 4))
+        ],
+    )
+
+
+def service_series(name: str, known: Fading | None, since_ms: int) -> ServiceSeries:
+    if known is None:
+        return ServiceSeries(name=name)
+    rows = [(at, values) for at, values in known.rows() if at > since_ms]
+    columns = {
+        field: [short(values[index]) for _, values in rows]
+        for index, field in enumerate(SERVICE_MERGES)
+    }
+    return ServiceSeries(name=name, at_ms=[at for at, _ in rows], **columns)
+
 
 log = logging.getLogger("shoal.history")
 
@@ -364,3 +461,61 @@ def _restored_job(job: str, body: bytes | None) -> JobHistory:
         return JobHistory(job, body)
     except msgspec.DecodeError:
         return JobHistory(job)  # written by another version: its curve begins again
+
+
+# The last tours and storage checks, which outlive the controller that heard them.
+
+
+TOURS_KEPT = 8
+PREFIX = "t/"
+
+
+class KeptTour(msgspec.Struct, frozen=True):
+    """`fabric` is what followed from it."""
+
+    tour: Touring
+    fabric: Fabric
+
+
+class Measured:
+    """The newest is in memory; the others are read when somebody asks."""
+
+    def __init__(self, file: HistoryFile) -> None:
+        self._file = file
+        self._unsaved: KeptTour | None = None
+        self.last: KeptTour | None = None
+
+    def look(self, state: State) -> None:
+        for tour in state.heard.tours.values():
+            if tour.ended_ms is None or tour.about or (self.last and self.last.tour.id == tour.id):
+                continue
+            fabric = state.fabric if state.fabric.id == tour.id else Fabric()
+            self.last = self._unsaved = KeptTour(tour, fabric)
+
+    def restore(self) -> None:
+        """In the history's thread, as all below."""
+        for key in reversed(self._file.keys(PREFIX)):
+            if (found := self._read(key)) is not None:
+                self.last = found
+                return
+
+    def find(self, tour: str) -> KeptTour | None:
+        if self.last is not None and self.last.tour.id == tour:
+            return self.last
+        return self._read(PREFIX + tour)
+
+    def save(self) -> None:
+        kept, self._unsaved = self._unsaved, None
+        if kept is None:
+            return
+        whole: Whole = (PREFIX + kept.tour.id, kept.tour.ended_ms, msgspec.msgpack.encode(kept))
+        self._file.write(b"", [whole])
+        if old := self._file.keys(PREFIX)[:-TOURS_KEPT]:
+            self._file.drop(old)
+
+    def _read(self, key: str) -> KeptTour | None:
+        body = self._file.read(key)
+        try:
+            return None if body is None else msgspec.msgpack.decode(body, type=KeptTour)
+        except msgspec.DecodeError:
+            return None  # written by another version

@@ -21,12 +21,11 @@ from typing import TypeVar
 
 import msgspec
 
-from shoal.control.handing import tenant_since_ms
 from shoal.control.loop import ControlLoop
 from shoal.control.notices import senders
 from shoal.control.notices.outbox import Outbox, Waiting
 from shoal.control.notices.senders import KEY_PREFIX, SendError
-from shoal.control.secretstore import SecretError
+from shoal.control.secretstore import SecretError, tenant_since_ms
 from shoal.control.stores import Stores
 from shoal.core.features.notices import KINDS, notices_of
 from shoal.database.places import set_aside

@@ -18,7 +18,7 @@ from shoal.control.past.bars import KINDS, OPENING, Book
 from shoal.control.past.log import EVENTS_AT_ONCE, Log
 from shoal.control.past.store import BarStore, Owner, PlaceInLog, ShownBar, ShownSpan
 from shoal.control.store.events import EventStore
-from shoal.control.store.rows import Unreadable
+from shoal.control.store.schema import Unreadable
 from shoal.core.state.state import State
 from shoal.database.places import Place
 from shoal.model.events import Event

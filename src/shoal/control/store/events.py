@@ -12,8 +12,8 @@ import msgspec
 from shoal.control.alarms import Alarms
 from shoal.control.store import formats, keeping, schema
 from shoal.control.store.finding import LOOKED_MAX, Search, annotated, seq_at
-from shoal.control.store.marks import Numbers
-from shoal.control.store.rows import (
+from shoal.control.store.marks import Numbers, ServedNumbers
+from shoal.control.store.schema import (
     Unreadable,
     checksum,
     event_of,
@@ -22,7 +22,6 @@ from shoal.control.store.rows import (
     job_row,
     snapshot_of,
 )
-from shoal.control.store.served_marks import ServedNumbers
 from shoal.core.scheduling.functions import FUNCTIONS
 from shoal.core.state.apply import apply
 from shoal.core.state.load import restore

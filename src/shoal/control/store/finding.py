@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from shoal.control.store.rows import JobRow, encode, job_row
+from shoal.control.store.schema import JobRow, encode, job_row
 from shoal.database.base import Words
 from shoal.model.annotations import job_after
 from shoal.model.array import ELEMENT_NUMBERS

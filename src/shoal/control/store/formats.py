@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shoal.database.base import Cursor, Database
-from shoal.formats import FORMAT, newer_text, packed_version, version_of
+from shoal.database.formats import FORMAT, newer_text, packed_version, version_of
 from shoal.ports import StoreError
 
 _FORMAT, _VERSION = "format", "version"  # keys of the table `meta`

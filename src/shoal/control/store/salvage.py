@@ -17,7 +17,11 @@ import msgspec
 from shoal.control.store.events import SNAPSHOTS_KEPT
 from shoal.control.store.keeping import FINISHED_JOBS_KEPT
 from shoal.control.store.marks import Numbers
-from shoal.control.store.rows import (
+from shoal.control.store.schema import (
+    FORGET_JOB,
+    INSERT_EVENT,
+    INSERT_JOB,
+    SET_META,
     Unreadable,
     checksum,
     encode,
@@ -27,7 +31,6 @@ from shoal.control.store.rows import (
     job_row,
     snapshot_of,
 )
-from shoal.control.store.schema import FORGET_JOB, INSERT_EVENT, INSERT_JOB, SET_META
 from shoal.control.store.sqlite import SqliteStore
 from shoal.core.features.identity import free_uid
 from shoal.core.state.apply import apply

@@ -7,9 +7,8 @@ from shoal.core.scheduling.backfill import TYPICAL
 from shoal.core.state.expect import left_ms
 from shoal.core.state.state import State
 from shoal.model.after import WORDS, conditions
-from shoal.model.durations import about, duration_text
+from shoal.model.durations import about, duration_text, moment_text
 from shoal.model.job import Job, Phase
-from shoal.model.moments import moment_text
 from shoal.model.reason import job_part
 from shoal.model.resources import plural
 

@@ -11,6 +11,7 @@ from shoal.core.features.workflow import enter, enter_all
 from shoal.core.state.round import Round
 from shoal.core.state.sizes import schedule_bytes
 from shoal.core.state.state import State
+from shoal.model.durations import moment_text
 from shoal.model.events import (
     ScheduleMissed,
     SchedulePaused,
@@ -22,7 +23,6 @@ from shoal.model.events import (
 )
 from shoal.model.identity import EVERY_TENANT, Role, role_in
 from shoal.model.job import JobSpec
-from shoal.model.moments import moment_text
 from shoal.model.reason import job_part
 from shoal.model.report import (
     Accepted,

@@ -14,9 +14,9 @@ from shoal.core.state.own_members import Strays, present
 from shoal.core.state.round import Round
 from shoal.core.state.state import State
 from shoal.model.commands import Acknowledge, Command, Launch, Limits, Sleep, Stop, Wake
+from shoal.model.durations import rfc3339
 from shoal.model.events import JobDozing, JobPlaced, JobStopping, JobWaking, SleepRefused
 from shoal.model.job import Job, MemberRef, MemberStatus, Phase, StopCause
-from shoal.model.moments import rfc3339
 from shoal.model.policy import Policy
 from shoal.model.reason import render
 from shoal.model.report import NodeReport

@@ -9,8 +9,7 @@ import msgspec
 
 from shoal.core.state.records import Unfolded
 from shoal.core.state.state import State
-from shoal.model.array import ELEMENT_NUMBERS, Elements
-from shoal.model.bits import Bits
+from shoal.model.array import ELEMENT_NUMBERS, Bits, Elements
 from shoal.model.events import (
     ArrayCancelled,
     ArrayFinished,

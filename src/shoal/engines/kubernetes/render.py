@@ -7,7 +7,7 @@ import hashlib
 from typing import Any
 
 from shoal.engines.kubernetes.options import Options
-from shoal.files import ONE_USER
+from shoal.machine.files import ONE_USER
 from shoal.model.supply import Provision, Supply
 
 Object = dict[str, Any]

@@ -13,13 +13,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from shoal.enduring import enduring
-from shoal.model.commands import Envelope
-from shoal.model.node import JOINED, NodeSpec
-from shoal.model.report import NodeGone, NodeReport
-from shoal.model.session import SessionOrder
-from shoal.ports import Inbox
-from shoal.wire import (
+from shoal.link.wire import (
     AsBefore,
     Ask,
     Commands,
@@ -42,6 +36,12 @@ from shoal.wire import (
     WantsFile,
     encode,
 )
+from shoal.machine.enduring import enduring
+from shoal.model.commands import Envelope
+from shoal.model.node import JOINED, NodeSpec
+from shoal.model.report import NodeGone, NodeReport
+from shoal.model.session import SessionOrder
+from shoal.ports import Inbox
 
 log = logging.getLogger("shoal.linked")
 

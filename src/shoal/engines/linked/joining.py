@@ -24,13 +24,13 @@ import msgspec
 from shoal.client import transport
 from shoal.client.transport import Endpoint, ShoalError, WrongCertificate
 from shoal.engines.agentlink import last_incarnation, write_spec
-from shoal.files import require_own, tighten, write_private
-from shoal.folder import LEAVING, LINK_FILE
+from shoal.link.wire import PROTOCOL, LinkFile
+from shoal.machine.files import require_own, tighten, write_private
+from shoal.machine.folder import LEAVING, LINK_FILE
 from shoal.model.joining import Joined, Joining
 from shoal.model.node import NodeSpec
 from shoal.model.views import Problem
 from shoal.ports import EngineError
-from shoal.wire import PROTOCOL, LinkFile
 
 ANSWER_S_MAX = 30.0
 ANSWER_BYTES_MAX = 1024 * 1024

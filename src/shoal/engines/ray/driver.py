@@ -20,7 +20,7 @@ import msgspec
 from shoal.engines.ray import holder
 from shoal.engines.ray.read import Facts, Held, Living, RayActor, RayNode, choose_whole
 from shoal.engines.ray.render import NAMESPACE, Ask, actor_name
-from shoal.kernel import die_with_parent
+from shoal.machine.kernel import die_with_parent
 from shoal.ports import SupplyError
 
 CONNECT_S = 5.0

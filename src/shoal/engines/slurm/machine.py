@@ -21,9 +21,9 @@ from types import FrameType
 
 import msgspec
 
-from shoal.ends import EndNote, write_end
 from shoal.engines.slurm.read import features, limited, node_named
 from shoal.engines.slurm.render import NOTICE_S, Settings
+from shoal.machine.ends import EndNote, write_end
 from shoal.model.node import LABEL_PATTERN, LABEL_VALUE_PATTERN, LABELS_MAX
 
 NODE_LABEL = "slurm.node"

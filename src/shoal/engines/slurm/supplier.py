@@ -17,11 +17,11 @@ from pathlib import Path
 
 import msgspec
 
-from shoal.ends import EndNote
 from shoal.engines.slurm import read, render
 from shoal.engines.slurm.machine import NODE_LABEL
 from shoal.engines.supplying import SupplyContext
-from shoal.files import write_private
+from shoal.machine.ends import EndNote
+from shoal.machine.files import write_private
 from shoal.model.node import NodeSpec
 from shoal.model.supply import OrderPhase, Provision, Release, SupplyReport
 from shoal.ports import SupplyError

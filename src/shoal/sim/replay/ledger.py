@@ -8,14 +8,20 @@ from pathlib import Path
 
 from shoal.ledger.accounts import DAY_MS, HOUR_MS
 from shoal.ledger.book import Book
-from shoal.ledger.report import Tariff, open_sums, view
-from shoal.ledger.spending import Spent, since_hour, spendings, wants_spendings
+from shoal.ledger.report import (
+    Spent,
+    Tariff,
+    open_sums,
+    since_hour,
+    spendings,
+    view,
+    wants_spendings,
+)
 from shoal.ledger.store import LedgerStore
 from shoal.model.budget import Spending
 from shoal.model.events import Event
-from shoal.model.ledger import By, LedgerView
+from shoal.model.ledger import By, LedgerView, PriceList
 from shoal.model.policy import Policy
-from shoal.model.prices import PriceList
 from shoal.model.report import Report
 from shoal.sim.replay.clusters import NEVER_MS
 

@@ -17,12 +17,15 @@ import msgspec
 from shoal.control.plugins import PolicyFunctions
 from shoal.core.answers.why import waiting_reason
 from shoal.core.books.quarantine import wants_check
+from shoal.core.features.caps import CLUSTER_JOBS_MAX, share_left, too_many
 from shoal.core.phases.admit import impossible
 from shoal.core.scheduling.functions import FUNCTIONS
 from shoal.core.scheduling.predict import predict
+from shoal.core.state.accounts import Accounts
 from shoal.core.state.apply_queue import adopt_policy
 from shoal.core.state.apply_room import add_node
 from shoal.core.state.state import Node, State
+from shoal.core.state.tally import EVERYONE, Tally
 from shoal.core.step import Step
 from shoal.model.budget import BudgetLevel, BudgetPeriod
 from shoal.model.events import (
@@ -39,20 +42,17 @@ from shoal.model.events import (
 from shoal.model.health import Standing
 from shoal.model.job import Job, JobSpec, Phase
 from shoal.model.job import Outcome as JobOutcome
+from shoal.model.ledger import PriceList
 from shoal.model.node import NodeSpec
 from shoal.model.policy import Policy
-from shoal.model.prices import PriceList
 from shoal.model.reason import render
-from shoal.model.report import Submit, WakeJob
+from shoal.model.report import Answer, Ended, Refused, Submit, WakeJob
 from shoal.ports import Used
 from shoal.sim.replay.clusters import NEVER_MS, Conditions
-from shoal.sim.replay.following import Following
 from shoal.sim.replay.gateway import Gateway, RecordedGateway
 from shoal.sim.replay.ledger import ReplayLedger
 from shoal.sim.replay.metrics import Levels, Outcome
 from shoal.sim.replay.naps import Naps
-from shoal.sim.replay.outside import Outside
-from shoal.sim.replay.replies import ReplayReply
 from shoal.sim.replay.simulated import Attempt, Key, SimCluster, SimJob, SimNode
 from shoal.sim.replay.suppliers import SimSuppliers
 from shoal.sim.replay.traces import Arrival, Trace, TraceError
@@ -395,3 +395,102 @@ class Replay:
             succeeded=finished.outcome is JobOutcome.SUCCEEDED,
             predicted=job.predicted,
         )
+
+
+# Jobs of a trace that wait for others, under the ids that a replay gives them.
+
+
+class Following:
+    """Whatever became of the other job, the one that waits for it ran: so in a replay any end of
+    the other lets it start. What is not in the trace, or was kept out of it, is not waited for."""
+
+    def __init__(self, arrivals: Sequence[Arrival]) -> None:
+        self._awaited = {job for arrival in arrivals for job in arrival.after}
+        self._ids: dict[str, str] = {}  # id in the trace -> id in the replay
+        self._ends: dict[str, Ended] = {}
+
+    def enter(self, arrivals: Sequence[Arrival], first: int) -> Sequence[Arrival]:
+        """They will be accepted in this order, with numbers from `first` on."""
+        for number, arrival in enumerate(arrivals, first):
+            if arrival.job in self._awaited:
+                self._ids[arrival.job] = f"j{number}"
+        return arrivals
+
+    def spec(self, arrival: Arrival, spec: JobSpec) -> JobSpec:
+        if not arrival.after and not arrival.begin_ms:
+            return spec
+        after = tuple(f"{self._ids[one]}:any" for one in arrival.after if one in self._ids)
+        begin_ms = arrival.submit_ms + arrival.begin_ms if arrival.begin_ms else 0
+        return msgspec.structs.replace(spec, after=after, begin_ms=begin_ms)
+
+    def over(self, arrival: Arrival, job: Job) -> None:
+        if arrival.job in self._awaited and job.outcome is not None:
+            self._ends[job.id] = Ended(job.id, job.spec.tenant, job.outcome)
+
+    def ended(self, job_id: str) -> Ended | None:
+        return self._ends.get(job_id)
+
+
+# Jobs of a trace that are over a cap: their users submit them again when there is room.
+
+
+class Outside:
+    """The jobs of each tenant stay in the order of the trace."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._capped = any(one.jobs_max or one.waiting_max for one in policy.tenants)
+        self._accounts = Accounts(policy)  # the state has this tree from the first step on
+        self._lines: dict[str, deque[Arrival]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._lines.values()))
+
+    def first(self) -> Arrival | None:
+        return next((line[0] for line in self._lines.values()), None)
+
+    def let_in(self, state: State, come: Sequence[Arrival]) -> list[Arrival]:
+        """Those that have room now, of those who come and those who are outside already."""
+        live = state.tally.live.get(EVERYONE, 0)
+        room = share_left(CLUSTER_JOBS_MAX, live, live)  # if all of them are one tenant's
+        if not (self._capped or self._lines or len(come) > room):
+            return list(come)
+        for arrival in come:
+            self._lines.setdefault(arrival.spec.tenant, deque()).append(arrival)
+        # What this step will have accepted counts for the next one in line.
+        tally, entering = msgspec.structs.replace(state.tally), []
+        tally.live, tally.waiting = dict(tally.live), dict(tally.waiting)
+        for tenant, line in list(self._lines.items()):
+            while line and self._room(tally, tenant):
+                entering.append(line.popleft())
+                spec = entering[-1].spec
+                tally.job(self._accounts, Job(id="", number=0, spec=spec, submitted_ms=0), 1)
+            if not line:
+                del self._lines[tenant]
+        return entering
+
+    def has_room(self, state: State) -> bool:
+        return any(self._room(state.tally, tenant) for tenant in self._lines)
+
+    def _room(self, tally: Tally, tenant: str) -> bool:
+        return too_many(tally, self._accounts, tenant, 1, waiting=1) is None
+
+
+# Where the answers to a replay's requests go.
+
+
+class ReplayReply:
+    """A job that is refused ends the replay. `may_fail`: a wish that came too late does not."""
+
+    def __init__(self, where: str, *, may_fail: bool = False) -> None:
+        self._where = where
+        self._may_fail = may_fail
+
+    def done(self) -> bool:
+        return False
+
+    def set_result(self, answer: Answer) -> None:
+        if isinstance(answer, Refused) and not self._may_fail:
+            raise TraceError(f"{self._where}: {answer.field} {answer.message}")
+
+    def set_exception(self, error: Exception) -> None:
+        raise error

@@ -21,8 +21,8 @@ from shoal.model.supply import (
     SupplyReport,
 )
 from shoal.sim.replay.clusters import NEVER_MS
+from shoal.sim.replay.metrics import SupplyUse, time_option_ms
 from shoal.sim.replay.simulated import SimCluster, SimNode
-from shoal.sim.replay.usage import SupplyUse, time_option_ms
 
 DELAY_MS = 60_000  # from an order to its nodes, unless the policy says otherwise
 CPU_MILLI, MEMORY_MB = 64_000, 1_000_000  # of a node whose supply does not say what it has

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 
-from shoal.sim.replay.readers import plain, sacct
+from shoal.sim.replay.readers import rows as plain
+from shoal.sim.replay.readers import sacct
 from shoal.sim.replay.readers.rows import Rows
 from shoal.sim.replay.traces import Gangs, Trace, TraceError, in_order
 

@@ -1,1 +1,0 @@
-"""The embedded engine: every node is one agent process on this machine."""

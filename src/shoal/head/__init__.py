@@ -1,0 +1,1 @@
+"""Where the parts of a head are wired together: the leader, and the standby before it leads."""

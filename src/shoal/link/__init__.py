@@ -1,0 +1,1 @@
+"""How heads, agents and clients talk: frames, websockets, and connections through the head."""

@@ -1,0 +1,1 @@
+"""What this machine gives us: processes, control groups, sockets, and files that must be whole."""
