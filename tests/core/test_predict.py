@@ -12,6 +12,7 @@ from shoal.core.scheduling.predict import predict
 from shoal.core.state.room import Room
 from shoal.model.job import Phase
 from shoal.model.policy import Preempt
+from shoal.model.reason import render
 from tests.core.build import POLICY, Cluster
 
 HOUR_MS = 3_600_000
@@ -121,7 +122,7 @@ def test_who_may_stop_others_starts_when_they_have_run_for_the_minimum() -> None
     high = cluster.submit(gpus=4, priority=10)
     assert said(cluster, high) == (40_000, 47_000)
     found = outlook(cluster.state, cluster.job(high), cluster.policy, cluster.now_ms)
-    assert f"{low} will be stopped for it, in 40s at the earliest" in found.why
+    assert f"{low} will be stopped for it, in 40s at the earliest" in render(found.why)
     cluster.wait(40_000)
     cluster.hear("a")
     assert cluster.job(low).phase is Phase.STOPPING

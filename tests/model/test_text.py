@@ -50,7 +50,7 @@ def test_whoever_added_no_tenant_reads_nothing_about_tenants() -> None:
 def test_a_member_and_a_job_have_names_to_be_seen_in_messages() -> None:
     assert str(MemberRef("j7", 2, 0)) == "j7.2.0"
     named = Job(id="j7", number=7, spec=JobSpec(command=("x",), name="train"))
-    assert (named.label, Job(id="j8", number=8, spec=JobSpec(command=("x",))).label) == (
+    assert (named.title, Job(id="j8", number=8, spec=JobSpec(command=("x",))).title) == (
         "j7 (train)",
         "j8",
     )
