@@ -7,7 +7,6 @@ import re
 from decimal import Decimal
 
 from shoal.model.durations import duration_text
-from shoal.model.phrases import shortened
 
 __all__ = ["duration_text"]
 
@@ -82,6 +81,8 @@ def memory_text(mb: int) -> str:
 
 def quoted(text: str) -> str:
     """Text from outside in a message: one line, printable, not too long."""
+    from shoal.model.phrases import shortened  # help pages do without it
+
     short = shortened(text, _QUOTED_MAX)
     return repr(short) if "'" in short or not short.isprintable() else f"'{short}'"
 
