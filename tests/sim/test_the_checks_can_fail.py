@@ -14,15 +14,14 @@ import shoal.core.state.round
 import shoal.core.step
 import shoal.tick
 from shoal.core.books import quarantine
-from shoal.core.features import budget, identity
-from shoal.core.features import workflow as replacing
+from shoal.core.features import budget, identity, workflow
 from shoal.core.nodebook import Action, NodeBook
 from shoal.core.phases import admit, heal, observe, reconcile, watch
 from shoal.core.phases import reclaim as idle
 from shoal.core.scheduling import cycle, elastic, fit, preempt
 from shoal.core.scheduling.fit import GangFit
 from shoal.core.scheduling.order import Walk
-from shoal.core.state import apply_node, queue
+from shoal.core.state import apply_node, ending, queue
 from shoal.core.state.accounts import Accounts
 from shoal.core.state.apply import APPLY
 from shoal.core.state.ending import stop
@@ -68,7 +67,11 @@ def place_part_of_a_gang(patch: pytest.MonkeyPatch) -> None:
 
 
 def keep_what_was_replaced(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(replacing, "cancel", lambda *_: None)
+    def cancel(round_: Round, job: Job, why: str) -> None:
+        if not why.startswith("replaced by"):
+            ending.cancel(round_, job, why)
+
+    patch.setattr(workflow, "cancel", cancel)
 
 
 def forget_to_requeue(patch: pytest.MonkeyPatch) -> None:
