@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import datetime
+from types import SimpleNamespace
+from typing import cast
 
 from shoal.cli.screen.explanation import WIDTH, page
 from shoal.core.answers.explain import attempts_of, learned_of
 from shoal.ledger.accounts import ABOUT, Account
+from shoal.model.eventbase import Reader
 from shoal.model.events import JobEvent
 from shoal.model.explanation import Explanation
 from shoal.model.job import Note
 from shoal.model.ledger import AccountSum, CostView
+from shoal.model.reason import render
 from tests.core.build import Cluster
 from tests.core.training import Training
 
@@ -18,9 +22,13 @@ START_MS = 1_790_000_000_000
 HOUR_US = 3_600_000_000
 
 
+ADMIN = cast(Reader, SimpleNamespace(text=render))
+
+
 def story(cluster: Cluster, job_id: str, tails: dict[tuple[int, int], str]) -> Explanation:
     job = cluster.job(job_id)
-    log = [one for one in cluster.log if not isinstance(one, JobEvent) or one.job == job_id]
+    history = [event.rendered(ADMIN) for event in cluster.log]
+    log = [event for event in history if not isinstance(event, JobEvent) or event.job == job_id]
     attempts = attempts_of(log, lambda *at: tails.get(at, ""))
     return Explanation(
         id=job.id,
@@ -36,7 +44,7 @@ def story(cluster: Cluster, job_id: str, tails: dict[tuple[int, int], str]) -> E
         code=job.code,
         complete=True,
         attempts=attempts,
-        learned=learned_of(cluster.log, job_id),
+        learned=learned_of(history, job_id),
     )
 
 

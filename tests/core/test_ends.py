@@ -10,8 +10,9 @@ import pytest
 from shoal.core.answers.why import explain
 from shoal.core.scheduling import cycle
 from shoal.core.scheduling.fit import fit
+from shoal.model.events import NodeIntended
 from shoal.model.job import Job, Phase, StopCause
-from shoal.model.node import End, NodeHealth, NodeIntent
+from shoal.model.node import TOLD_TO_END, End, NodeHealth, NodeIntent
 from shoal.model.reason import render
 from shoal.model.report import Accepted, Refused, Requeue, SetEnd, SetIntent
 from shoal.model.supply import NodeNote, OrderPhase, OrderStatus, Supply, SupplyReport
@@ -124,10 +125,10 @@ def why(cluster: Cluster, job_id: str) -> str:
     return render(explain(cluster.state, cluster.job(job_id), cluster.policy, cluster.now_ms))
 
 
-def one_that_ends(in_ms: int = 40 * MINUTE) -> Cluster:
+def one_that_ends(in_ms: int = 40 * MINUTE, why: str = "Slurm time limit") -> Cluster:
     cluster = Cluster()
     cluster.join("a", gpus=2)
-    ending(cluster, "a", in_ms)
+    ending(cluster, "a", in_ms, why)
     return cluster
 
 
@@ -452,6 +453,25 @@ def test_a_node_that_ended_as_it_said_is_removed_when_it_is_gone() -> None:
     cluster.reboot("a")
     cluster.hear("a")
     assert cluster.node("a").schedulable
+
+
+@pytest.mark.parametrize("noticed", [True, False])
+def test_a_machine_that_was_shut_down_is_the_same_node_after_its_boot(noticed: bool) -> None:
+    """Whether or not somebody sees that it is gone in between, for instance because the head was
+    shut down with it: it is not removed, so it keeps its key."""
+    cluster = one_that_ends(0, TOLD_TO_END)
+    assert cluster.node("a").intent is NodeIntent.DRAINING
+    if noticed:
+        cluster.learn_gone("a")
+        assert cluster.node("a").health is NodeHealth.LOST
+    seen = len(cluster.log)
+    cluster.reboot("a")
+    cluster.hear("a")
+    assert cluster.node("a").schedulable
+    assert not any(
+        isinstance(event, NodeIntended) and event.intent is NodeIntent.REMOVED
+        for event in cluster.log[seen:]
+    )
 
 
 def test_a_node_that_dies_long_before_its_end_is_lost_and_not_removed() -> None:

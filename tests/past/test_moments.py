@@ -50,7 +50,7 @@ def ask(at_ms: int, who: Principal = THE_OPERATOR) -> MomentAsk:
 def test_any_moment_is_the_state_that_was_in_whatever_order_they_are_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(past_moments, "EVENTS_AT_ONCE", 25)
+    monkeypatch.setattr(past_moments, "MOMENT_EVENTS_AT_ONCE", 25)
     for seed in SEEDS:
         home = tmp_path / str(seed)
         home.mkdir()
@@ -68,7 +68,7 @@ def test_any_moment_is_the_state_that_was_in_whatever_order_they_are_asked_for(
 def test_a_moment_before_the_log_or_too_far_to_read_at_once_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(past_moments, "EVENTS_AT_ONCE", 5)
+    monkeypatch.setattr(past_moments, "MOMENT_EVENTS_AT_ONCE", 5)
     store = logged(tmp_path)
     seq = Log(store.database).snapshots()[0]
     with store.database.transaction() as cursor:

@@ -51,7 +51,7 @@ def test_the_measuring_needs_nothing_but_python() -> None:
     """So that a node without numpy or torch can be compared with others."""
     script = (
         "import sys\n"
-        "from shoal.probes import disk, host, nvml, reading, tensor\n"
+        "from shoal.probes import host, nvml, reading, tensor\n"
         "assert not {'numpy', 'torch', 'pynvml', 'psutil', 'msgspec'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

@@ -63,8 +63,7 @@ def put_anybody_to_sleep(patch: pytest.MonkeyPatch) -> None:
 
 
 def set_no_memory_aside(patch: pytest.MonkeyPatch) -> None:
-    for module in (sleeping, costs):
-        patch.setattr(module, "host_mb", lambda *_: 0)
+    patch.setattr(costs, "host_mb", lambda *_: 0)
 
 
 def never_repeat_that_somebody_should_wake(patch: pytest.MonkeyPatch) -> None:

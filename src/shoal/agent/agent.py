@@ -70,7 +70,7 @@ from shoal.model.commands import (
 from shoal.model.health import CheckResult
 from shoal.model.job import MemberRef
 from shoal.model.kept import FileWanted
-from shoal.model.node import NodeSpec
+from shoal.model.node import TOLD_TO_END, NodeSpec
 from shoal.model.report import LogChunk, NodeReport, Still
 from shoal.model.secret import SecretsWanted
 
@@ -265,7 +265,7 @@ class Agent:
         if self._link is not None and self._link.backlog_bytes < BACKLOG_BYTES_MAX:
             self._book.ends_in_ms, self._book.ends_why = self._end.left()
             if self.stopping.is_set() and self._book.alive:
-                self._book.ends_in_ms, self._book.ends_why = 0, "it was told to end"
+                self._book.ends_in_ms, self._book.ends_why = 0, TOLD_TO_END
             sample, said = self._sampler.take(), self.members.beats.progress()
             found = say(said, sample, self.members.idle.idle(sample))
             self._link.send(AsBefore(found) if isinstance(found, Still) else Heard(found))

@@ -121,6 +121,10 @@ def node_word(health: NodeHealth, standing: Standing, intent: NodeIntent) -> str
     return health.value if intent is NodeIntent.OPEN else intent.value
 
 
+# The end of a node whose machine is shut down. After a reboot it is the same node again.
+TOLD_TO_END = "it was told to end"
+
+
 class End(msgspec.Struct, frozen=True):
     """Until when a node lives, and what ends it then: "Slurm time limit", "spot notice"."""
 

@@ -11,7 +11,7 @@ from shoal.model.commands import Launch
 HOSTS, HOSTFILE = "SHOAL_HOSTS", "SHOAL_HOSTFILE"
 FOLDER = "launch"  # in a member's folder; the member may read it
 PROGRAM = "program"  # a folder that Python runs, and that needs no other part of Shoal
-MODULES = ("common.py", "members.py", "ways.py")
+MODULES = ("members.py", "ways.py")
 MAIN = "import sys\n\nfrom shoal.agent.launch.members import main\n\nsys.exit(main(sys.argv[1:]))\n"
 PYTHON = "SHOAL_PYTHON"
 

@@ -7,7 +7,7 @@ from shoal.core.state.ends import leaving_times, margin_ms
 from shoal.core.state.round import Round
 from shoal.core.state.state import Node
 from shoal.model.events import NodeEnding, NodeIntended
-from shoal.model.node import ENDS_WHY_MAX, End, NodeHealth, NodeIntent
+from shoal.model.node import ENDS_WHY_MAX, TOLD_TO_END, End, NodeHealth, NodeIntent
 from shoal.model.reason import quoted
 from shoal.model.report import Accepted, Answer, NodeReport, Refused, SetEnd
 from shoal.model.supply import SupplyReport
@@ -58,6 +58,8 @@ def _note(round_: Round, node: Node) -> None:
     if not said or node.intent is NodeIntent.REMOVED:
         if known is not None:
             _emit(round_, node, None, own=True, why="it no longer says that it ends")
+        elif node.closed_from is not None and node.end is None:  # that was the end of its last life
+            _intend(round_, node, node.closed_from, "it does not end any more")
         return
     end = min(said, key=lambda end: end.at_ms)
     if known is None or known.why != end.why:
@@ -121,8 +123,11 @@ def close_ending(round_: Round) -> None:
 
 
 def has_ended(node: Node) -> bool:
-    """It was drained for an end of its own: if it is gone now, it is gone for good."""
-    return node.closed_from is not None and node.own_end is not None and node.own_end is node.end
+    """It was drained for an end of its own: if it is gone now, it is gone for good. A machine that
+    nobody lent us and that was shut down may be started again, and then needs its key."""
+    if node.closed_from is None or node.own_end is None or node.own_end is not node.end:
+        return False
+    return bool(node.spec.order) or node.own_end.why != TOLD_TO_END
 
 
 def _end_in(round_: Round, in_ms: int, why: str) -> End:

@@ -120,7 +120,8 @@ def _meet(round_: Round, inventory: NodeReport) -> None:
         why = "restarted"
         if node.health is not NodeHealth.LOST:
             _take_ends(round_, node, inventory.exits)
-            lose(round_, node, dead=True, why="it restarted; nothing from before the restart runs")
+            why_lost = "it restarted; nothing from before the restart runs"
+            lose(round_, node, dead=True, why=why_lost, back=True)
     elif node.health is NodeHealth.LOST:
         why = f"heard again {duration_text(now_ms - node.since_ms)} after it was given up"
     else:
@@ -345,8 +346,9 @@ def _expire_silent(round_: Round, *, fences: bool) -> None:
             round_.emit(NodeSilent(at_ms=now_ms, node=node.id, why=why))
 
 
-def lose(round_: Round, node: Node, *, dead: bool, why: str) -> None:
-    ended = has_ended(node)
+def lose(round_: Round, node: Node, *, dead: bool, why: str, back: bool = False) -> None:
+    """`back`: its next life speaks already, so it has not ended for good."""
+    ended = not back and has_ended(node)
     round_.emit(
         NodeLost(
             at_ms=round_.now_ms,
