@@ -163,12 +163,19 @@ def test_the_readme_is_short() -> None:
 def test_decisions_have_a_status_and_the_list_has_all_of_them() -> None:
     folder = ROOT / "docs" / "adr"
     listed = (folder / "README.md").read_text()
-    pages = sorted(folder.glob("0*.md"))
+    pages = sorted(folder.glob("[0-9]*.md"))
     for page in pages:
         title, _, status, *_ = page.read_text().splitlines()
         assert title.startswith(f"# {int(page.name[:4])}. "), page.name
         assert re.match(r"Status: (accepted|replaced by \[)", status), page.name
         assert f"]({page.name})" in listed, page.name
+    gone = re.search(r"Numbers ([\d, toand]+) were reserved", listed)
+    assert gone is not None
+    spans = re.findall(r"(\d+)(?: to (\d+))?", gone[1])
+    unused = {n for low, high in spans for n in range(int(low), int(high or low) + 1)}
+    numbers = {int(page.name[:4]) for page in pages}
+    assert sorted(numbers | unused) == list(range(1, max(numbers) + 1))
+    assert not numbers & unused
 
 
 def test_the_glossary_gives_each_word_one_meaning() -> None:
