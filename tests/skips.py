@@ -27,7 +27,6 @@ BY_REASON = (
     "no cgroup of one's own can be made here",
     "mount is not allowed here",
     "cannot mount a file system here",
-    "needs root that may mount",
     "no network namespace can be made here",
     "needs the repository's history",
 )

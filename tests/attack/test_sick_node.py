@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from harness.mounts import read_only
 from harness.waiting import until
 
 from shoal.control.home import ClusterConfig, Home
@@ -105,14 +106,11 @@ def test_jobs_pass_a_node_by_whose_disk_takes_nothing_and_it_returns_when_mended
         filler.unlink()
         is_well_again(live)
 
-        # A disk that turned read-only has open files all the same, which a remount would refuse.
-        _mount("--bind", str(disk), str(disk))
-        _mount("-o", "remount,bind,ro", str(disk))
-        with pytest.raises(OSError, match="Read-only"):
-            (disk / "anything").touch()
-        jobs_go_elsewhere(live)
-        until(lambda: not live.member_processes())
-        subprocess.run(["umount", str(disk)], check=True)
+        with read_only(disk):
+            with pytest.raises(OSError, match="Read-only"):
+                (disk / "anything").touch()
+            jobs_go_elsewhere(live)
+            until(lambda: not live.member_processes())
         is_well_again(live)
         last = [live.run("sleep 2; echo fine", gpus=2) for _ in range(2)]
         for job in last:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from harness.mounts import read_only
 from harness.waiting import until
 
 from shoal.control.home import ClusterConfig, Home
@@ -61,17 +62,10 @@ def test_down_ends_everything_on_a_disk_that_cannot_be_written(home: Home) -> No
     bring_up(home, None, lambda _: None)
     live = Live(home)
     live.client.close()
-    path = str(home.path)
-    bound = subprocess.run(["mount", "--bind", path, path], check=False, capture_output=True)
-    if bound.returncode:
-        pytest.skip("needs root that may mount, for a file system that is read-only")
     notes: list[str] = []
-    try:
-        subprocess.run(["mount", "-o", "remount,bind,ro", path], check=True)
+    with read_only(home.path):
         assert take_down(home, lambda _: None, notes.append) == 2
         until(lambda: not live.processes())
-    finally:
-        subprocess.run(["umount", path], check=True)
     assert [note.partition(":")[0] for note in notes] == [
         f"cannot remove {home.address}",
         f"cannot remove {home.socket}",
