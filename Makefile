@@ -23,7 +23,9 @@ PAGE := $(VENV)/.page
 NPM_BIN := PATH=$(CURDIR)/$(BIN):$$PATH node_modules/.bin
 COMPILED := $(VENV)/.compiled
 
-.PHONY: demo test ready setup format generate lint types layers unit soak long bench screenshots lock audit dist clean
+JOIN := src/shoal/agent/confine/join
+
+.PHONY: demo test ready setup format generate join lint types layers unit soak long bench screenshots lock audit dist clean
 .DEFAULT_GOAL := help
 
 help:
@@ -140,6 +142,15 @@ audit:
 	@.audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit
 	@.audit/bin/pip-audit --no-deps --disable-pip --requirement $(LOCK)
 	@rm -rf .audit
+
+# The small program before every member, for both kinds of machines. Needs Debian's gcc-x86-64-linux-gnu or
+# gcc-aarch64-linux-gnu beside the machine's own gcc.
+join:
+	@for machine in x86_64 aarch64; do \
+	    $$machine-linux-gnu-gcc -Wall -Wextra -Os -static -nostdlib -ffreestanding -fno-stack-protector \
+	        -fno-asynchronous-unwind-tables -Wl,--build-id=none,-z,noseparate-code -s \
+	        -DSOURCE="\"$$(sha256sum <$(JOIN).c | cut -c1-64)\"" -o $(JOIN)-$$machine $(JOIN).c || exit 1; \
+	done
 
 dist:
 	@rm -rf dist

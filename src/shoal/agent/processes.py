@@ -80,9 +80,6 @@ class Processes:
         self.containers = Containers(node_directory, self.runs)
         self.entered = Entered()
         self.helpers: Sequence[Helper] = ()  # whose processes are our children too
-        # If keeper and agent are killed together, at least the members themselves die with them.
-        setpriv = shutil.which("setpriv")
-        self.prefix = [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []
 
     def start(self, launch: Launch, directory: Path, found: Found) -> None:
         """The member writes its output to a file by itself, so nothing can slow it down. Nothing
@@ -127,7 +124,7 @@ class Processes:
                 )
                 pid = self.apart.start(task, console.ends if console else handle, group)
             elif console is not None:
-                words = [*console.taking(env), *joining(group, env), *before, *self.prefix, program]
+                words = [*console.taking(env), *joining(group, env, before), program]
                 popen = started([*words, *launch.argv[1:]], workdir, env, handle)
                 pid = popen.pid
             else:
@@ -164,7 +161,7 @@ class Processes:
         if pid is not None:
             log.info("%s starts warm: process %d", launch.ref, pid)
             return pid, None
-        words = [*joining(group, env), *before, *self.prefix, program, *launch.argv[1:]]
+        words = [*joining(group, env, before), program, *launch.argv[1:]]
         popen = started(words, workdir, env, output)
         return popen.pid, popen
 
@@ -202,8 +199,8 @@ class Processes:
         try:
             client = self.containers.client(launch, own, found.extra, found.private, group)
             handles += client.handles
-            words = [] if client.joins else joining(group, client.env)
-            words += [*self.prefix, *client.words]
+            words = joining(None if client.joins else group, client.env)
+            words += client.words
             words = [*(console.taking(client.env) if console else []), *words]
             popen = started(words, str(directory), client.env, handles[0], client.handles)
         except (OSError, CannotStart) as error:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import platform
+import shutil
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from shoal.machine.cgroups import Ceiling, Cgroups, Group
@@ -12,8 +14,6 @@ from shoal.model.commands import Launch
 from shoal.model.node import OF_TENANTS
 from shoal.model.resources import WHOLE_GPU_MILLI
 
-# Join the groups, then become the program.
-JOIN = 'while [ "$1" != -- ]; do echo 0 > "$1" || exit 126; shift; done; shift; exec "$@"'
 OF_THE_SHELL = ("PWD", "OLDPWD", "SHLVL")  # it sets these, and the program must not see that
 NAMES = {"memory": "memory", "cpu": "CPUs", "pids": "processes"}
 
@@ -24,12 +24,37 @@ def ceiling_of(launch: Launch, gone: Iterable[Device] = ()) -> Ceiling:
     return Ceiling(launch.memory_mb, launch.cpu_milli, limits.cpu_hard, limits.processes, denied)
 
 
-def joining(group: Group | None, env: dict[str, str]) -> list[str]:
-    """A process joins before it becomes the program, so that nothing of it is outside."""
-    if group is None:
+def joining(group: Group | None, env: dict[str, str], words: Sequence[str] = ()) -> list[str]:
+    """What comes before the path of a program, so that nothing of it is outside of its group, and
+    it dies with the agent even if its keeper is killed too. `words` come in between; the kernel may
+    forget the second for what they do, so they come before that."""
+    entrances = group.entrances if group is not None else []
+    if JOIN:
+        return [JOIN, *entrances, "--", *words, *((JOIN, "--") if words else ())]
+    return [*_joining_by_shell(entrances, env), *words, *DYING]
+
+
+def _joining_by_shell(entrances: Sequence[str], env: dict[str, str]) -> list[str]:
+    if not entrances:
         return []
     unset = " ".join(name for name in OF_THE_SHELL if name not in env)
-    return ["/bin/sh", "-c", f"unset {unset}; {JOIN}", "sh", *group.entrances, "--"]
+    script = 'while [ "$1" != -- ]; do echo 0 > "$1" || exit 126; shift; done; shift; exec "$@"'
+    return ["/bin/sh", "-c", f"unset {unset}; {script}", "sh", *entrances, "--"]
+
+
+def _join_program() -> str:
+    """Empty where the machine is of another kind, or its disk runs no programs."""
+    path = f"{os.path.dirname(os.path.abspath(__file__))}/join-{platform.machine()}"
+    return path if os.access(path, os.X_OK) else ""
+
+
+def _dying() -> list[str]:
+    setpriv = shutil.which("setpriv")
+    return [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []
+
+
+JOIN = _join_program()
+DYING = [] if JOIN else _dying()
 
 
 def unenforced(groups: Cgroups, gpus: bool, tenants: str, ports: str) -> tuple[str, ...]:

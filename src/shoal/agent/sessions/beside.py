@@ -126,7 +126,7 @@ def _beside(
             os.fchown(made.ends.input, place.task.uid, -1)
         task = place.task._replace(argv=argv, program=program, env=env)
         return processes.apart.start(task, made.ends, process.group)
-    words = [*joining(process.group, env), *place.words, *processes.prefix, program, *argv[1:]]
+    words = [*joining(process.group, env, place.words), program, *argv[1:]]
     return _popen(words, place.workdir, env, made)
 
 
@@ -142,13 +142,13 @@ def _in_container(
     if name is None:  # apptainer: its containers are only processes, so one more is the same
         given = {f"APPTAINERENV_{key}": value for key, value in more.items()}
         env = {**place.env, **given}
-        words = [*joining(process.group, env), *processes.prefix, *place.words, *argv]
+        words = [*joining(process.group, env), *place.words, *argv]
         return _popen(words, place.workdir, env, made)
     if processes.containers.first(process.ref) is None:
         raise CannotStart("its container is only starting; try again in a moment")
     command = processes.containers.command(process.ref)
     words = [
-        *processes.prefix,
+        *joining(None, {}),
         *command,
         "--log-level=error",  # its own warnings would be among what the command writes
         "exec",
