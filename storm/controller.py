@@ -6,7 +6,7 @@ import contextlib
 import enum
 from collections.abc import Callable, Sequence
 
-from shoal.core.state.invariants import Violation
+from shoal.core.invariants import Violation
 from shoal.core.state.state import State
 from shoal.core.step import Step
 from shoal.model.budget import Spending

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from shoal.core.invariants import Violation
 from shoal.core.scheduling.functions import FUNCTIONS
 from shoal.core.state.apply import replay
-from shoal.core.state.invariants import Violation
 from shoal.core.state.load import restore
 from shoal.core.state.state import Snapshot, State
 from shoal.model.events import Event

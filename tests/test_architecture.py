@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -319,56 +319,74 @@ def test_the_search_for_writes_finds_nothing_else(body: str) -> None:
 
 
 def test_the_invariants_share_nothing_with_what_they_verify() -> None:
-    """They read fields. They call no method of the state and no code of the scheduler."""
-    for name in (
-        "invariants.py",
-        "label_invariants.py",
-        "after_invariants.py",
-        "array_invariants.py",
-        "sleep_invariants.py",
+    """They read fields. They call no method of the state and no code of the scheduler, and those of
+    a feature, at the end of its file, call nothing above them."""
+    features = sorted((SOURCE / "core/features").rglob("*.py"))
+    begins = {path: at for path in features if (at := begin_of_invariants(path))}
+    parts = {name for path, at in begins.items() for name, line in tops(tree_of(path)) if line > at}
+    wrong = {name_of(path): list(shared(tree_of(path), at)) for path, at in begins.items()}
+    wrong["invariants"] = list(shared(tree_of(SOURCE / "core/invariants.py"), 0, parts))
+    assert len(begins) > 5
+    assert {name: nodes for name, nodes in wrong.items() if nodes} == {}
+    for text in (
+        "from shoal.core.state.room import Domain\nx = Domain()",
+        "from shoal.core.scheduling.fit import fit\nx = all(map(fit, []))",
+        "\nstate.job_numbered(3)",
+        "\nstate.queue.first()",
+        "\nheld_by('lab')",
+        "def f(): ...\ndef g(): return map(f, [])",
     ):
-        assert list(shared(tree_of(SOURCE / "core/state" / name))) == [], name
-    for wrong in (
-        "from shoal.core.state.room import Domain",
-        "import shoal.core.scheduling.fit",
-        "state.job_numbered(3)",
-        "state.queue.first()",
-        "held_by('lab')",
-    ):
-        assert list(shared(ast.parse(wrong))), wrong
+        assert list(shared(ast.parse(text), 1)), text
 
 
+def begin_of_invariants(path: Path) -> int:
+    lines = path.read_text().splitlines()
+    return next((at for at, text in enumerate(lines, 1) if text.startswith(INVARIANTS)), 0)
+
+
+INVARIANTS = "# -- what always holds, in code that shares nothing with the code above"
 # Methods of lists, dicts, sets and texts, and functions of the language.
 PLAIN = {"add", "append", "count", "get", "items", "startswith", "update", "values"}
 PLAIN |= {"partition", "pop", "replace", "setdefault", "split"}
 BUILTIN = {"all", "any", "dict", "enumerate", "getattr", "isinstance", "len", "list", "max", "set"}
 BUILTIN |= {"bool", "fromkeys", "map", "range", "sorted", "sum", "tuple", "zip", "Counter"}
-# One part of the invariants calls the other.
-OWN_PARTS = {"after_problem", "arrays_problem", "kinds_problem", "placement_problem"}
-OWN_PARTS |= {"schedule_problem", "doze_problem", "member_problem", "sleep_problem"}
-OWN_PARTS |= {"sleeper_problem"}
 
 
-def shared(tree: ast.Module) -> Iterator[ast.AST]:
-    for_types = [
-        inner
-        for node in tree.body
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-        for inner in node.body
-    ]
-    own = {node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.Import, ast.ImportFrom)) and node not in for_types:
-            name = node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
-            name, fine = name or "", ("shoal.model.", "shoal.core.state.label_invariants")
-            part = name.startswith("shoal.core.state.") and name.endswith("_invariants")
-            if name.startswith("shoal.") and not (name.startswith(fine) or part):
+def tops(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """What a module defines, with its line."""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name, node.lineno
+        for target in node.targets if isinstance(node, ast.Assign) else ():
+            yield ast.unparse(target), node.lineno
+
+
+def shared(tree: ast.Module, begin: int, parts: Collection[str] = ()) -> Iterator[ast.AST]:
+    """Code after the line `begin` that uses what is not its own; `parts` may be used too."""
+    own = {name for name, line in tops(tree) if line > begin} | {"Slice", "violation", *parts}
+    alien = {name for name, line in tops(tree) if line <= begin}
+    for top in tree.body:
+        module = (top.module or "") if isinstance(top, ast.ImportFrom) else ""
+        if isinstance(top, ast.ImportFrom) and module.startswith("shoal.core."):
+            alien |= {alias.name for alias in top.names}
+    for top in tree.body:
+        for node in code_of(top) if top.lineno > begin else ():
+            if isinstance(node, ast.Name) and node.id in alien - own:
                 yield node
-        elif isinstance(node, ast.Call):
-            name = getattr(node.func, "id", getattr(node.func, "attr", ""))
-            plain = PLAIN if isinstance(node.func, ast.Attribute) else own | OWN_PARTS | {"Slice"}
-            if name not in plain | BUILTIN:
-                yield node
+            elif isinstance(node, ast.Call):
+                name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+                if name not in BUILTIN | (PLAIN if isinstance(node.func, ast.Attribute) else own):
+                    yield node
+
+
+def code_of(node: ast.AST) -> Iterator[ast.AST]:
+    """All of it but the types."""
+    yield node
+    for field, value in ast.iter_fields(node):
+        if field not in ("annotation", "returns"):
+            for inner in value if isinstance(value, list) else [value]:
+                if isinstance(inner, ast.AST):
+                    yield from code_of(inner)
 
 
 # -- all of it -----------------------------------------------------------------------------

@@ -17,10 +17,10 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from shoal.core.answers.why import verify_reasons
+from shoal.core.invariants import verify, verify_touched
 from shoal.core.phases.timekeeping import JUMP_MS
 from shoal.core.scheduling.functions import FUNCTIONS
 from shoal.core.state.apply import apply
-from shoal.core.state.invariants import verify, verify_touched
 from shoal.core.state.state import Functions, State
 from shoal.core.step import Step, step
 from shoal.cron import dues_of

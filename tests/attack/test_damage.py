@@ -19,7 +19,7 @@ from shoal.control.logs import LogStore
 from shoal.control.store.marks import JOBS_AHEAD, Numbers
 from shoal.control.store.salvage import salvage
 from shoal.control.store.sqlite import SqliteStore
-from shoal.core.state.invariants import verify
+from shoal.core.invariants import verify
 from shoal.database.settings import FileSettings
 from shoal.ledger.live import LiveLedger
 from shoal.ledger.store import LedgerStore

@@ -19,7 +19,7 @@ from shoal.control.home import ClusterConfig, Home
 from shoal.control.store.marks import Numbers
 from shoal.control.store.salvage import salvage
 from shoal.control.store.sqlite import SqliteStore, begin_check, check
-from shoal.core.state.invariants import verify
+from shoal.core.invariants import verify
 from shoal.ports import StoreDamaged
 from tests.attack.test_damage import filled
 

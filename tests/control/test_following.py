@@ -16,7 +16,7 @@ from shoal.control.leading import Leadership
 from shoal.control.logs import LogStore
 from shoal.control.loop import Busy, ControlLoop, Unreadable
 from shoal.control.store.sqlite import SqliteStore
-from shoal.core.state.invariants import verify
+from shoal.core.invariants import verify
 from shoal.database.base import StoreAway
 from shoal.head import standby
 from shoal.model.policy import Policy

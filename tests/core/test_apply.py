@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from storm.fuzz import run_seed
 
+from shoal.core.invariants import verify
 from shoal.core.state.apply import APPLY, apply, replay
-from shoal.core.state.invariants import verify
 from shoal.core.state.load import restore
 from shoal.core.state.room import Level
 from shoal.core.state.state import Snapshot, State

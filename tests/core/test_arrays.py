@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.core.features.array import WINDOW_MAX, WINDOW_MIN
-from shoal.core.state.invariants import verify
+from shoal.core.invariants import verify
 from shoal.core.state.load import restore
 from shoal.core.state.state import Snapshot
 from shoal.model.array import Bits

@@ -10,11 +10,11 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.core.invariants import verify
 from shoal.core.scheduling.fit import GangFit, fit, room_for, shortage, slices
 from shoal.core.scheduling.functions import FUNCTIONS
 from shoal.core.state.apply import apply
 from shoal.core.state.apply_room import change
-from shoal.core.state.invariants import verify
 from shoal.core.state.queue import Gang, gang_of_spec
 from shoal.core.state.state import State
 from shoal.model.events import JobPlaced, JobSubmitted, NodeJoined, NodeReady

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from storm.fuzz import run_seed
 
+from shoal.core.invariants import verify
 from shoal.core.phases import forgetting
 from shoal.core.phases.forgetting import FORGOTTEN_MS
 from shoal.core.state import apply_node
 from shoal.core.state.apply_room import drop_node
-from shoal.core.state.invariants import verify
 from shoal.core.state.load import restore
 from shoal.core.state.state import State
 from shoal.model.events import NodeJoined

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from shoal.core.invariants import Violation, verify
 from shoal.core.state.apply import replay
-from shoal.core.state.invariants import Violation, verify
 from shoal.core.state.load import restore
 from shoal.core.state.state import Snapshot, State
 from shoal.model.commands import Launch

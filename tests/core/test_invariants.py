@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from shoal.core.answers.why import verify_reasons
+from shoal.core.invariants import Violation, verify, verify_touched
 from shoal.core.state.apply import apply
-from shoal.core.state.invariants import Violation, verify, verify_touched
 from shoal.core.state.state import State
 from shoal.model.events import JobRunning, JobSubmitted, NodeReady
 from shoal.model.job import Job, MemberStatus, Phase

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from shoal.core.features import identity as keys_phase
-from shoal.core.state.invariants import Violation, verify
+from shoal.core.invariants import Violation, verify
 from shoal.core.state.load import restore
 from shoal.core.state.state import Snapshot
 from shoal.model.events import KeyRemoved

@@ -11,9 +11,9 @@ import pytest
 
 from shoal.core.answers.advice import advise
 from shoal.core.answers.why import waiting_reason
+from shoal.core.invariants import Violation, verify
 from shoal.core.phases.admit import impossible
 from shoal.core.state import queue
-from shoal.core.state.invariants import Violation, verify
 from shoal.core.state.load import restore
 from shoal.core.state.state import Snapshot
 from shoal.model.job import JobSpec, Phase

@@ -22,7 +22,7 @@ from shoal.client import Client
 from shoal.control.home import Home
 from shoal.control.lifecycle import bring_up, take_down
 from shoal.control.store.sqlite import SqliteStore
-from shoal.core.state.invariants import verify
+from shoal.core.invariants import verify
 from shoal.model.ledger import By
 from tests.live.cluster import Live
 

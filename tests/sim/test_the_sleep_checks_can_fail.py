@@ -9,7 +9,8 @@ import pytest
 from storm.fuzz import SeedFailed, Size, run_seed
 from storm.naps import Sleepy
 
-from shoal.core.phases import reclaim, reconcile, sleep_requests, sleeping
+from shoal.core.features import sleep
+from shoal.core.phases import reclaim, reconcile
 from shoal.core.scheduling import preempt, turns
 from shoal.core.scheduling import sleeping as costs
 from shoal.core.scheduling.sleeping import bed, rouse
@@ -26,7 +27,7 @@ Mutate = Callable[[pytest.MonkeyPatch], None]
 
 
 def sleep_in_part(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(sleeping, "all", any, raising=False)
+    patch.setattr(sleep, "all", any, raising=False)
 
 
 def wake_who_wants_to_sleep(patch: pytest.MonkeyPatch) -> None:
@@ -58,7 +59,7 @@ def put_anybody_to_sleep(patch: pytest.MonkeyPatch) -> None:
     def why_not(_: State, job: Job, *, asked: bool = False) -> str:
         return "" if job.phase is Phase.RUNNING or asked is None else "it does not run"
 
-    for module in (sleep_requests, preempt, reclaim):
+    for module in (sleep, preempt, reclaim):
         patch.setattr(module, "why_not", why_not)
 
 
@@ -67,7 +68,7 @@ def set_no_memory_aside(patch: pytest.MonkeyPatch) -> None:
 
 
 def never_repeat_that_somebody_should_wake(patch: pytest.MonkeyPatch) -> None:
-    wanted = sleeping.naps_wanted
+    wanted = sleep.naps_wanted
     patch.setattr(reconcile, "naps_wanted", lambda *args: wanted(*args) or None)
 
 

@@ -23,7 +23,7 @@ from shoal.api.views import (
     why_no_sleep,
 )
 from shoal.control.loop import ControlLoop
-from shoal.core.answers.arrays import counts
+from shoal.core.features.array import counts
 from shoal.core.state.state import Node
 from shoal.model.array import counts_text
 from shoal.model.feed import Change, Held, JobLine, NodeLine, ReplicaLine, ServiceLine, Snapshot

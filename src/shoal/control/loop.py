@@ -19,7 +19,7 @@ from shoal.control.packages import PackageStore, may_fetch
 from shoal.control.placements import Placements
 from shoal.control.plugins import PolicyFunctions
 from shoal.control.secretstore import SecretStore, hand_over
-from shoal.core.state.invariants import verify
+from shoal.core.invariants import verify
 from shoal.core.state.state import State
 from shoal.database.base import Deposed
 from shoal.model.budget import Spending

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
+from shoal.core.invariants import verify
 from shoal.core.nodebook import NodeBook
 from shoal.core.scheduling.functions import FUNCTIONS
 from shoal.core.state.facts import Snapshot
-from shoal.core.state.invariants import verify
 from shoal.core.state.load import restore
 from shoal.core.state.state import Functions, State
 from shoal.core.step import step

@@ -33,8 +33,8 @@ from shoal.control.home import Home
 from shoal.control.lifecycle import is_up
 from shoal.control.store.marks import Marks, Numbers
 from shoal.control.store.sqlite import SqliteStore
-from shoal.core.state.invariants import Violation
-from shoal.core.state.invariants import verify as verify_state
+from shoal.core.invariants import Violation
+from shoal.core.invariants import verify as verify_state
 from shoal.machine.files import held, lock, write_private
 from shoal.machine.folder import AGENT_LOCK, STARTER_LOCK
 from shoal.model.events import ClusterRestored

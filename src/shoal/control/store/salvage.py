@@ -33,9 +33,9 @@ from shoal.control.store.schema import (
 )
 from shoal.control.store.sqlite import SqliteStore
 from shoal.core.features.identity import free_uid
+from shoal.core.invariants import Violation, verify
 from shoal.core.state.apply import apply
 from shoal.core.state.apply_sleep import recount
-from shoal.core.state.invariants import Violation, verify
 from shoal.core.state.load import raise_attempt, raise_numbers, restore
 from shoal.core.state.state import Snapshot, State
 from shoal.model.events import (

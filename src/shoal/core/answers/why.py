@@ -6,12 +6,13 @@ import enum
 from bisect import bisect_left
 from typing import NamedTuple
 
-from shoal.core.answers.arrays import first_waiting, progress_text
 from shoal.core.answers.supplies import asked_for
-from shoal.core.answers.why_after import awaited, begins
 from shoal.core.answers.why_ends import ends_first
-from shoal.core.answers.why_sleep import sleepers_note
+from shoal.core.features.array import first_waiting, progress_text
 from shoal.core.features.labels import label_note
+from shoal.core.features.sleep import sleepers_note
+from shoal.core.features.workflow import awaited, begins
+from shoal.core.invariants import Violation
 from shoal.core.scheduling.again import kept_from, shunned, spares_kept_from
 from shoal.core.scheduling.backfill import GAP_TRIES_MAX, SAFE, Reserved, delayed_by, set_aside
 from shoal.core.scheduling.beds import asleep_reason
@@ -21,7 +22,6 @@ from shoal.core.scheduling.holding import holds_queue
 from shoal.core.scheduling.keep import keeper_of
 from shoal.core.scheduling.order import place_in_line
 from shoal.core.state.expect import run_ms
-from shoal.core.state.invariants import Violation
 from shoal.core.state.queue import gang_of
 from shoal.core.state.state import Node, State
 from shoal.model.durations import duration_text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 
 from shoal.core.features.caps import bytes_left, room_for, share_left, too_large, too_many
@@ -10,7 +12,7 @@ from shoal.core.state.ending import CANCELLED_CODE, cancel
 from shoal.core.state.round import Round
 from shoal.core.state.sizes import bytes_of
 from shoal.core.state.state import State
-from shoal.model.array import ARRAYS_MAX, counts_of, counts_text
+from shoal.model.array import ARRAYS_MAX, ArrayCounts, counts_of, counts_text
 from shoal.model.events import ArrayFinished, ArrayRetried, JobSubmitted
 from shoal.model.ids import array_of, in_order
 from shoal.model.job import Job, JobSpec, Outcome, Phase
@@ -112,6 +114,8 @@ def _nothing_missed(state: State, array: Job, asked: str) -> str:
 # So many elements wait at least, so that the scheduler has a choice. The window doubles whenever
 # all of them were placed in one step, up to as many as a step can place and more.
 WINDOW_MIN, WINDOW_MAX = 16, 512
+
+
 TIMED_OUT_CODE = 124
 
 
@@ -288,3 +292,104 @@ def longest_element(spec: JobSpec) -> JobSpec:
 
 def _size(text: str) -> int:
     return len(text.encode("utf-8", "surrogatepass"))
+
+
+def counts(state: State, array: Job) -> ArrayCounts:
+    """Of a live array, or of the record of one that has finished."""
+    waiting = running = 0
+    if array.id in state.arrays:
+        for job_id in state.unfolded[array.id].jobs:
+            active = state.jobs[job_id].active
+            running, waiting = running + active, waiting + (not active)
+    return counts_of(*parts_of(array), waiting, running)
+
+
+def first_waiting(state: State, array: Job) -> Job | None:
+    """The element that is next in line, if any waits."""
+    jobs = (state.jobs[job_id] for job_id in state.unfolded[array.id].jobs)
+    waiting = [job for job in jobs if job.phase is Phase.WAITING]
+    return min(waiting, key=lambda job: job.number, default=None)
+
+
+def progress_text(state: State, array: Job) -> str:
+    """What is true of a live array now, and which elements failed so far."""
+    seen = counts(state, array)
+    text = counts_text(seen)
+    if seen.failed or seen.timed_out:
+        text += f" ({seen.missed})"
+    if array.phase is Phase.STOPPING:
+        return f"{array.why}; {text}"
+    sweep, _ = parts_of(array)
+    if seen.pending and sweep.at_most and seen.running + seen.waiting >= sweep.at_most:
+        text += f"; at most {sweep.at_most} at a time"
+    return text
+
+
+# -- what always holds, in code that shares nothing with the code above ----------------------------
+
+
+def arrays_violation(state: State) -> str:
+    """What is wrong with the arrays as a whole; empty: nothing."""
+    live: dict[str, list[Job]] = {array_id: [] for array_id in state.arrays}
+    for job in state.jobs.values():
+        if job.spec.array and job.spec.array not in live:
+            return f"{job.id} is an element of an array that does not exist"
+        if job.spec.array:
+            live[job.spec.array].append(job)
+    if [*state.unfolded] != [*state.arrays]:
+        return "the elements by array do not match the arrays"
+    for array_id, array in state.arrays.items():
+        problem = _array_violation(array, live[array_id])
+        if problem:
+            return problem
+        unfolded = state.unfolded[array_id]
+        fresh = sum(j.phase is Phase.WAITING and j.placed_ms is None for j in live[array_id])
+        if sorted(unfolded.jobs) != sorted(job.id for job in live[array_id]):
+            return f"the live elements of {array_id} do not match the jobs"
+        if unfolded.fresh != fresh:
+            return f"{array_id} has {fresh} elements that were never placed, not {unfolded.fresh}"
+    return ""
+
+
+def _array_violation(array: Job, live: list[Job]) -> str:
+    """Each element is pending, live or ended in one way, and none is more than one of these."""
+    sweep, elements = array.spec.sweep, array.elements
+    if sweep is None or elements is None:
+        return f"{array.id} is among the arrays, but is none"
+    if array.phase is Phase.FINISHED:
+        return f"{array.id} is finished but still in the state"
+    seen: Counter[int] = Counter(job.spec.index for job in live)
+    sets = (
+        elements.pending,
+        elements.succeeded,
+        elements.failed,
+        elements.cancelled,
+        elements.timed_out,
+    )
+    indices = _indices(sweep)
+    for one in sets:
+        positions = [
+            8 * at + bit for at, byte in enumerate(one.data) for bit in range(8) if byte >> bit & 1
+        ]
+        if len(positions) != one.count or (positions and positions[0] < one.low):
+            return f"{array.id}: a set of elements is counted wrongly"
+        if positions and positions[-1] >= len(indices):
+            return f"{array.id} has an element beyond its last"
+        seen.update([indices[position] for position in positions])
+    if sorted(seen) != indices or max(seen.values(), default=0) > 1:
+        twice = [index for index, count in seen.items() if count > 1]
+        return f"{array.id} has {len(seen)} of {len(indices)} elements; {twice[:3]} are there twice"
+    if sweep.at_most and len(live) > sweep.at_most:
+        return f"{array.id} has {len(live)} live elements; at most {sweep.at_most} are allowed"
+    if any(job.id != f"{array.id}.{job.spec.index}" for job in live):
+        return f"an element of {array.id} has the name of another"
+    return ""
+
+
+def _indices(sweep: Sweep) -> list[int]:
+    if sweep.ranges:
+        return [index for one in sweep.ranges for index in range(one.first, one.last + 1, one.step)]
+    size = len(sweep.rows) or 1
+    for values in sweep.grid.values():
+        size *= len(values)
+    return list(range(size))

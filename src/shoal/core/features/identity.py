@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 
 from shoal.core.features.schedules import drop_schedules, pause_schedules
 from shoal.core.state.round import Round
-from shoal.core.state.state import Node
+from shoal.core.state.state import Node, State
 from shoal.model.events import (
     KeyRemoved,
     KeySet,
@@ -319,3 +321,30 @@ def _remove_key(round_: Round, request: RemoveKey) -> Answer:
 def _void(round_: Round, node: str, why: str) -> None:
     for key in round_.state.identity.keys_of(node):
         round_.emit(KeyRemoved(at_ms=round_.now_ms, key=key.id, why=why))
+
+
+# -- what always holds, in code that shares nothing with the code above ----------------------------
+
+
+def identity_violation(state: State) -> str:
+    """What is gone leaves nothing behind that could come to life with a new one of its name."""
+    identity = state.identity
+    if len({record.uid for record in identity.tenants.values()}) != len(identity.tenants):
+        return "two tenants have the same Unix user"
+    for user in identity.users.values():
+        if missing := set(user.roles) - {*identity.tenants, "*"}:
+            return f"{user.name} has a role in {sorted(missing)[0]}, which does not exist"
+    for token in identity.tokens.values():
+        if token.user not in identity.users or token.tenant not in (*identity.tenants, "*"):
+            return f"the token {token.id} has outlived its user or its tenant"
+    if both := sorted(set(identity.tenants) & set(identity.removed)):
+        return f"the tenant {both[0]} is there, and was removed"
+    for record in identity.tenants.values():
+        if record.first_job > state.next_job:
+            return f"the jobs of {record.name} begin after the newest one"
+    if gone := set(identity.ended) - {*identity.tokens, ""}:
+        return f"sign-ins of the token {sorted(gone)[0]} have outlived it"
+    named = Counter(key.node for key in identity.keys.values() if key.node)
+    if twice := [node for node, count in named.items() if count > 1]:
+        return f"{twice[0]} has two keys"
+    return ""

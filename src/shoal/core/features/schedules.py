@@ -259,3 +259,25 @@ def drop_schedules(round_: Round, tenant: str) -> None:
         if schedule.spec.tenant == tenant:
             why = f"the tenant {tenant} was removed"
             round_.emit(ScheduleRemoved(at_ms=round_.now_ms, schedule=key, why=why))
+
+
+# -- what always holds, in code that shares nothing with the code above ----------------------------
+
+
+def schedules_violation(state: State) -> str:
+    """Empty if all is well."""
+    heap = set(state.dues)
+    for key, schedule in state.schedules.items():
+        tenant = schedule.spec.jobs[0].spec.tenant
+        if key != f"{tenant}/{schedule.spec.name}":
+            return f"the schedule {key} is kept under another name"
+        if bool(schedule.paused) == bool(schedule.next_ms):
+            return f"the schedule {key} is paused, but due at some time, or neither"
+        if schedule.next_ms and (schedule.next_ms, key) not in heap:
+            return f"the schedule {key} would never be looked at again"
+    if state.dues:
+        due_ms, key = state.dues[0]
+        first = state.schedules.get(key)
+        if first is None or first.next_ms != due_ms or due_ms != sorted(heap)[0][0]:
+            return f"the first due time, of {key}, is not right"
+    return ""

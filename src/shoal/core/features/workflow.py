@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import msgspec
 
+from shoal.core.features.array import progress_text
 from shoal.core.features.caps import too_large, too_many
+from shoal.core.scheduling.backfill import TYPICAL
 from shoal.core.state.ending import cancel
+from shoal.core.state.expect import left_ms
 from shoal.core.state.round import Round
 from shoal.core.state.sizes import bytes_of
 from shoal.core.state.state import State
 from shoal.model.after import AFTER_MAX, DEPENDENTS_MAX, WORDS, Condition, conditions
+from shoal.model.durations import about, duration_text, moment_text
 from shoal.model.events import ArraySubmitted, JobReleased, JobSubmitted
 from shoal.model.identity import EVERY_TENANT
 from shoal.model.ids import array_of
@@ -233,3 +237,61 @@ def _has_others(state: State, job: Job) -> bool:
     spec = job.spec
     group = spec.array or spec.service or spec.workflow or spec.schedule
     return bool(group) or bool(state.dependents.get(job.id))
+
+
+def awaited(state: State, job: Job, now_ms: int) -> str:
+    """The first job that it waits for and that job's state; of the others, the number."""
+    first = job.awaits[0]
+    words = [WORDS[one.when] for one in conditions(job.spec.after) if one.job == first]
+    other = state.live(first)
+    name, now = job_part(job.spec.tenant, first), ""
+    if other is not None:
+        name, now = other.label, _state_of(state, other, now_ms)
+    more = len(job.awaits) - 1
+    rest = f"; and for {plural(more, 'other job')}" if more else ""
+    return f"waits for {name} to {words[0]}{now}{rest}"
+
+
+def _state_of(state: State, other: Job, now_ms: int) -> str:
+    text = f"; {other.mention} is {other.phase.value}"
+    if other.elements is not None:
+        return f"; {other.mention}: {progress_text(state, other)}"
+    if other.phase is Phase.RUNNING:
+        left = left_ms(state, other, now_ms, TYPICAL)
+        return text if left is None else f"{text} and will probably end in about {about(left)}"
+    if other.phase is Phase.WAITING and other.awaits:
+        return f"{text} for {job_part(other.spec.tenant, other.awaits[0])}"
+    return text
+
+
+def begins(job: Job, now_ms: int) -> str:
+    left = duration_text(job.not_before_ms - now_ms)
+    return f"may begin at {moment_text(job.not_before_ms)}, in {left}, as it was asked to"
+
+
+# -- what always holds, in code that shares nothing with the code above ----------------------------
+
+
+def workflow_violation(state: State) -> str:
+    """Empty if all is well."""
+    waiting: dict[str, dict[str, None]] = {}
+    flows: dict[str, dict[str, None]] = {}
+    for job in (*state.jobs.values(), *state.arrays.values()):
+        named = {text.partition(":")[0] for text in job.spec.after}
+        for other in job.awaits:
+            waiting.setdefault(other, {})[job.id] = None
+            if other not in state.jobs and other.partition(".")[0] not in state.arrays:
+                return f"{job.id} waits for {other}, which is not live"
+            if other not in named:
+                return f"{job.id} waits for {other}, but was not asked to"
+        if job.awaits and (job.phase is not Phase.WAITING or job.attempt):
+            return f"{job.id} is {job.phase.value}, but waits for {job.awaits[0]}"
+        if job.elements is None and bool(job.awaits) != (job.number in state.queue.parked):
+            return f"{job.id} is not where jobs wait for others, or should not be there"
+        if job.spec.workflow:
+            flows.setdefault(job.spec.workflow, {})[job.id] = None
+    if waiting != state.dependents:
+        return "the index of jobs that wait for others does not match the jobs"
+    if flows != state.flows:
+        return "the index of workflows does not match the jobs"
+    return ""

@@ -22,6 +22,7 @@ from shoal.core.features.labels import (
 )
 from shoal.core.features.notices import change_notices
 from shoal.core.features.schedules import change_schedule
+from shoal.core.features.sleep import put_to_sleep, wake
 from shoal.core.features.workflow import (
     after_problem,
     cancel_workflow,
@@ -36,7 +37,6 @@ from shoal.core.phases.observe import lose
 from shoal.core.phases.policy import set_policy
 from shoal.core.phases.reserved import reserved, reserved_secrets
 from shoal.core.phases.serve import set_service, stop_service
-from shoal.core.phases.sleep_requests import put_to_sleep, wake
 from shoal.core.phases.spec_problem import shape_problem, spec_problem
 from shoal.core.phases.storage import begin_storage
 from shoal.core.scheduling.capacity import held_when_empty

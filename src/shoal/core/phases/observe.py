@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from shoal.core.features.identity import void_keys
+from shoal.core.features.sleep import hear_sleep
 from shoal.core.phases.ends import has_ended, note_end
 from shoal.core.phases.faults import UNSTARTED, take_faults
 from shoal.core.phases.forgetting import long_gone
 from shoal.core.phases.leaving import note_leaving, note_left
-from shoal.core.phases.sleeping import hear_sleep
 from shoal.core.state.own_members import Strays, present, split
 from shoal.core.state.round import Round
 from shoal.core.state.state import Node, State

@@ -7,7 +7,7 @@ new, and its node is told to put it to sleep when nothing is under way there.
 from __future__ import annotations
 
 from shoal.core.books.scale import Wish
-from shoal.core.phases.sleeping import awake, touch
+from shoal.core.features.sleep import awake, touch
 from shoal.core.scheduling.sleeping import doze, why_not
 from shoal.core.state.round import Round
 from shoal.core.state.state import State

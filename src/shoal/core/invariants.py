@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
-from shoal.core.state.after_invariants import after_problem, schedule_problem
-from shoal.core.state.array_invariants import arrays_problem
-from shoal.core.state.label_invariants import kinds_problem, placement_problem
-from shoal.core.state.sleep_invariants import (
-    doze_problem,
-    member_problem,
-    sleep_problem,
-    sleeper_problem,
+from shoal.core.features.array import arrays_violation
+from shoal.core.features.identity import identity_violation
+from shoal.core.features.labels import labels_violation, placement_violation
+from shoal.core.features.schedules import schedules_violation
+from shoal.core.features.sleep import (
+    doze_violation,
+    sleep_violation,
+    sleeper_violation,
+    sleeping_member_violation,
 )
+from shoal.core.features.workflow import workflow_violation
+from shoal.core.state.room import Domain
+from shoal.core.state.state import Node, State
 from shoal.model.budget import BudgetLevel
 from shoal.model.events import Event, JobPlaced, NodeEvent, NodesOrdered
 from shoal.model.health import Standing
@@ -22,9 +25,15 @@ from shoal.model.job import Job, Member, MemberStatus, Phase, Restart
 from shoal.model.node import NodeHealth, NodeIntent
 from shoal.model.resources import Slice
 
-if TYPE_CHECKING:
-    from shoal.core.state.room import Domain
-    from shoal.core.state.state import Node, State
+# What each feature promises of the whole state: what is wrong; empty if nothing is.
+OF_FEATURES = (
+    labels_violation,
+    arrays_violation,
+    identity_violation,
+    workflow_violation,
+    schedules_violation,
+    sleep_violation,
+)
 
 
 class Violation(AssertionError):
@@ -38,13 +47,11 @@ def verify(state: State) -> None:
         _verify_drained(state, job)
     _verify_nodes(state, state.nodes)
     _verify_counts(state)
-    if problem := kinds_problem(state) or arrays_problem(state):
-        raise Violation(problem)
+    for violation in OF_FEATURES:
+        if problem := violation(state):
+            raise Violation(problem)
     _verify_indexes(state)
-    _verify_identity(state)
     _verify_orders(state)
-    if problem := after_problem(state) or schedule_problem(state) or sleep_problem(state):
-        raise Violation(problem)
 
 
 def verify_touched(state: State, events: Iterable[Event]) -> None:
@@ -66,13 +73,13 @@ def verify_touched(state: State, events: Iterable[Event]) -> None:
     _verify_nodes(state, nodes)
     _verify_counts(state)
     _verify_ordered(state, events)
-    if problem := doze_problem(state, events):
+    if problem := doze_violation(state, events):
         raise Violation(problem)
 
 
 def _verify_placed(state: State, event: JobPlaced) -> None:
     spec, nodes = state.jobs[event.job].spec, (slice_.node for slice_ in event.slices)
-    if problem := placement_problem(state, spec, nodes):
+    if problem := placement_violation(state, spec, nodes):
         raise Violation(f"{event.job} was placed against its wishes: {problem}")
 
 
@@ -93,7 +100,7 @@ def _verify_job(job: Job) -> None:
         raise Violation(f"{job.id} is running, but not all of its gang was seen alive")
     if job.phase is Phase.STOPPING and (job.stop_cause is None or not holding):
         raise Violation(f"{job.id} is stopping without a cause or with nothing left to stop")
-    if problem := sleeper_problem(job):
+    if problem := sleeper_violation(job):
         raise Violation(f"{job.id} {problem}")
     if job.phase is not Phase.WAITING and job.attempt < 1:
         raise Violation(f"{job.id} is {job.phase.value} but was never placed")
@@ -131,7 +138,7 @@ def _verify_nodes(state: State, node_ids: Iterable[str]) -> None:
             member = job.members[ref.member]
             if (job.attempt, job.id, member.slice.node) != (ref.attempt, ref.job, node_id):
                 raise Violation(f"{node_id} holds {ref}, which its job does not know")
-            if problem := member_problem(job, member):
+            if problem := sleeping_member_violation(job, member):
                 raise Violation(f"{ref} {problem}")
             if member.lent:
                 held.asleep_mb += member.slice.memory_mb + member.host_mb
@@ -227,29 +234,6 @@ def _verify_ordered(state: State, events: Iterable[Event]) -> None:
         order = state.orders.get(event.order)
         if order is not None and order.release:
             raise Violation(f"{event.order} was placed and given back in one step")
-
-
-def _verify_identity(state: State) -> None:
-    """What is gone leaves nothing behind that could come to life with a new one of its name."""
-    identity = state.identity
-    if len({record.uid for record in identity.tenants.values()}) != len(identity.tenants):
-        raise Violation("two tenants have the same Unix user")
-    for user in identity.users.values():
-        if missing := set(user.roles) - {*identity.tenants, "*"}:
-            raise Violation(f"{user.name} has a role in {sorted(missing)[0]}, which does not exist")
-    for token in identity.tokens.values():
-        if token.user not in identity.users or token.tenant not in (*identity.tenants, "*"):
-            raise Violation(f"the token {token.id} has outlived its user or its tenant")
-    if both := sorted(set(identity.tenants) & set(identity.removed)):
-        raise Violation(f"the tenant {both[0]} is there, and was removed")
-    for record in identity.tenants.values():
-        if record.first_job > state.next_job:
-            raise Violation(f"the jobs of {record.name} begin after the newest one")
-    if gone := set(identity.ended) - {*identity.tokens, ""}:
-        raise Violation(f"sign-ins of the token {sorted(gone)[0]} have outlived it")
-    named = Counter(key.node for key in identity.keys.values() if key.node)
-    if twice := [node for node, count in named.items() if count > 1]:
-        raise Violation(f"{twice[0]} has two keys")
 
 
 def _place(state: State, node: Node) -> str:
