@@ -10,7 +10,7 @@ import asyncio
 import base64
 import hashlib
 import hmac
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -18,10 +18,9 @@ from litestar import Litestar
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 from shoal.api.limits import PROVEN
-from shoal.api.problems import SAFE_HEADERS
+from shoal.api.problems import SAFE_HEADERS, Refusal
 from shoal.client import reaching
 from shoal.model.service import GatewayEntry
-from shoal.model.views import Problem
 
 FORWARDED = "shoal.forwarded"  # in a request's scope: what the head that forwarded it says
 HEADER = b"shoal-forwarded"
@@ -30,7 +29,20 @@ SERVED, ACCESS, HEAD_URLS = "served", "access", "head_urls"
 SEQ, HEADS, STANDBY = (
     name.lower().encode() for name in (reaching.SEQ, reaching.HEADS, reaching.STANDBY)
 )
+RETRY_S = 1
 UNKNOWN = "the head that leads ended before it answered; whether it did this is not known"
+
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+class Elsewhere(Refusal):
+    """A standby's, which does not know whether the leader has done this (502), or has not sent it
+    to one."""
+
+    def __init__(self, status: int, message: str) -> None:
+        self.standby = b"outcome unknown" if status == 502 else b"no leader"
+        super().__init__(status, message, retry_s=0 if status == 502 else RETRY_S)
 
 
 class Forwarded(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,7 +141,7 @@ class Headed:
         except asyncio.CancelledError:  # the server ends, and has waited for as long as it will
             if started or scope["type"] == "websocket":  # type: ignore[comparison-overlap]
                 raise
-            await answer(numbered, 502, UNKNOWN, standby="outcome unknown")
+            await answer(numbered, Elsewhere(502, UNKNOWN))
 
     def _number(self, message: Any) -> None:
         headers = list(message.get("headers", ()))
@@ -141,17 +153,18 @@ class Headed:
         message["headers"] = headers
 
 
-async def answer(
-    send: Send, status: int, message: str, field: str = "", retry_s: int = 0, standby: str = ""
-) -> None:
-    """Without the app. `standby`: why this is not the leader's answer."""
-    body = msgspec.json.encode(Problem(message=message, field=field))
+async def answer(send: Send, error: Refusal, prefix: str = "", more: Headers = ()) -> None:
+    """Without the app. `prefix`: of the messages' types, for websockets."""
+    body = msgspec.json.encode(error.problem)
     headers = [(name.encode(), value.encode()) for name, value in SAFE_HEADERS.items()]
     headers += [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-    headers += [(b"retry-after", b"%d" % retry_s)] if retry_s else []
-    headers += [(STANDBY, standby.encode())] if standby else []
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body, "more_body": False})
+    headers += [(b"retry-after", b"%d" % error.retry_s)] if error.retry_s else []
+    headers += [(STANDBY, error.standby)] if isinstance(error, Elsewhere) else []
+    start: Any = {"type": f"{prefix}http.response.start", "status": error.status}
+    start["headers"] = [*headers, *more]
+    end: Any = {"type": f"{prefix}http.response.body", "body": body, "more_body": False}
+    await send(start)
+    await send(end)
 
 
 def _as_it_was(scope: Any, said: Forwarded) -> None:

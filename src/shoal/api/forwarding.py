@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 from litestar import Litestar
 from litestar.connection import ASGIConnection
@@ -26,6 +26,7 @@ from shoal.api.forwarded import (
     SEQ,
     SERVED,
     UNKNOWN,
+    Elsewhere,
     Forwarded,
     answer,
     headed,
@@ -34,13 +35,13 @@ from shoal.api.forwarded import (
 from shoal.api.handling import is_schema
 from shoal.api.principal import SAFE_METHODS, Principal
 from shoal.api.problems import Refusal
-from shoal.api.relay import Line, Relay, Unsent
-from shoal.api.tunnel import hold_link, refuse, tunnel
+from shoal.api.tunnel import Leader, hold_link, refuse, tunnel, unless
 from shoal.calls.call import Head, Needs
 from shoal.calls.table import match
 from shoal.client import reaching
 from shoal.control.loop import Unreadable
 from shoal.link.channel import LINK_PATH
+from shoal.link.http import Line, Relay, Unsent, request_head
 from shoal.model.ids import number_of
 from shoal.model.service import GatewayEntry
 
@@ -54,6 +55,8 @@ OF_ONE_CONNECTION = frozenset(
     b"connection keep-alive transfer-encoding te trailer upgrade expect proxy-connection".split()
 )
 NOBODY = "no head leads at the moment; try again in a few seconds"
+NOT_OURS = "this is not a name of this controller; use its address, or localhost"
+BUSY = "too many requests are under way"
 
 Connection = ASGIConnection[Any, Any, Any, Any]
 Ended = Callable[[str], Awaitable[bool]]
@@ -62,16 +65,6 @@ Ended = Callable[[str], Awaitable[bool]]
 async def unknown(_: str) -> bool:
     """No job is known to have ended."""
     return False
-
-
-class Leader(Protocol):
-    """A row of the table `heads`."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def url(self) -> str: ...
 
 
 class Heads(Protocol):
@@ -137,33 +130,36 @@ class Forwarding:
         if kind == "lifespan":
             await self._app(scope, receive, send)
         elif kind == "websocket":
-            await self._websocket(scope, receive, send)
+            try:
+                await self._websocket(scope, receive, send)
+            except Refusal as error:
+                await refuse(receive, send, error)
         else:
-            with contextlib.suppress(_Answered):
+            try:
                 await self._http(scope, receive, send)
+            except Refusal as error:
+                await answer(send, error)
 
     # -- requests ------------------------------------------------------------------------------
 
     async def _http(self, scope: Any, receive: Receive, send: Send) -> None:
         who, leader = self._sender(scope), self._heads.leader()
         if scope.get(FORWARDED):
-            await _answer(
-                send, 503, "this head does not lead", retry_s=RETRY_S, standby="no leader"
-            )
+            raise Elsewhere(503, "this head does not lead")
         if await self._is_ours(scope, who, leader is None):
             if leader is None and _meant(scope)[0] is not Head.ANY:
-                await self._app(scope, self._until_led(receive), self._dated(send))
-            else:
-                await self._app(scope, receive, send)
+                receive, send = self._until_led(receive), self._dated(send)
+            await self._app(scope, receive, send)
             return
         if leader is None:
-            await _answer(send, 503, NOBODY, retry_s=RETRY_S, standby="no leader")
+            raise Elsewhere(503, NOBODY)
         called = match(scope["method"], scope["path"])
         node = called is not None and called[0].may is Needs.NODE  # a proxy may have any name
         if not node and self._access.is_foreign(Connection(scope)):
-            message = "this is not a name of this controller; use its address, or localhost"
-            await _answer(send, 421, message, "host")
-        async with self._room(who, send):
+            raise Refusal(421, NOT_OURS, "host")
+        with self._room(who is None):
+            if who is not None:
+                proven(Connection(scope), who)
             await self._forward(scope, receive, send, leader)
 
     def _sender(self, scope: Any) -> Principal | None:
@@ -203,15 +199,10 @@ class Forwarding:
         back to be forwarded."""
 
         async def received() -> Any:
-            asking = asyncio.ensure_future(receive())
             try:
-                while not asking.done():
-                    await asyncio.wait([asking], timeout=LOOK_S)
-                    if not asking.done() and self._heads.leader() is not None:
-                        return {"type": "http.disconnect"}
-                return asking.result()
-            finally:
-                asking.cancel()
+                return await unless(lambda: self._heads.leader() is not None, receive(), LOOK_S)
+            except OSError:
+                return {"type": "http.disconnect"}
 
         return received
 
@@ -226,11 +217,10 @@ class Forwarding:
 
         return dated
 
-    @contextlib.asynccontextmanager
-    async def _room(self, who: Principal | None, send: Send) -> Any:
-        stranger = who is None
+    @contextlib.contextmanager
+    def _room(self, stranger: bool) -> Iterator[None]:
         if self._under_way >= UNDER_WAY_MAX or (stranger and self._strangers >= STRANGERS_MAX):
-            await _answer(send, 503, "too many requests are under way", retry_s=RETRY_S)
+            raise Refusal(503, BUSY, "", RETRY_S)
         self._under_way += 1
         self._strangers += stranger
         try:
@@ -240,65 +230,49 @@ class Forwarding:
             self._strangers -= stranger
 
     async def _forward(self, scope: Any, receive: Receive, send: Send, leader: Leader) -> None:
-        who = self._sender(scope)
-        if who is not None:
-            try:
-                proven(Connection(scope), who)
-            except Refusal as error:
-                await _answer(send, error.status, error.problem.message, retry_s=error.retry_s)
+        def over() -> bool:
+            """A leader that was stopped does not answer."""
+            now = self._heads.leader()
+            return now is None or now.url != leader.url
+
         try:
             line = await self._relay.take(leader.url)
         except Unsent as error:
             message = f"the head that leads ({leader.name}) cannot be reached ({error})"
-            await _answer(send, 503, message, retry_s=RETRY_S, standby="no leader")
-        started = False
+            raise Elsewhere(503, message) from None
+        line.begin(self._head(scope, leader.url))
+        started, whole = False, asyncio.Event()
+        sending = asyncio.create_task(_send_body(scope, receive, line, whole))
         try:
-            line.begin(scope["method"], self._head(scope, leader.url))
-            body = _Body(scope, receive, line)
-            sending = asyncio.create_task(body.send())
-            try:
-                while (piece := await self._next(line, leader)) is not None:
-                    started = await _pass_on(send, piece)
-            finally:
-                sending.cancel()
+            status, headers = await unless(over, line.head(), LOOK_S)
+            kept = [pair for pair in headers if pair[0] not in OF_ONE_CONNECTION]
+            started = True
+            await send({"type": "http.response.start", "status": status, "headers": kept})
+            while piece := await unless(over, line.piece(), LOOK_S):
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
         except OSError:
             line.abort()
-            if not started:
-                await _answer(send, 502, UNKNOWN, standby="outcome unknown")
-            raise _Answered from None  # cut off, so that nobody takes a part for the whole
+            if started:  # cut off, so that nobody takes a part for the whole
+                return
+            raise Elsewhere(502, UNKNOWN) from None
         except BaseException:
             line.abort()
             raise
+        finally:
+            sending.cancel()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-        if body.sent:
+        if whole.is_set():
             self._relay.give(line)
         else:
             line.abort()
 
-    async def _next(self, line: Line, leader: Leader) -> Any:
-        """OSError as soon as another head leads: a leader that was stopped does not answer."""
-        reading = asyncio.ensure_future(line.next())
-        try:
-            while True:
-                await asyncio.wait([reading], timeout=LOOK_S)
-                if reading.done():
-                    return reading.result()
-                now = self._heads.leader()
-                if now is None or now.url != leader.url:
-                    raise OSError(UNKNOWN)
-        finally:
-            reading.cancel()
-
     def _head(self, scope: Any, url: str) -> bytes:
         path = scope.get("raw_path") or scope["path"].encode()
         query = scope.get("query_string", b"")
-        lines = [
-            b"%s %s HTTP/1.1" % (scope["method"].encode(), path + (b"?" + query if query else b""))
-        ]
-        lines += [b"%s: %s" % pair for pair in self.headers(scope, url)]
+        headers = self.headers(scope, url)
         if _is_chunked(scope):
-            lines.append(b"transfer-encoding: chunked")
-        return b"\r\n".join([*lines, b"", b""])
+            headers.append((b"transfer-encoding", b"chunked"))
+        return request_head(scope["method"], path + (b"?" + query if query else b""), headers)
 
     def headers(self, scope: Any, url: str) -> list[tuple[bytes, bytes]]:
         """The caller's own, and who they are."""
@@ -320,23 +294,18 @@ class Forwarding:
     # -- websockets ----------------------------------------------------------------------------
 
     async def _websocket(self, scope: Any, receive: Receive, send: Send) -> None:
+        await receive()  # websocket.connect
         if scope["path"] == LINK_PATH:
             await hold_link(receive, send, self._heads.leader)
             return
         leader = None if scope.get(FORWARDED) else self._heads.leader()
         if leader is None:
-            await refuse(receive, send, 503, NOBODY)
-        elif self._access.is_foreign(Connection(scope)):
-            await refuse(receive, send, 421, "this is not a name of this controller")
-        elif self._under_way >= UNDER_WAY_MAX:
-            await refuse(receive, send, 503, "too many requests are under way")
-        else:
-            self._under_way += 1
-            try:
-                headers = self.headers(scope, leader.url)
-                await tunnel(scope, receive, send, leader.url, headers, self._trust)
-            finally:
-                self._under_way -= 1
+            raise Refusal(503, NOBODY, "", RETRY_S)
+        if self._access.is_foreign(Connection(scope)):
+            raise Refusal(421, NOT_OURS)
+        with self._room(stranger=False):
+            headers = self.headers(scope, leader.url)
+            await tunnel(scope, receive, send, leader.url, headers, self._trust)
 
 
 def _meant(scope: Any) -> tuple[Head, str]:
@@ -350,51 +319,26 @@ def _meant(scope: Any) -> tuple[Head, str]:
     return called[0].head, called[1].get("job_id", "")
 
 
-class _Answered(Exception):
-    """Nothing is left to do for this request."""
-
-
-async def _answer(send: Send, status: int, message: str, *more: Any, **words: Any) -> NoReturn:
-    """Raises `_Answered`, so that nothing after it runs."""
-    await answer(send, status, message, *more, **words)
-    raise _Answered
-
-
 def _is_chunked(scope: Any) -> bool:
     return bool(header(scope, b"transfer-encoding"))
 
 
-class _Body:
-    """The body of a request, on its way to the leader."""
-
-    def __init__(self, scope: Any, receive: Receive, line: Line) -> None:
-        self._receive, self._line = receive, line
-        self._chunked = _is_chunked(scope)
-        self.sent = not self._chunked and header(scope, b"content-length") in (b"", b"0")
-
-    async def send(self) -> None:
-        """Then wait for the caller to leave: the leader must not work for somebody who has gone."""
-        while True:
-            message: Any = await self._receive()
-            if message["type"] == "http.disconnect":
-                self._line.abort()
-                return
-            if self.sent:
+async def _send_body(scope: Any, receive: Receive, line: Line, whole: asyncio.Event) -> None:
+    """Then wait for the caller to leave: the leader must not work for somebody who has gone."""
+    chunked = _is_chunked(scope)
+    if not chunked and header(scope, b"content-length") in (b"", b"0"):
+        whole.set()
+    take: Callable[[], Awaitable[Any]] = receive
+    with contextlib.suppress(OSError):  # the answer may be there already
+        while (message := await take())["type"] != "http.disconnect":
+            if whole.is_set():
                 continue
             data, more = message.get("body", b""), message.get("more_body", False)
-            if self._chunked:
+            if chunked:
                 data = b"%x\r\n%s\r\n" % (len(data), data) if data else b""
                 data += b"" if more else b"0\r\n\r\n"
             if data:
-                await self._line.write(data)
-            self.sent = not more
-
-
-async def _pass_on(send: Send, piece: Any) -> bool:
-    if isinstance(piece, bytes):
-        await send({"type": "http.response.body", "body": piece, "more_body": True})
-    else:
-        status, headers = piece
-        kept = [pair for pair in headers if pair[0] not in OF_ONE_CONNECTION]
-        await send({"type": "http.response.start", "status": status, "headers": kept})
-    return True
+                await line.write(data)
+            if not more:
+                whole.set()
+        line.abort()

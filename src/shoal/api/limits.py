@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -18,7 +17,9 @@ import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
+from shoal.client.keepalive import keep_alive
 from shoal.link.channel import Channel
+from shoal.link.http import last_answer, request_head
 from shoal.link.meeting import MESSAGE_BYTES_MAX
 from shoal.link.wire import Link
 from shoal.model.views import Problem
@@ -146,7 +147,9 @@ class Guard(HttpToolsProtocol):
         if self.arrival is not None:
             self.gate.leave(self.arrival)
         if self.address:
-            _notice_silence(transport.get_extra_info("socket"))
+            # Otherwise a cut link would hold a stream for a quarter of an hour, or for ever.
+            with contextlib.suppress(OSError):  # it has gone already
+                keep_alive(transport.get_extra_info("socket"), SILENT_S)
         if self.gate.enter(self):
             self._arm(HEAD_S, self._late)
         else:
@@ -264,14 +267,11 @@ class Guard(HttpToolsProtocol):
         self._disarm()
         self._unset_keepalive_if_required()
         self.connections.discard(self)
-        head = [self.scope["method"].encode(), b" ", self.url, b" HTTP/1.1\r\n"]
-        for name, value in self.headers:
-            head += [name, b": ", value, b"\r\n"]
         next_ = Upgraded(self.config, self.server_state, self.app_state)
         next_.begin({PROVEN: self._prove}, lambda: self.gate.leave(self))
         next_.connection_made(self.transport)
         self.transport.set_protocol(next_)
-        next_.data_received(b"".join([*head, b"\r\n"]))
+        next_.data_received(request_head(self.scope["method"], self.url, self.headers))
         if not next_.begun and not self.transport.is_closing():
             self._refuse(400, "this is not a request for a websocket")
 
@@ -327,11 +327,8 @@ class Guard(HttpToolsProtocol):
             self.transport.abort()
             return
         body = msgspec.json.encode(Problem(message=message))
-        head = f"HTTP/1.1 {status} {REASONS.get(status, 'Bad Request')}\r\n"
-        head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
-        if status == 503:
-            head += "retry-after: 1\r\n"
-        self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
+        later = [(b"retry-after", b"1")] if status == 503 else []
+        self.transport.write(last_answer(status, body, later))
         self.gate.leave(self)
         if self.cycle is not None and not self._answered():
             self.cycle.disconnected = True  # its handler must not answer as well
@@ -362,28 +359,8 @@ class Guard(HttpToolsProtocol):
             self._timer = None
 
 
-def _notice_silence(link: socket.socket | None) -> None:
-    """Otherwise a cut link would hold a stream for a quarter of an hour, or for ever."""
-    if link is None:
-        return
-    with contextlib.suppress(OSError):  # it has gone already
-        link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENT_S // 2)
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, SILENT_S // 6)
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENT_S * 1000)
-
-
 class _Refused(Exception):
     """Stops the parser; `_refusal` says why."""
-
-
-REASONS = {
-    408: "Request Timeout",
-    414: "URI Too Long",
-    431: "Request Header Fields Too Large",
-    503: "Service Unavailable",
-}
 
 
 def guarded(gate: Gate) -> type[Guard]:

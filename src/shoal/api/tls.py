@@ -20,6 +20,7 @@ from shoal.api.handling import handles
 from shoal.api.limits import LINGER_S, Gate, Guard
 from shoal.api.problems import Refusal
 from shoal.calls.page import MachineCalls
+from shoal.link.http import last_answer
 from shoal.model.views import Problem
 
 HANDSHAKE_S = 10.0
@@ -125,12 +126,10 @@ async def _refuse_plain(link: socket.socket) -> None:
     """One line for somebody who wrote http:// or left the scheme out."""
     loop = asyncio.get_running_loop()
     body = msgspec.json.encode(Problem(message=PLAIN))
-    head = "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
-    head += f"content-length: {len(body)}\r\n\r\n"
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(LINGER_S):
             await loop.sock_recv(link, PLAIN_BYTES)
-            await loop.sock_sendall(link, head.encode() + body)
+            await loop.sock_sendall(link, last_answer(400, body))
             link.shutdown(socket.SHUT_WR)
             while await loop.sock_recv(link, PLAIN_BYTES):
                 pass

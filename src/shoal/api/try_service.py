@@ -23,8 +23,8 @@ from litestar.response import Stream
 from shoal.api.handling import handles
 from shoal.api.problems import SAFE_HEADERS, Refusal
 from shoal.api.reach import Reach
-from shoal.api.relay import Headers, Line, Relay, Unsent
 from shoal.calls.page import PageCalls
+from shoal.link.http import Headers, Line, Relay, Unsent, request_head
 from shoal.model.service import GatewayEntry
 
 AT_ONCE = 4
@@ -93,16 +93,14 @@ class Tries:
         url = f"http{'s' if entry.certificate else ''}://{host}:{entry.port}"
         try:
             place.line = line = await self._relay.take(url)
-            line.begin("GET", _head(f"{name}.{entry.domain}", asked))
+            line.begin(_head(f"{name}.{entry.domain}", asked))
             if asked.body is not None:
                 await line.write(asked.body.encode())
-            first = await line.next()
+            return await line.head()
         except Unsent as error:
             raise Refusal(502, f"the gateway does not answer: {error}", "service") from None
         except OSError:
             raise Refusal(504 if place.late else 502, _ended(place), "service") from None
-        assert isinstance(first, tuple)
-        return first
 
     def _trust(self) -> ssl.SSLContext:
         """The gateway's own certificate, by whatever name we reach it."""
@@ -137,8 +135,7 @@ async def _lines(place: Place, head: dict[str, Any]) -> AsyncGenerator[bytes, No
     assert place.line is not None
     try:
         yield _line(head)
-        while (piece := await place.line.next()) is not None:
-            assert isinstance(piece, bytes)
+        while piece := await place.line.piece():
             if text := decoder.decode(piece[:left]):
                 yield _line({"text": text})
             left -= len(piece)
@@ -162,9 +159,9 @@ def _ended(place: Place) -> str:
 
 
 def _head(host: str, asked: Try) -> bytes:
-    lines = [f"{'GET' if asked.body is None else 'POST'} {asked.path} HTTP/1.1", f"host: {host}"]
-    lines += ["accept: */*", "user-agent: shoal", "connection: close"]
+    headers = [(b"host", host.encode()), (b"accept", b"*/*"), (b"user-agent", b"shoal")]
+    headers.append((b"connection", b"close"))
     if asked.body is not None:
-        length = len(asked.body.encode())
-        lines += ["content-type: application/json", f"content-length: {length}"]
-    return "\r\n".join([*lines, "", ""]).encode()
+        headers.append((b"content-type", b"application/json"))
+        headers.append((b"content-length", b"%d" % len(asked.body.encode())))
+    return request_head("GET" if asked.body is None else "POST", asked.path.encode(), headers)

@@ -5,64 +5,68 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol, TypeVar
 
-import msgspec
 from litestar.types import Receive, Send
 
-from shoal.api.relay import CONNECT_S, GONE_S
+from shoal.api.forwarded import RETRY_S, Headers, answer
+from shoal.api.problems import Refusal
 from shoal.client import reaching
 from shoal.client.keepalive import keep_alive
-from shoal.link.meeting import MESSAGE_BYTES_MAX, PARTNER_GONE, wire_log
-from shoal.model.views import Problem
+from shoal.link.http import CONNECT_S, GONE_S
+from shoal.link.meeting import PARTNER_GONE, open_channel
 
 # Without a leader, a link is refused when there is one, and at the latest after this time. A
 # thousand nodes then wait for the next leader without dialling every second.
 HOLD_S_MAX = 5.0
 LOOK_S = 0.1
-PIECE_BYTES = 64 * 1024
 # The library makes these itself.
 HANDSHAKE = (b"sec-websocket-", b"upgrade", b"connection", b"host")
 
 
-class Named(Protocol):
+Result = TypeVar("Result")
+
+
+class Leader(Protocol):
+    """A row of the table `heads`."""
+
+    @property
+    def name(self) -> str: ...
+
     @property
     def url(self) -> str: ...
 
 
-async def hold_link(receive: Receive, send: Send, leader: Callable[[], Named | None]) -> None:
+async def unless(over: Callable[[], bool], work: Awaitable[Result], look_s: float) -> Result:
+    """What the work brings. OSError if it has not ended when `over` says so."""
+    task = asyncio.ensure_future(work)
+    try:
+        while True:
+            await asyncio.wait([task], timeout=look_s)
+            if task.done():
+                return task.result()
+            if over():
+                raise OSError("it does not matter any more")
+    finally:
+        task.cancel()
+
+
+async def hold_link(receive: Receive, send: Send, leader: Callable[[], Leader | None]) -> None:
     """Refuse a node's link, and say where the leader is. The node dials it at once."""
     loop = asyncio.get_running_loop()
     until = loop.time() + HOLD_S_MAX
-    await receive()  # websocket.connect
-    gone = asyncio.ensure_future(receive())
-    try:
-        while (found := leader()) is None and loop.time() < until:
-            await asyncio.wait([gone], timeout=LOOK_S)
-            if gone.done():
-                return
-    finally:
-        gone.cancel()
+    if leader() is None:
+        with contextlib.suppress(OSError):
+            await unless(lambda: bool(leader()) or loop.time() >= until, receive(), LOOK_S)
+            return  # it has left
+    found = leader()
     known = [(reaching.LEADER.lower().encode(), found.url.encode())] if found else []
-    await _refuse(receive, send, 503, "this head does not lead", known)
+    await refuse(receive, send, Refusal(503, "this head does not lead", retry_s=RETRY_S), known)
 
 
-async def refuse(receive: Receive, send: Send, status: int, message: str) -> None:
-    await receive()
-    await _refuse(receive, send, status, message, [])
-
-
-async def _refuse(
-    receive: Receive, send: Send, status: int, message: str, more: list[tuple[bytes, bytes]]
-) -> None:
-    body = msgspec.json.encode(Problem(message=message))
-    headers = [(b"content-type", b"application/json"), (b"retry-after", b"1"), *more]
-    headers.append((b"content-length", b"%d" % len(body)))
-    start: Any = {"type": "websocket.http.response.start", "status": status, "headers": headers}
-    end: Any = {"type": "websocket.http.response.body", "body": body, "more_body": False}
-    await send(start)
-    await send(end)
+async def refuse(receive: Receive, send: Send, error: Refusal, more: Headers = ()) -> None:
+    await answer(send, error, "websocket.", more)
     # The server would complain if this ended before the connection has.
     for _ in range(2):
         with contextlib.suppress(TimeoutError):
@@ -78,35 +82,20 @@ async def tunnel(
     trust: Callable[[], ssl.SSLContext],
 ) -> None:
     """Messages in both directions, one at a time, until either end is closed."""
-    from websockets.asyncio.client import connect
     from websockets.exceptions import InvalidStatus, WebSocketException
 
-    await receive()  # websocket.connect
     query = scope.get("query_string", b"")
     path = (scope.get("raw_path") or scope["path"].encode()) + (b"?" + query if query else b"")
     kept = [(n.decode(), v.decode("latin-1")) for n, v in headers if not n.startswith(HANDSHAKE)]
     how: dict[str, Any] = {"ssl": trust()} if url.startswith("https:") else {}
     try:
-        far = await connect(
-            f"ws{url.removeprefix('http')}{path.decode('ascii')}",
-            additional_headers=kept,
-            **how,
-            proxy=None,
-            compression=None,
-            open_timeout=CONNECT_S,
-            ping_interval=None,
-            close_timeout=1.0,
-            max_size=MESSAGE_BYTES_MAX,
-            max_queue=4,
-            write_limit=PIECE_BYTES,
-            logger=wire_log,
-        )
+        address = f"ws{url.removeprefix('http')}{path.decode('ascii')}"
+        far = await open_channel(address, kept, CONNECT_S, None, **how)
     except InvalidStatus as error:
-        await _refuse(receive, send, error.response.status_code, "the leader refuses this", [])
-        return
+        raise Refusal(error.response.status_code, "the leader refuses this") from None
     except (OSError, TimeoutError, WebSocketException):
-        await _refuse(receive, send, 503, "the head that leads cannot be reached", [])
-        return
+        message = "the head that leads cannot be reached"
+        raise Refusal(503, message, retry_s=RETRY_S) from None
     keep_alive(far.transport.get_extra_info("socket"), GONE_S)
     await send({"type": "websocket.accept", "subprotocol": None, "headers": []})
     try:

@@ -8,8 +8,10 @@ SILENT_S = 30
 PARTS = 6  # a look after two parts of the time without a word, and one for each part after that
 
 
-def keep_alive(connection: socket.socket, silent_s: int = SILENT_S) -> None:
-    """The options differ between systems; whichever one has is set."""
+def keep_alive(connection: socket.socket | None, silent_s: int = SILENT_S) -> None:
+    """The options differ between systems; whichever one has is set. None: it has gone."""
+    if connection is None:
+        return
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     part_s = max(1, silent_s // PARTS)
     for name, value in (

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import msgspec
 
-HEAD_BYTES_MAX = 64 * 1024
+from shoal.link.http import connect, request_head
+
 TICK_S = 0.1
 LATE_S = 0.5  # if this process was held up this long, it may have read an answer too late
 # Errors on this side of a connection say nothing about the other side.
@@ -76,61 +77,22 @@ async def get(door: str, path: str, timeout_s: float, body_max: int = 0) -> Answ
         return asked.result()
     except OSError as error:
         return None if error.errno in OUR_OWN_ERRORS else NO_ANSWER
-    except (ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-        return NO_ANSWER
     finally:
         asked.cancel()
 
 
 async def _get(host: str, port: int, path: str, body_max: int) -> Answer:
-    reader, writer = await asyncio.open_connection(host, port, limit=HEAD_BYTES_MAX)
+    line = await connect(host, port)
     try:
         name = f"[{host}]" if ":" in host else host
-        request = f"GET {path} HTTP/1.1\r\nHost: {name}:{port}\r\nConnection: close\r\n\r\n"
-        writer.write(request.encode())
-        await writer.drain()
-        line = await reader.readuntil(b"\n")
-        status = int(line.split()[1])
+        headers = [(b"Host", f"{name}:{port}".encode()), (b"Connection", b"close")]
+        line.begin(request_head("GET", path.encode(), headers))
         if not body_max:
-            return Answer(status)
-        headers = await _headers(reader)
-        if headers.get(b"transfer-encoding", b"").lower() == b"chunked":
-            return Answer(status, await _chunks(reader, body_max))
-        length = int(headers.get(b"content-length", body_max))
-        return Answer(status, await _up_to(reader, min(length, body_max)))
-    except IndexError:
-        raise ValueError("no status line") from None
+            return Answer(await line.status())
+        status, _ = await line.head()
+        body = b""
+        while len(body) < body_max and (piece := await line.piece()):
+            body += piece
+        return Answer(status, body[:body_max])
     finally:
-        writer.close()
-
-
-async def _headers(reader: asyncio.StreamReader) -> dict[bytes, bytes]:
-    found: dict[bytes, bytes] = {}
-    read = 0
-    while line := (await reader.readuntil(b"\n")).strip():
-        name, _, value = line.partition(b":")
-        found[name.strip().lower()] = value.strip()
-        read += len(line)
-        if read > HEAD_BYTES_MAX:
-            raise ValueError("its headers do not end")
-    return found
-
-
-async def _chunks(reader: asyncio.StreamReader, body_max: int) -> bytes:
-    body = b""
-    while len(body) < body_max:
-        size = int((await reader.readuntil(b"\n")).split(b";")[0], 16)
-        if size <= 0:
-            break
-        body += await _up_to(reader, min(size, body_max - len(body)))
-        await reader.readuntil(b"\n")
-    return body
-
-
-async def _up_to(reader: asyncio.StreamReader, length: int) -> bytes:
-    """So many bytes, or those until the end."""
-    parts = []
-    while length > 0 and (part := await reader.read(min(length, 65_536))):
-        parts.append(part)
-        length -= len(part)
-    return b"".join(parts)
+        line.abort()

@@ -285,6 +285,29 @@ def ws_error() -> type[Exception]:
     return WebSocketException
 
 
+async def open_channel(
+    address: str, headers: Any, open_s: float, ping_s: float | None, **how: Any
+) -> ClientConnection:
+    """A websocket whose messages are bounded, and wait at their sender."""
+    from websockets.asyncio.client import connect
+
+    return await connect(
+        address,
+        additional_headers=headers,
+        **how,
+        proxy=None,
+        compression=None,
+        open_timeout=open_s,
+        ping_interval=ping_s,
+        ping_timeout=None,  # the kernel notices a peer that vanished
+        close_timeout=1.0,
+        max_size=MESSAGE_BYTES_MAX,
+        max_queue=4,
+        write_limit=PIECE_BYTES,
+        logger=wire_log,
+    )
+
+
 async def dial(
     url: str,
     path: str,
@@ -294,7 +317,6 @@ async def dial(
     local: Path | None = None,
 ) -> ClientConnection:
     """`local`: the socket file of a head on this machine, which is used instead of the URL."""
-    from websockets.asyncio.client import connect
     from websockets.exceptions import InvalidStatus
 
     address = f"ws{url.removeprefix('http')}{path}"
@@ -305,21 +327,7 @@ async def dial(
     elif address.startswith("wss:"):
         how = {"ssl": trust_in(certificate), "server_hostname": name}
     try:
-        channel: ClientConnection = await connect(
-            address,
-            additional_headers=headers,
-            **how,
-            proxy=None,
-            compression=None,
-            open_timeout=OPEN_S_MAX,
-            ping_interval=PING_S,
-            ping_timeout=None,  # the kernel notices a peer that vanished
-            close_timeout=1.0,
-            max_size=MESSAGE_BYTES_MAX,
-            max_queue=4,
-            write_limit=PIECE_BYTES,
-            logger=wire_log,
-        )
+        channel = await open_channel(address, headers, OPEN_S_MAX, PING_S, **how)
     except InvalidStatus as error:
         status = error.response.status_code
         if status == 403:
