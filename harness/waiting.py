@@ -12,6 +12,8 @@ T = TypeVar("T")
 # Only something that is broken takes as long as this, also on a busy machine.
 WAIT_S = 180.0
 LOOK_S = 0.02
+# After a long wait it looks less often: most looks are requests, which cost CPU time.
+LOOK_SHARE = 0.05
 
 
 def until(
@@ -24,10 +26,11 @@ def until(
 ) -> T:
     """What the fact is once it is true. If it does not become true, the error says `what` was
     waited for, or is wrong, and `more` is asked for the rest of the story."""
-    deadline = time.monotonic() + within_s
+    since = time.monotonic()
     while not (found := fact()):
-        assert time.monotonic() < deadline, f"waited {within_s:g} s: {what}\n{more()}"
-        time.sleep(look_s)
+        waited_s = time.monotonic() - since
+        assert waited_s < within_s, f"waited {within_s:g} s: {what}\n{more()}"
+        time.sleep(max(look_s, LOOK_SHARE * waited_s))
     return found
 
 
@@ -35,8 +38,9 @@ async def until_async(
     fact: Callable[[], T], what: str = "not so", more: Callable[[], object] = str
 ) -> T:
     """The same, while the event loop runs on."""
-    deadline = time.monotonic() + WAIT_S
+    since = time.monotonic()
     while not (found := fact()):
-        assert time.monotonic() < deadline, f"waited {WAIT_S:g} s: {what}\n{more()}"
-        await asyncio.sleep(LOOK_S)
+        waited_s = time.monotonic() - since
+        assert waited_s < WAIT_S, f"waited {WAIT_S:g} s: {what}\n{more()}"
+        await asyncio.sleep(max(LOOK_S, LOOK_SHARE * waited_s))
     return found

@@ -122,11 +122,25 @@ def terminal(
 
 def test_a_script_that_looks_for_a_rank_is_alone_when_it_is_alone(terminal: Terminal) -> None:
     assert "alone" in terminal.run(f"-g 1 -- python {DECIDES}")
+
+
+@pytest.mark.soak  # ddp.py, below, is a world of two as well
+def test_a_script_that_looks_for_a_rank_joins_the_others(terminal: Terminal) -> None:
     assert "world of 2, local ranks" in terminal.run(f"-n 2 -g 1 -- python {DECIDES}")
 
 
 @pytest.mark.outside("torch and the launchers of others meet on a port by clocks of their own")
 def test_torchrun_makes_one_world_of_all_members_and_their_gpus(terminal: Terminal) -> None:
+    """Its processes ask no library who they are, so that only torchrun itself imports torch."""
+    out = terminal.run(f"-n 2 -g 2 -- torchrun {SCRIPTS / 'asks.py'}")
+    wanted = [
+        f"[{n // 2}] rank {n} of 4, local rank {n % 2}: the others meet here" for n in range(4)
+    ]
+    assert sorted(line for line in out.splitlines() if "meet here" in line) == wanted
+
+
+@pytest.mark.soak  # the same with a group of torch's
+def test_processes_of_torchrun_form_one_group(terminal: Terminal) -> None:
     out = terminal.run(f"-n 2 -g 2 -- torchrun {DECIDES}")
     assert out.count("world of") == 1 and "world of 4, local ranks [0, 1, 0, 1]" in out
 
@@ -231,7 +245,7 @@ def test_a_script_that_knows_nothing_of_shoal_goes_on_when_a_member_was_killed(
 ) -> None:
     """Killed when the first epoch is saved; then Shoal runs it again, to its end."""
     need(package)
-    with terminal.begin(f"{command} --epochs 6 --samples 1024") as running:
+    with terminal.begin(f"{command} --epochs 6 --samples 256") as running:
         running.read_until("epoch 0 done")
         rank = random.randrange(2)  # whichever it is, both begin again
         os.kill(pid_of(running.job, rank), signal.SIGKILL)
@@ -262,14 +276,14 @@ def output_of(pid: int) -> str:
     [
         ("megatron", "-n 2 -g 1 -- python megatron_gpt.py", "tensor parallel 2"),
         ("torch", "-n 2 -- python fsdp2.py --epochs 1 --samples 64", "epoch 0 done"),
-        pytest.param(
-            *("fsspec", "-- python chars.py --steps 2 --batch 4", "loss"), marks=pytest.mark.soak
-        ),
+        ("fsspec", "-- python chars.py --steps 2 --batch 4", "loss"),
         ("fsspec", "-n 2 -- python chars.py --steps 2 --batch 4", "loss"),
         ("fsspec", "-n 2 -- python images.py --epochs 1 --samples 64", "of new images right"),
     ],
     ids=lambda value: re.sub(r" --(epochs|steps).*", "", value),
 )
+# For Shoal all of them are what ddp.py is, above. tests/train/test_examples.py runs what they do.
+@pytest.mark.soak
 def test_an_example_runs_as_its_first_lines_say(
     package: str, command: str, said: str, terminal: Terminal
 ) -> None:

@@ -125,7 +125,8 @@ def test_replicas_follow_the_load_up_and_down(serving: Serving) -> None:
 
 def test_asleep_it_is_woken_by_a_request_that_waits(serving: Serving) -> None:
     scale = Scale(least=0, most=1, idle_ms=1_000, down_after_ms=1_000)
-    serving.serve("v1", scale)
+    serving.put(serving.replica("v1"), scale)
+    until(lambda: any(event.wanted == 0 for event in serving.scaled()))  # "ready" may be brief
     assert serving.settles("idle").wanted == 0
     until(lambda: not serving.view().replicas)
     answer = serving.ask(method="POST")

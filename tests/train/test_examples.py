@@ -1,4 +1,4 @@
-"""The examples that use `shoal.train`. (All of them under `shoal run`: live/test_launchers.py.)"""
+"""The examples, as gangs of their own. (All of them under `shoal run`: live/test_launchers.py.)"""
 
 from __future__ import annotations
 
@@ -29,6 +29,14 @@ def test_the_transformer_learns_saves_and_goes_on(tmp_path: Path) -> None:
     assert "loss" in first[0].out
     with start("chars.py", "--steps", 16, "--batch", 8, directory=tmp_path, world=1) as gang:
         assert "continues with step 12" in gang.succeed()[0].err
+
+
+@pytest.mark.parametrize(
+    ("script", "said"), [("images.py", "of new images right"), ("fsdp2.py", "epoch 0 done")]
+)
+def test_an_example_runs_to_its_end(script: str, said: str, tmp_path: Path) -> None:
+    with start(script, "--epochs", 1, "--samples", 64, directory=tmp_path) as gang:
+        assert said in gang.succeed()[0].out
 
 
 @pytest.mark.soak

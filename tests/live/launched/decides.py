@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 
-import torch
-import torch.distributed as dist
-
 
 def main() -> None:
     ddp = int(os.environ.get("RANK", -1)) != -1
     if not ddp:
         print("alone", flush=True)
         return
+    import torch  # takes seconds, and alone it is not needed
+    import torch.distributed as dist
+
     dist.init_process_group(backend="gloo")
     ranks = torch.zeros(dist.get_world_size(), dtype=torch.int64)
     ranks[int(os.environ["RANK"])] = 1 + int(os.environ["LOCAL_RANK"])
