@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness.waiting import WAIT_S
+from harness.waiting import WAIT_S, until
 
 from shoal.model.events import JobFinished
 from tests.live.cluster import Live
@@ -99,10 +99,25 @@ def test_a_batch_that_the_members_do_not_divide_is_shared_and_one_too_small_refu
     assert "batch" in text
 
 
-def test_a_job_that_fails_the_same_way_each_time_is_stopped(live: Live) -> None:
-    env = {"DIE_AT": "7", "EVERY": "2", "SLEEP": "0.3"}
-    job = train(live, SCRIPT, 40, 2, 1, env=env, restart="on-failure", retries=50, backoff_ms=10)
-    text = why(live, job)
-    # By its last beat: who ends without a word may have begun one step more.
-    assert "failed 3 times with code 9 at step 6" in text or "at step 7" in text
+# Takes its steps, and fails once the test has seen them.
+FAILS = """
+import os, sys, time
+from shoal.train.beats import Beats
+Beats().send(step=6, steps=6)
+while not os.path.exists(f"{sys.argv[1]}/{os.environ['SHOAL_ATTEMPT']}"): time.sleep(0.05)
+sys.exit(9)
+"""
+
+
+def test_a_job_that_fails_the_same_way_each_time_is_stopped(live: Live, tmp_path: Path) -> None:
+    job = train(live, "-c", FAILS, tmp_path, restart="on-failure", retries=50, backoff_ms=10)
+    for attempt in (1, 2, 3):
+        until(lambda attempt=attempt: steps_of(live, job) == (attempt, 6))  # type: ignore[misc]
+        (tmp_path / str(attempt)).touch()
+    assert "failed 3 times with code 9 at step 6" in why(live, job)
     assert live.client.job(job).attempt == 3
+
+
+def steps_of(live: Live, job: str) -> tuple[int, int]:
+    view = live.client.job(job)
+    return view.attempt, view.progress.step if view.progress else 0

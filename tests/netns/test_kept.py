@@ -14,7 +14,7 @@ from harness.hosts import Net
 from shoal.model.node import NodeIntent
 from tests.netns.cluster import Cluster
 
-DDP = f"exec {sys.executable} {Path(__file__).parent / 'ddp.py'}"
+HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
@@ -28,15 +28,18 @@ def text(cluster: Cluster, job: str, attempt: int) -> str:
     return cluster.output(job, 0, attempt).decode()
 
 
-def test_ddp_over_two_hosts_goes_on_at_the_saved_step_when_one_is_powered_off(
-    cluster: Cluster,
+# What torch does with the files of a gang changes nothing for the head that keeps them.
+@pytest.mark.parametrize("program", ["saves.py", pytest.param("ddp.py", marks=pytest.mark.soak)])
+def test_a_gang_over_two_hosts_goes_on_at_the_saved_step_when_one_is_powered_off(
+    cluster: Cluster, program: str
 ) -> None:
     """The first member saves, on the host that is lost."""
     cluster.ask(lambda client: client.set_intent("n1", NodeIntent.CORDONED))
-    finish = cluster.shared / "finish-ddp"
+    finish = cluster.shared / f"finish-{program}"
     # A host's own name leads it to its loopback here.
     env = {"PATH": os.environ["PATH"], "FINISH": str(finish), "GLOO_SOCKET_IFNAME": "eth0"}
-    script = f"echo from $SHOAL_NODE > $SHOAL_OUTPUT/early.$SHOAL_NODE; {DDP}"
+    script = "echo from $SHOAL_NODE > $SHOAL_OUTPUT/early.$SHOAL_NODE; "
+    script += f"exec {sys.executable} {HERE / program}"
     job = cluster.submit(script, members=2, gpus=1, env=env)
     kept = cluster.head.home / ".shoal" / "outputs" / job
     cluster.until(lambda: (kept / "index.json").exists(), "nothing was copied")
