@@ -15,7 +15,7 @@ import pytest
 from harness.waiting import until
 
 from shoal.cli.request import assemble
-from shoal.cli.verbs.serve import _unexpanded
+from shoal.cli.verbs.services import _unexpanded
 from shoal.client import ShoalError
 from shoal.forms.request import SERVICE
 from shoal.model.service import Routing
@@ -210,7 +210,7 @@ def test_at_a_terminal_the_url_for_browsers_comes_first(
     browser: str, lines: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from shoal.cli.screen import show
-    from shoal.cli.verbs.serve import _print
+    from shoal.cli.verbs.services import _print
 
     shown: list[str] = []
     monkeypatch.setattr(show, "at_terminal", lambda: True)

@@ -17,21 +17,19 @@ from shoal.cli.screen import show, sim_tables
 from shoal.cli.screen.tables import Cell, Column, Line, _words, cells_of, lay_out, shown
 from shoal.cli.verbs import (
     check,
-    ls,
+    explain,
+    inside,
     nodes,
     notify,
     ps,
     report,
     schedule,
-    secret,
     services,
-    supply,
+    status,
     tenant,
     token,
-    why,
-    workflow,
+    up,
 )
-from shoal.cli.verbs import heads as heads_verb
 from shoal.model.fabric import FabricView
 from shoal.model.joining import KeyView
 from shoal.model.kept import FilesView
@@ -172,20 +170,20 @@ PRINTERS: dict[str, Callable[[], Any]] = {
     "service": lambda: services._print_whole(
         filled(ServiceView), filled(WhyView).events, MOMENT_MS
     ),
-    "supply": lambda: supply._print_supplies(filled(SuppliesView, currency="EUR")),
+    "supply": lambda: status._print_supplies(filled(SuppliesView, currency="EUR")),
     "schedule": lambda: schedule._list([filled(ScheduleView, timezone="Europe/Berlin")], False),
-    "secret": lambda: secret._show([filled(SecretView)], False),
+    "secret": lambda: notify._show_secrets([filled(SecretView)], False),
     "check": lambda: check.print_check(filled(CheckView)),
     "storage": lambda: storage.print_storage(filled(StorageView)),
     "network": lambda: network._print_collectives(filled(FabricView)),
-    "workflow": lambda: workflow.print_workflow(flow()),
+    "workflow": lambda: schedule.print_workflow(flow()),
     "tenants": lambda: tenant._list_tenants(People(), False),  # type: ignore[arg-type]
     "users": lambda: tenant._list_users(People(), False),  # type: ignore[arg-type]
     "tokens": lambda: token._list(People(), False),  # type: ignore[arg-type]
     "keys": lambda: token._keys(People(), False),  # type: ignore[arg-type]
-    "ls": lambda: ls._show(filled(FilesView), ""),
+    "ls": lambda: inside._show(filled(FilesView), ""),
     "notify": lambda: notify._show(filled(RulesView), False),
-    "why": lambda: why._print(filled(WhyView), MOMENT_MS),
+    "why": lambda: explain._print(filled(WhyView), MOMENT_MS),
     "report": lambda: report._print(ledger("account")),
     "report --by": lambda: report._print(ledger("user")),
 }
@@ -223,6 +221,6 @@ def test_there_is_one_place_that_makes_tables() -> None:
 
 
 def test_a_head_has_a_name_that_can_be_copied() -> None:
-    row = heads_verb._row(filled(HeadView))
+    row = up._row(filled(HeadView))
     titles = ("HEAD", "URL", "VERSION", "STATE", "BEHIND", "SEEN")
     check_lines([Column(title) for title in titles], [[Cell(text) for text in row]], 80)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from harness.postgres import Postgres
 
-from shoal.cli.verbs.audit import _checked
+from shoal.cli.verbs.tenant import _checked
 from shoal.control import audit_table
 from shoal.control.alarms import Alarms
 from shoal.control.audit import AuditBroken, AuditQueue

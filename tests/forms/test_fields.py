@@ -13,7 +13,7 @@ import pytest
 import shoal as package
 from shoal.cli.command import Option
 from shoal.cli.verbs.run import run
-from shoal.cli.verbs.serve import serve
+from shoal.cli.verbs.services import serve
 from shoal.forms.failure import BadField
 from shoal.forms.fields import JOB, SERVICE, Field, Table
 from shoal.forms.policy import to_text

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from shoal.cli.verbs.label import _sorted
+from shoal.cli.verbs.nodes import _sorted
 from shoal.forms import readers
 from shoal.forms.failure import BadField
 from shoal.forms.job import to_spec

@@ -100,29 +100,25 @@ THEMES = {
 }
 VERBS = {name: summary for verbs in THEMES.values() for name, summary in verbs.items()}
 
-# Verbs that share a file with another; the others have a file of their own name.
-MODULES = {
-    "ssh-config": "ssh",
-    "ssh-proxy": "ssh",
-    "requeue": "cancel",
-    "retry": "cancel",
-    "wake": "sleep",
-    "service": "services",
-    "down": "up",
-    "restore": "backup",
-    "leave": "join",
-    "install-service": "install_service",
-    "slurm-commands": "slurm_commands",
-    "logout": "login",
-    "cordon": "nodes",
-    "drain": "nodes",
-    "uncordon": "nodes",
-    "note": "label",
-    "taint": "label",
-    "user": "tenant",
-    "whoami": "tenant",
-    "import": "importing",
+# Verbs that share a file; the others have a file of their own name.
+FAMILIES = {
+    "backup": ("backup", "restore", "salvage"),
+    "cancel": ("cancel", "requeue", "retry", "sleep", "wake"),
+    "explain": ("explain", "why", "events"),
+    "inside": ("exec", "attach", "ssh-config", "ssh-proxy", "forward", "ls", "cp"),
+    "join": ("join", "leave", "install-service", "slurm-commands"),
+    "login": ("login", "logout", "context", "page", "completion"),
+    "nodes": ("nodes", "cordon", "drain", "uncordon", "label", "note", "taint", "ends"),
+    "notify": ("notify", "secret"),
+    "policy": ("policy", "prices"),
+    "report": ("report", "import"),
+    "schedule": ("schedule", "workflow"),
+    "services": ("services", "service", "serve"),
+    "status": ("status", "top", "supply"),
+    "tenant": ("tenant", "user", "whoami", "oidc", "audit"),
+    "up": ("up", "down", "heads"),
 }
+MODULES = {verb: module for module, verbs in FAMILIES.items() for verb in verbs}
 
 # What people type who know other tools.
 OTHER_WORDS = {

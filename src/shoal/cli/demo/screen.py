@@ -250,7 +250,7 @@ class Picture(Quiet):
         from rich.console import Group
         from rich.text import Text
 
-        from shoal.cli.verbs.events import event_style
+        from shoal.cli.verbs.explain import event_style
 
         lines = []
         for elapsed, event in self._last:

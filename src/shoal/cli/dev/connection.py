@@ -116,7 +116,7 @@ def _files(retry: cluster.Retry, record: returning.Record) -> None:
 
 
 def _open(link: str) -> None:
-    from shoal.cli.verbs.page import has_desktop
+    from shoal.cli.verbs.login import has_desktop
 
     if show.at_terminal() and has_desktop():
         import webbrowser

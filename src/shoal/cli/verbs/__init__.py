@@ -1,1 +1,1 @@
-"""One file per verb of the command line, each imported only when that verb runs."""
+"""The verbs of the command line, a family in each file, imported only when one of them runs."""

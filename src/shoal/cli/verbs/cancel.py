@@ -1,16 +1,19 @@
-"""`shoal cancel`, `shoal requeue` and `shoal retry`: stop jobs for good, or run them again."""
+"""Jobs that exist are stopped, run again, put to sleep or woken: cancel, requeue, retry, sleep,
+wake."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shoal.cli.command import Argument, Option, job_word, verb
+from shoal.cli.command import Argument, Option, flag, job_word, verb
 from shoal.forms.failure import USAGE, Failure
 
 if TYPE_CHECKING:
+    from shoal.cli.cluster import Retry
     from shoal.client import Client
-    from shoal.model.views import Done
+    from shoal.model.views import Done, JobView
 
 
 NAMED = "Ids or names of jobs, e.g. j7 prep, or j7.3 for an element."
@@ -112,3 +115,101 @@ def _cancel(client: Client, job: str) -> Done:
             raise
     finished = on_job(client, job, lambda c: c.job(job))
     return Done(id=job, note=f"already finished: {finished.state}")
+
+
+# `shoal sleep` and `shoal wake`: jobs lend their GPUs out, and go on where they stopped.
+
+
+LOOK_S = 1.0
+DONE = {
+    ("sleep", False): "falls asleep",
+    ("sleep", True): "is asleep",
+    ("wake", False): "wakes as soon as there is room",
+    ("wake", True): "is awake",
+}
+QUIET_S = 2.0  # a wait that is shorter needs no line
+
+
+@verb(JOBS, flag("--wait", help="Return when they are asleep."))
+def sleep(jobs: tuple[str, ...], wait: bool, json: bool, home: Path) -> int:
+    """Put jobs to sleep; others use their GPUs.
+
+    What a job has on its GPUs moves to the memory of its nodes, and its
+    processes stop. It wakes when it is used (shoal exec, attach, forward, ssh,
+    or input to an open session) or with `shoal wake`, and goes on at the
+    instruction where it stopped. Only a running job can be put to sleep. If
+    one of its members cannot sleep, the job goes on.
+
+    Examples:
+      shoal sleep j7
+      shoal sleep --wait j7 j8
+      shoal sleep j7.3          one element of the array j7
+    """
+    return _each(jobs, "sleep", wait, json, home)
+
+
+@verb(JOBS, flag("--wait", help="Return when they are awake."))
+def wake(jobs: tuple[str, ...], wait: bool, json: bool, home: Path) -> int:
+    """Wake jobs that sleep; they go on where they stopped.
+
+    A job wakes on its own nodes as soon as there is room for it; `shoal why`
+    says what it waits for.
+
+    Examples:
+      shoal wake j7
+      shoal wake --wait j7 j8
+    """
+    return _each(jobs, "wake", wait, json, home)
+
+
+def _each(jobs: tuple[str, ...], action: str, wait: bool, json: bool, home: Path) -> int:
+    """All are asked before the first is waited for."""
+    from shoal.cli import cluster
+    from shoal.cli.each import each
+    from shoal.client import ShoalError, Unreachable
+    from shoal.forms.failure import Failure
+
+    answers: dict[str, Done | ShoalError | Failure] = {}
+    with cluster.connect(home) as client:
+        asked = cluster.job_ids(client, jobs)
+        act = client.sleep if action == "sleep" else client.wake
+        for job in asked:
+            try:
+                answers[job] = cluster.on_job(client, job, lambda _: act(job))  # noqa: B023
+            except Unreachable:
+                raise
+            except (ShoalError, Failure) as error:
+                answers[job] = error
+
+    with cluster.Retry(home) as again:
+
+        def finish(job: str) -> Done:
+            answer = answers[job]
+            if isinstance(answer, ShoalError | Failure):
+                raise answer
+            return _wait(again, job, action, quiet=json) if wait else answer
+
+        return each(asked, finish, DONE[action, wait], json)
+
+
+def _wait(again: Retry, job: str, action: str, *, quiet: bool) -> Done:
+    from shoal.cli.screen.show import Spinner
+    from shoal.forms.failure import REFUSED, Failure
+    from shoal.model.views import Done
+
+    goal, since = ("asleep" if action == "sleep" else "running"), time.monotonic()
+    with Spinner(quiet=quiet) as spinner:
+        while True:
+            view = again(lambda client: client.job(job, wait_for=goal, wait_s=LOOK_S))
+            if view.state == goal:
+                return Done(id=job)
+            if view.finished_ms is not None:
+                raise Failure(f"{job} has ended ({view.state}): {view.why}", REFUSED)
+            if action == "sleep" and view.state != "dozing":
+                raise Failure(f"{job} is {_phase(view)}", REFUSED)
+            if time.monotonic() - since >= QUIET_S:
+                spinner(f"{job} is {_phase(view)}")
+
+
+def _phase(view: JobView) -> str:
+    return f"{view.state}: {view.why}" if view.why else view.state

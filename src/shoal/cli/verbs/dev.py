@@ -89,7 +89,7 @@ def dev(
 
 
 def _port(text: str | None) -> int:
-    from shoal.cli.verbs.forward import read_ports
+    from shoal.cli.verbs.inside import read_ports
 
     return read_ports(text)[0] if text else 0
 

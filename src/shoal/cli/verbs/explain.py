@@ -1,15 +1,22 @@
-"""`shoal explain`: what happened to a job, on one page."""
+"""`shoal explain`, `shoal why` and `shoal events`: what happened, and why it is as it is."""
 
 from __future__ import annotations
 
+import datetime
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from shoal.cli.command import Argument, job_word, verb
+from shoal.cli.command import Argument, Option, flag, job_word, number, verb
+from shoal.cli.finding_flags import filter_of, finding_flags
 
 if TYPE_CHECKING:
+    from shoal.cli.cluster import Retry
     from shoal.client import Client
+    from shoal.model.events import Event, Recorded
+    from shoal.model.finding import JobFilter
     from shoal.model.ledger import CostView
+    from shoal.model.views import EventsView, WhyView
 
 
 @verb(Argument("job", "JOB", "A job's id or name; it may have ended long ago.", type=job_word))
@@ -44,8 +51,8 @@ def explain(job: str, json: bool, home: Path) -> None:
         return
     from shoal.cli.screen.explanation import page
 
-    for number, text in enumerate(page(explanation, cost=cost)):
-        show.line(text, "bold" if not number or _is_heading(text) else "")
+    for place, text in enumerate(page(explanation, cost=cost)):
+        show.line(text, "bold" if not place or _is_heading(text) else "")
 
 
 def _cost(client: Client, job: str) -> CostView | None:
@@ -60,3 +67,197 @@ def _cost(client: Client, job: str) -> CostView | None:
 
 def _is_heading(text: str) -> bool:
     return text.startswith(("Attempt ", "What "))
+
+
+# `shoal why`: why a job or service is in its present state, and its history.
+
+
+@verb(Argument("job", "JOB", "A job's id or name, or a service's.", type=job_word))
+def why(job: str, json: bool, home: Path) -> None:
+    """Show why a job or service is in its present state.
+
+    The first lines describe this moment: what a waiting job waits for, and when
+    it will probably start, or what limits the steps of a job that trains:
+    compute, network, storage, input, or members that differ. Below is the
+    history, oldest first. The scheduler stores the reason of every decision.
+
+    Examples:
+      shoal why j7
+      shoal why j7 --json | jq -r .why
+      shoal why j7 --json | jq .progress.bound.shares
+      shoal why chat
+    """
+    from shoal.cli import cluster
+    from shoal.cli.screen import show
+
+    with cluster.connect(home) as client:
+        if cluster.is_service(client, job):
+            from shoal.cli.verbs.services import show_service
+
+            show_service(job.strip(), home, json)
+            return
+        asked = cluster.job_id(client, job, what="job or service")
+        view = cluster.on_job(client, asked, lambda c: c.why(asked))
+    if json:
+        show.as_json(view)
+    else:
+        _print(view, int(time.time() * 1000))
+
+
+def _print(view: WhyView, now_ms: int) -> None:
+    from shoal.cli.screen.annotations import annotation_lines
+    from shoal.cli.screen.show import STATE_STYLES, Cell, Column, line, table
+    from shoal.cli.screen.words import bound_lines, progress_text, state_text
+    from shoal.forms.units import duration_text
+
+    line(f"{view.id} {state_text(view.state)}", STATE_STYLES.get(view.state, "") + " bold")
+    if view.why:
+        line(f"  {view.why}")
+    if view.progress is not None:
+        line(f"  {progress_text(view.progress)}")
+        for text in bound_lines(view.progress.bound):
+            line(f"  {text}")
+    if view.start:
+        line(f"  {view.start}")
+    for text in annotation_lines(view.labels, view.notes):
+        line(f"  {text}", "dim")
+    if not view.events:
+        return
+    line("")
+    rows: list[list[str | Cell]] = [
+        [Cell(f"{duration_text(now_ms - record.event.at_ms)} ago", "dim"), record.event.sentence()]
+        for record in view.events
+    ]
+    table([Column("WHEN", right=True), Column("WHAT", wraps=True)], rows)
+
+
+# `shoal events`: the cluster's log as sentences.
+
+
+LAST = 50
+LAST_MAX = 10_000
+PAGE = 1000
+FOLLOW_WAIT_S = 20.0
+
+
+@verb(
+    flag("--follow", "-f", help="Keep printing new events."),
+    Option(
+        "--last",
+        "-n",
+        metavar="N",
+        type=number(0, LAST_MAX),
+        help="Start with the last N events. [50, or all since --since]",
+    ),
+    Option("--job", metavar="JOB", type=job_word, help="Only events of this job."),
+    Option("--node", metavar="NODE", default="", help="Only events of this node."),
+    *finding_flags("node"),
+)
+def events(
+    follow: bool, last: int | None, job: str, node: str, json: bool, home: Path, **given: Any
+) -> None:
+    """Show what happened, one sentence per event.
+
+    Events are printed oldest first. With --follow it continues until Ctrl-C,
+    also while the controller restarts. --json prints one object per line.
+    With flags that choose jobs, only events of the jobs that match are shown.
+
+    Examples:
+      shoal events
+      shoal events -f
+      shoal events --job j7 -n 1000
+      shoal events --since 2h --user ada --name 'train-*'
+      shoal events -f --json | jq -c 'select(.event.event == "NodeLost")'
+    """
+    from shoal.cli import cluster
+
+    node = cluster.node_id(node) if node else ""
+    wanted = filter_of(given)
+    with cluster.Retry(home, retry_s=cluster.RETRY_S if follow else 0) as retry:
+        job = retry(lambda client: cluster.job_id(client, job)) if job else ""
+        _require(retry, job, node)
+        last = last if last is not None else 0 if wanted.since_ms else LAST
+        after = 0 if wanted.since_ms and not last else -last
+        if not last and not wanted.since_ms:
+            after = retry(lambda client: client.status()).last_seq
+        while True:
+            view = _page(retry, after, max(PAGE, last), job, node, follow, wanted)
+            for record in view.events:
+                print_event(record, json)
+            if not follow and (last or view.next_after <= after):
+                return
+            after = view.next_after
+
+
+def _require(retry: Retry, job: str, node: str) -> None:
+    """Events of a job or node that does not exist would never come."""
+    from shoal.cli.cluster import on_job, require_node
+
+    if job:
+        retry(lambda client: on_job(client, job, lambda c: c.job(job)))
+    if node:
+        retry(lambda client: require_node(client, node))
+
+
+def _page(
+    retry: Retry, after: int, limit: int, job: str, node: str, follow: bool, wanted: JobFilter
+) -> EventsView:
+    wait_s = FOLLOW_WAIT_S if follow else 0
+    return retry(
+        lambda client: client.events(
+            after=after, limit=limit, job=job, node=node, wait_s=wait_s, wanted=wanted
+        )
+    )
+
+
+def print_event(record: Recorded, json: bool, fit: bool = False) -> None:
+    """`fit`: cut it to one line of the terminal."""
+    from shoal.cli.screen import show
+
+    if json:
+        show.as_json(record, lines=True)
+        return
+    moment = datetime.datetime.fromtimestamp(record.event.at_ms / 1000).astimezone()
+    if show.at_terminal():
+        _print_styled(record, f"{moment:%H:%M:%S}", fit)
+    else:
+        stamp = moment.isoformat(timespec="milliseconds")
+        print(f"{stamp}  {record.seq:>6}  {record.event.sentence()}", flush=True)
+
+
+def _print_styled(record: Recorded, clock: str, fit: bool) -> None:
+    from rich.text import Text
+
+    from shoal.cli.screen import show
+
+    whole = f"{clock}  {record.event.sentence()}"
+    for at, part in enumerate([show.fitted(whole)] if fit else show.lines_of(whole)):
+        text = Text(part, style=event_style(record.event))
+        if not at:
+            text.stylize("dim", 0, len(clock))
+        show.console().print(text, soft_wrap=True)
+
+
+def event_style(event: Event) -> str:
+    """Red for a loss, green for a success, yellow for what needs attention."""
+    match event.__class__.__name__:
+        case "NodeLost" | "MemberLost":
+            return "red"
+        case (
+            "NodeSilent"
+            | "JobRequeued"
+            | "JobStopping"
+            | "NodeIntended"
+            | "NodeEnding"
+            | "ServiceStopping"
+        ):
+            return "yellow"
+        case "JobRunning" | "NodeReady" | "JobAdopted" | "ReplicaReady":
+            return "green"
+        case "JobFinished":
+            outcome = getattr(event, "outcome", "")
+            return "green" if outcome == "succeeded" else "red"
+        case "MemberExited":
+            return "" if getattr(event, "code", 0) == 0 else "red"
+        case _:
+            return ""

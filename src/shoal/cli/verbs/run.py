@@ -159,7 +159,7 @@ def _run_workflow(
     from shoal.cli.request import packed_jobs
     from shoal.cli.screen import show
     from shoal.cli.screen.follow import wait_for_end
-    from shoal.cli.verbs.workflow import print_workflow
+    from shoal.cli.verbs.schedule import print_workflow
 
     with cluster.connect(home) as client:
         view = client.submit_workflow(packed_jobs(client, jobs, pack, None if json else show.note))
@@ -236,7 +236,7 @@ def submitted_text(view: JobView) -> str:
 
 def _attach(job: str, home: Path) -> int:
     from shoal.cli.screen.show import note
-    from shoal.cli.verbs.attach import follow_terminal
+    from shoal.cli.verbs.inside import follow_terminal
 
     note(f"[{job} submitted; detach with Ctrl-P Ctrl-Q]")
     return follow_terminal(job, home)

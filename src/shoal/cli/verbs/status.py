@@ -1,14 +1,20 @@
-"""`shoal status`: the whole cluster on one screen."""
+"""The whole cluster on one screen: status, top (live) and supply (where its nodes come from)."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shoal.cli.command import verb
+from shoal.cli.command import Option, verb
 
 if TYPE_CHECKING:
+    from shoal.cli.screen.live import Live
+    from shoal.cli.screen.top_board import Board
+    from shoal.cli.screen.top_rows import Seen
+    from shoal.client import Client
+    from shoal.model.supply import OrderView, SuppliesView, SupplyView
     from shoal.model.views import HeadView, JobRow, NodeView, ServiceView, StatusView
+
 
 JOBS_SHOWN = 10
 EVENTS_SHOWN = 5
@@ -65,7 +71,7 @@ def status(json: bool, home: Path) -> None:
         ],
     )
     if last:
-        from shoal.cli.verbs.events import print_event
+        from shoal.cli.verbs.explain import print_event
 
         show.line("")
         for record in last:
@@ -162,3 +168,175 @@ def _share(used: int, total: int, used_text: str, total_text: str) -> str:
 
     text = f"{used_text} of {total_text} in use"
     return f"{bar(used, total, BAR_WIDTH)}  {text}" if at_terminal() and total else text
+
+
+# `shoal top`: the cluster live, with keys.
+
+
+JOBS_READ = 500
+ROWS_PRINTED = 1000
+
+
+@verb(Option("--view", metavar="VIEW", default="jobs", help="jobs, nodes or services. [jobs]"))
+def top(view: str, json: bool, home: Path) -> None:
+    """Watch jobs, nodes and services live.
+
+    Each GPU is a letter on the map: that of its job, in the column MAP. Up and
+    down choose a job; below the table you see why it waits, and its curve.
+    Enter shows its logs, c cancels it after a question, / shows only lines with
+    the words that you type (names, ids, users, nodes, states). j, n and s
+    choose jobs, nodes or services; < and > sort. ? lists all keys, q quits.
+    While the controller is away, the last picture stays. Without a terminal,
+    top prints once.
+
+    Examples:
+      shoal top
+      shoal top --view nodes
+      shoal top --view nodes | sort -k 3
+      shoal top --json | jq '.status.gpus_free'
+    """
+    from shoal.cli import cluster
+    from shoal.cli.screen import show
+    from shoal.cli.screen.top_board import Board
+    from shoal.cli.screen.top_rows import COLUMNS
+    from shoal.forms.failure import USAGE, Failure
+    from shoal.forms.units import quoted
+
+    board = Board()
+    if view not in COLUMNS:
+        raise Failure(f"--view: {quoted(view)} is not one of {', '.join(COLUMNS)}", USAGE)
+    board.view = view
+    if json or not show.at_terminal():
+        with cluster.connect(home) as client:
+            show.as_json(_whole(client, view)) if json else _print(client, board)
+        return
+    from shoal.cli.screen.top_loop import watch
+
+    watch(home, board)
+
+
+def _whole(client: Client, view: str) -> dict[str, object]:
+    """With only what the view needs."""
+    found: dict[str, object] = {"status": client.status(), "jobs": [], "nodes": []}
+    found |= {"services": [], "samples": {}}
+    if view == "jobs":
+        found["jobs"] = client.jobs(limit=JOBS_READ)
+    elif view == "nodes":
+        found |= {"nodes": client.nodes(), "samples": client.samples()}
+    else:
+        found["services"] = client.services()
+    return found
+
+
+def _print(client: Client, board: Board) -> None:
+    from shoal.cli.screen.live import Live
+    from shoal.cli.screen.show import table
+    from shoal.cli.screen.top_rows import COLUMNS
+
+    live = Live(lambda: client, lambda: None)
+    live.read(client)
+    seen = seen_of(live)
+    if board.view == "nodes":
+        seen.samples = client.samples()
+    elif board.view == "services":
+        seen.services = {one.name: one for one in client.services()}
+    columns, items = COLUMNS[board.view], getattr(seen, board.view)
+    keys = board.keys(seen)[:ROWS_PRINTED]
+    rows = [[one.cell(seen, items[key]) for one in columns] for key in keys]
+    table([one.column for one in columns], rows)
+
+
+def seen_of(live: Live) -> Seen:
+    from shoal.cli.screen.top_rows import Seen, places_of
+
+    assert live.status is not None, "something was read"
+    return Seen(
+        status=live.status,
+        now_ms=live.now_ms,
+        number=live.number,
+        jobs=live.jobs,
+        nodes=live.nodes,
+        places=places_of(live.nodes),
+    )
+
+
+# `shoal supply`: where nodes come from, and what was ordered.
+
+
+@verb()
+def supply(json: bool, home: Path) -> None:
+    """Show where nodes come from, and what was ordered.
+
+    The policy names supplies: kinds of nodes that Slurm, Kubernetes or Ray
+    brings when jobs wait for them. NODES is how many have joined, COMING how
+    many were asked for, MOST how many there may be. Each order is shown with
+    the supplier's own name for it (a Slurm job id, a pod) and what it waits for.
+
+    Examples:
+      shoal supply
+      shoal supply --json | jq '.orders[] | select(.phase == "pending")'
+      shoal policy set elastic.yaml
+    """
+    from shoal.cli import cluster
+    from shoal.cli.screen import show
+
+    with cluster.connect(home) as client:
+        view = client.supply()
+    if json:
+        show.as_json(view)
+        return
+    if not view.supplies:
+        show.note("the policy has no supply; see: shoal policy show, and docs/supply.md")
+        return
+    _print_supplies(view)
+    if view.orders:
+        show.line("")
+        titles = ("ORDER", "SUPPLY", "PHASE", "JOINED", "AGE", "HANDLE", "REASON")
+        show.table(
+            [show.Column(title, wraps=title in ("STATE", "REASON")) for title in titles],
+            [_order_row(order, view.now_ms) for order in view.orders],
+        )
+
+
+def _print_supplies(view: SuppliesView) -> None:
+    from shoal.cli.screen import show
+
+    priced = any(one.price for one in view.supplies)
+    money = [f"{view.currency or 'COST'}/H"] if priced else []
+    titles = ["SUPPLY", "ENGINE", "NODES", "COMING", "MOST", *money, "EACH", "STATE"]
+    show.table(
+        [show.Column(title, wraps=title in ("STATE", "REASON")) for title in titles],
+        [_supply_row(one, priced=priced) for one in view.supplies],
+    )
+
+
+def _supply_row(one: SupplyView, *, priced: bool) -> list[str]:
+    from shoal.forms.supply import price_text
+
+    least = f"{one.least}-" if one.least else ""
+    cost = price_text(one.cost) + (f" of {price_text(one.ceiling)}" if one.ceiling else "")
+    return [
+        one.name,
+        one.engine,
+        str(one.nodes),
+        str(one.coming),
+        f"{least}{one.most}",
+        *([cost] if priced else []),
+        one.kind,
+        one.state,
+    ]
+
+
+def _order_row(order: OrderView, now_ms: int) -> list[str]:
+    from shoal.forms.units import duration_text
+
+    nodes = f"{len(order.joined)} of {len(order.nodes)}"
+    return [
+        order.id,
+        order.supply,
+        order.phase,
+        nodes,
+        duration_text(now_ms - order.at_ms),
+        order.handle or "-",
+        order.reason or order.why,
+    ]
