@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from shoal.core.phases.serve import TRIES_MAX
+from shoal.core.features.service.serve import TRIES_MAX
 from shoal.model.events import (
     Event,
     EventBase,

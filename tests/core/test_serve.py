@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from shoal.core.answers.rollouts import stalled
-from shoal.core.phases.serve import DOWN_MS, TRIES_MAX
+from shoal.core.answers.why import explain
+from shoal.core.features.service.rollout import stalled
+from shoal.core.features.service.serve import DOWN_MS, TRIES_MAX
 from shoal.core.state.load import restore
 from shoal.model.commands import Launch
 from shoal.model.events import JobSubmitted, ReplicaDraining, ServiceSet, ServiceStopped
@@ -592,7 +593,9 @@ FULL: dict[str, Any] = {"scale": {"least": 4, "most": 4}, "replica": {"cpu_milli
 
 
 def why_stalled(cluster: Serving) -> str:
-    return render(stalled(cluster.state, cluster.service(), cluster.policy, cluster.now_ms))
+    state, policy, now_ms = cluster.state, cluster.policy, cluster.now_ms
+    why = stalled(state, cluster.service(), now_ms, lambda job: explain(state, job, policy, now_ms))
+    return render(why)
 
 
 def test_a_surge_that_has_no_room_keeps_the_old_version_and_says_what_would_help() -> None:

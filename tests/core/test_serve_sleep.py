@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from shoal.core.phases.serve_sleep import TOLD_MS, stays_awake
+from shoal.core.features.service.sleep import TOLD_MS, stays_awake
 from shoal.core.state.load import restore
 from shoal.forms.failure import BadField
 from shoal.forms.service import to_service

@@ -14,7 +14,7 @@ import shoal.core.state.round
 import shoal.core.step
 import shoal.tick
 from shoal.core.books import quarantine
-from shoal.core.features import budget, identity, workflow
+from shoal.core.features import budget, ends, identity, workflow
 from shoal.core.nodebook import Action, NodeBook
 from shoal.core.phases import admit, heal, observe, reconcile, watch
 from shoal.core.phases import reclaim as idle
@@ -111,7 +111,7 @@ def give_nodes_up_too_soon(patch: pytest.MonkeyPatch) -> None:
     def expire(round_: Round, *, fences: bool) -> None:
         for node_id, heard_ms in list(round_.state.heard.contacts.items()):
             if round_.now_ms - heard_ms >= round_.policy.silent_after_ms:
-                observe.lose(round_, round_.state.nodes[node_id], dead=False, why="silent")
+                ends.lose(round_, round_.state.nodes[node_id], dead=False, why="silent")
 
     patch.setattr(observe, "_expire_silent", expire)
 

@@ -11,7 +11,7 @@ import pytest
 from storm.fuzz import SeedFailed, Size, run_seed
 
 from shoal.core.books.scale import Wish
-from shoal.core.phases import serve
+from shoal.core.features.service import serve
 from shoal.core.scheduling import cycle
 from shoal.core.state.round import Round
 from shoal.model.events import JobPlaced, JobSubmitted, ReplicaReady, ServiceSet, ServiceStopped

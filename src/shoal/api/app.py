@@ -79,7 +79,7 @@ from shoal.control.home import Home
 from shoal.control.loop import Busy, ControlLoop, Unreadable
 from shoal.control.stores import Stores
 from shoal.core.features.caps import caps_of
-from shoal.core.phases.claims import owner_of
+from shoal.core.features.service.serve import owner_of
 from shoal.engines.linked.engine import LinkedEngine
 from shoal.forms.fields import JOB, SERVICE
 from shoal.ledger.live import LiveLedger

@@ -13,12 +13,13 @@ from shoal.api.reach import Reach
 from shoal.control.loop import ControlLoop
 from shoal.control.reach import is_loopback
 from shoal.core.answers.bound import busiest, judge
-from shoal.core.answers.rollouts import sleeps, stalled
 from shoal.core.answers.supplies import supply_lines
 from shoal.core.answers.why import explain
 from shoal.core.books.spending import window
 from shoal.core.fabric.words import weak_links
 from shoal.core.features.array import counts
+from shoal.core.features.service.rollout import stalled
+from shoal.core.features.service.sleep import sleeps
 from shoal.core.state.apply_array import parts_of
 from shoal.core.state.state import Node
 from shoal.model.array import counts_of
@@ -247,10 +248,11 @@ def version_before(service: Service) -> int:
 
 def service_reason(loop: ControlLoop, service: Service) -> str:
     state, now_ms = loop.state, loop.clock.now_ms()
-    why = stalled(state, service, loop.policy, now_ms) or sleeps(
-        state, service, loop.policy, now_ms
-    )
-    return why or service.why
+
+    def waits(job: Job) -> str:
+        return explain(state, job, loop.policy, now_ms)
+
+    return stalled(state, service, now_ms, waits) or sleeps(state, service, waits) or service.why
 
 
 def service_state(service: Service, load: ServiceLoad, replicas: list[ReplicaView]) -> str:

@@ -19,7 +19,7 @@ from shoal.control.engine_reader import EngineReader
 from shoal.control.loop import Busy, ControlLoop, Unreadable
 from shoal.control.secretstore import SecretStore
 from shoal.control.service_certificates import SecretKey, ServiceCertificates, keys_of
-from shoal.core.phases.claims import owner_of
+from shoal.core.features.service.serve import owner_of
 from shoal.core.state.state import State
 from shoal.model.job import Job, MemberRef, Phase
 from shoal.model.service import (

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from shoal.core.features.array import arrays_violation
+from shoal.core.features.ends import ends_violation
 from shoal.core.features.identity import identity_violation
 from shoal.core.features.labels import labels_violation, placement_violation
 from shoal.core.features.schedules import schedules_violation
@@ -33,6 +34,7 @@ OF_FEATURES = (
     workflow_violation,
     schedules_violation,
     sleep_violation,
+    ends_violation,
 )
 
 
@@ -257,7 +259,6 @@ def _verify_indexes(state: State) -> None:
         free = sorted((domain.gpus, place) for place, domain in division.domains.items())
         if free != division.tightest:
             raise Violation("racks or blocks are not in the order of their free GPUs")
-    _verify_ends(state)
     known = Counter(
         state.rooms[node.index].kind
         for node in state.order
@@ -292,29 +293,6 @@ def _verify_indexes(state: State) -> None:
     if sorted(queued) != waiting:
         raise Violation("the queue does not match the waiting jobs")
     _verify_tally(state)
-
-
-def _verify_ends(state: State) -> None:
-    ends = [
-        (
-            sorted(end.at_ms for end in (node.own_end, node.set_end) if end is not None)[0],
-            node.index,
-        )
-        for node in state.order
-        if node.own_end is not None or node.set_end is not None
-    ]
-    offered = [
-        (at_ms, index)
-        for at_ms, index in sorted(ends)
-        if state.order[index].health is NodeHealth.READY
-        and state.order[index].intent is NodeIntent.OPEN
-        and state.order[index].record.standing is not Standing.QUARANTINED
-    ]
-    if (sorted(ends), offered) != (state.endings, state.open_endings):
-        raise Violation("the nodes that end are not in the order of their ends")
-    for node in state.order:
-        if node.closed_from is not None and node.intent is not NodeIntent.DRAINING:
-            raise Violation(f"{node.spec.id} was drained for its end, but is {node.intent.value}")
 
 
 def _verify_tally(state: State) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.core.answers.why_ends import too_long
+from shoal.core.features.ends import too_long
 from shoal.core.scheduling.ends import outlives
 from shoal.core.scheduling.packing import fits_empty
 from shoal.core.state.queue import gang_of

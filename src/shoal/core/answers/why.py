@@ -7,8 +7,8 @@ from bisect import bisect_left
 from typing import NamedTuple
 
 from shoal.core.answers.supplies import asked_for
-from shoal.core.answers.why_ends import ends_first
 from shoal.core.features.array import first_waiting, progress_text
+from shoal.core.features.ends import ends_first
 from shoal.core.features.labels import label_note
 from shoal.core.features.sleep import sleepers_note
 from shoal.core.features.workflow import awaited, begins

@@ -12,6 +12,7 @@ from shoal.core.features.array import (
     too_many_arrays,
 )
 from shoal.core.features.caps import above_cap, too_large, too_many, too_many_replicas
+from shoal.core.features.ends import forget_set_end, lose, reason, set_end
 from shoal.core.features.identity import change_identity, change_keys, void_keys
 from shoal.core.features.labels import (
     kinds_if_asked,
@@ -22,6 +23,7 @@ from shoal.core.features.labels import (
 )
 from shoal.core.features.notices import change_notices
 from shoal.core.features.schedules import change_schedule
+from shoal.core.features.service.serve import set_service, stop_service
 from shoal.core.features.sleep import put_to_sleep, wake
 from shoal.core.features.workflow import (
     after_problem,
@@ -31,12 +33,9 @@ from shoal.core.features.workflow import (
     graph_problem,
     submit_instead,
 )
-from shoal.core.phases.ends import forget_set_end, reason, set_end
 from shoal.core.phases.fabric import begin_tour
-from shoal.core.phases.observe import lose
 from shoal.core.phases.policy import set_policy
 from shoal.core.phases.reserved import reserved, reserved_secrets
-from shoal.core.phases.serve import set_service, stop_service
 from shoal.core.phases.spec_problem import shape_problem, spec_problem
 from shoal.core.phases.storage import begin_storage
 from shoal.core.scheduling.capacity import held_when_empty

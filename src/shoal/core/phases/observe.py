@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from shoal.core.features.identity import void_keys
+from shoal.core.features.ends import lose, note_end, note_leaving
 from shoal.core.features.sleep import hear_sleep
-from shoal.core.phases.ends import has_ended, note_end
 from shoal.core.phases.faults import UNSTARTED, take_faults
 from shoal.core.phases.forgetting import long_gone
-from shoal.core.phases.leaving import note_leaving, note_left
 from shoal.core.state.own_members import Strays, present, split
 from shoal.core.state.round import Round
 from shoal.core.state.state import Node, State
@@ -20,7 +18,6 @@ from shoal.model.events import (
     MemberLost,
     MembersStarted,
     NodeJoined,
-    NodeLost,
     NodeReady,
     NodeSilent,
 )
@@ -344,19 +341,3 @@ def _expire_silent(round_: Round, *, fences: bool) -> None:
             grace = duration_text(max(0, policy.grace_ms - silent_ms))
             why = f"silent for {duration_text(silent_ms)}; its jobs are left alone for {grace}"
             round_.emit(NodeSilent(at_ms=now_ms, node=node.id, why=why))
-
-
-def lose(round_: Round, node: Node, *, dead: bool, why: str, back: bool = False) -> None:
-    """`back`: its next life speaks already, so it has not ended for good."""
-    ended = not back and has_ended(node)
-    round_.emit(
-        NodeLost(
-            at_ms=round_.now_ms,
-            node=node.id,
-            incarnation=node.incarnation,
-            dead=dead,
-            why=why,
-        )
-    )
-    note_left(round_, node, ended=ended)
-    void_keys(round_, node)

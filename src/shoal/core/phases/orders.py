@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
+from shoal.core.features.ends import hear_notes, is_stray, lose
 from shoal.core.features.identity import void_keys
-from shoal.core.phases.ends import hear_notes
-from shoal.core.phases.leaving import is_stray
-from shoal.core.phases.observe import lose
 from shoal.core.state.round import Round
 from shoal.core.state.state import Node, State
 from shoal.core.state.supplied import START_MS, nodes_brought

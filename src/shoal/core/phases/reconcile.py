@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from shoal.core.features.service.sleep import may_freeze
 from shoal.core.features.sleep import naps_wanted
 from shoal.core.phases.gang_hosts import EVERYWHERE_MAX, HOSTS, hosts_text
-from shoal.core.phases.serve_sleep import may_freeze
 from shoal.core.phases.trackers import for_trackers, run_id
 from shoal.core.scheduling.meeting import lone_point
 from shoal.core.scheduling.roots import copying, travels

@@ -6,6 +6,8 @@ new, and its node is told to put it to sleep when nothing is under way there.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from shoal.core.books.scale import Wish
 from shoal.core.features.sleep import awake, touch
 from shoal.core.scheduling.sleeping import doze, why_not
@@ -53,6 +55,16 @@ def may_freeze(state: State, job: Job) -> bool:
     if job.spec.service not in state.services:
         return True
     return state.heard.quiet.get(job.id) == job.dozed_ms
+
+
+def sleeps(state: State, service: Service, explain: Callable[[Job], str]) -> str:
+    """Why its replicas sleep, or cannot sleep without requests; empty if neither is so."""
+    if not service.ready:
+        for job_id in state.replicas.get(service.spec.name, {}):
+            job = state.jobs[job_id]
+            if job.napping and job.spec.version == service.version:
+                return f"{job.mention}: {explain(job)}"
+    return stays_awake(state, service)
 
 
 def stays_awake(state: State, service: Service) -> str:
@@ -109,7 +121,7 @@ def _put_to_sleep(
         return
     idle_ms = _idle_ms(round_, service)
     if load is None or idle_ms < after_ms:
-        _look_at(round_, round_.now_ms + max(after_ms - idle_ms, LOOK_MS))
+        look_at(round_, round_.now_ms + max(after_ms - idle_ms, LOOK_MS))
         return
     for job in can:
         if not why_not(round_.state, job, asked=True):  # there may be one bed only
@@ -158,9 +170,9 @@ def _let_sleep(round_: Round, service: Service, job: Job, load: ServiceLoad | No
         state.heard.quiet[job.id] = since_ms
         round_.quiet.append(job.id)
     else:
-        _look_at(round_, min(over_ms, max(since_ms + TOLD_MS, now_ms + LOOK_MS)))
+        look_at(round_, min(over_ms, max(since_ms + TOLD_MS, now_ms + LOOK_MS)))
 
 
-def _look_at(round_: Round, at_ms: int) -> None:
+def look_at(round_: Round, at_ms: int) -> None:
     agenda = round_.state.agenda
     agenda.serve_ms = at_ms if agenda.serve_ms is None else min(agenda.serve_ms, at_ms)

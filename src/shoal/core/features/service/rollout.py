@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from shoal.core.scheduling.again import kept_from
 from shoal.core.scheduling.fit import GangFit, fit, slices
@@ -16,6 +16,7 @@ from shoal.model.service import Rollout, Service, ServiceSpec
 
 PART = 4  # a quarter of the replicas (one at least) at a time, unless the service says otherwise
 TRIES_MAX = 64  # old replicas that are looked at for one that waits
+TRIED_MS = 2_000  # it takes a few looks until an old replica leaves for a new one
 
 
 def at_a_time(spec: ServiceSpec, wanted: int) -> int:
@@ -119,3 +120,35 @@ def _free(overlay: Overlay, jobs: Iterable[Job], *, undo: bool = False) -> None:
                 sign = -1 if undo else 1
                 alone = job.spec.whole_nodes and not member.lent
                 overlay.change(member.held, sign, exclusive=alone, asleep=member.lent)
+
+
+def stalled(state: State, service: Service, now_ms: int, explain: Callable[[Job], str]) -> str:
+    """Why a roll-out does not go on; empty unless a new replica waits while old ones serve.
+    `explain`: why a job waits."""
+    jobs = [state.jobs[job_id] for job_id in state.replicas.get(service.spec.name, {})]
+    old = [job for job in jobs if job.id in service.ready and job.spec.version != service.version]
+    waiting = [
+        job
+        for job in jobs
+        if job.spec.version == service.version
+        and job.phase is Phase.WAITING
+        and job.submitted_ms + TRIED_MS < now_ms
+    ]
+    if not old or not waiting:
+        return ""
+    job, leaving = waiting[0], [one for one in old if one.id in service.draining]
+    who = f"{job.mention} of version {service.version}"
+    if leaving:
+        return (
+            f"{who} waits until {leaving[0].mention} of version {leaving[0].spec.version} has left"
+        )
+    why = explain(job)
+    if service.spec.rollout is Rollout.SURGE:
+        help_ = "to drain an old replica first, serve it again with --rollout replace"
+        return f"{who} waits for room beside version {old[0].spec.version}: {why}; {help_}"
+    serving = [job_id for job_id in service.ready if job_id not in service.draining]
+    if len(serving) < service.wanted:
+        stay = f"{len(serving)} of {service.wanted} replicas are ready, so the old ones stay"
+        return f"{who} waits for room: {why}; {stay}"
+    more = "; --at-a-time lets more of them leave" if len(old) > 1 else ""
+    return f"{who} does not fit in place of an old replica: {why}{more}"

@@ -1,12 +1,23 @@
-"""Until when nodes live: what they say of it, what operators want, and the drain before it."""
+"""Nodes that go: until when they live, as they, their engine or an operator say; the drain before
+that; nodes that ask to leave, whose order is over, or that are lost; and jobs that they are too
+short-lived for."""
 
 from __future__ import annotations
 
-from shoal.core.scheduling.ends import end_text
+from collections.abc import Collection
+
+from shoal.core.features.identity import void_keys
+from shoal.core.scheduling.ends import end_text, goes_on, left_ms, need_ms, too_short
+from shoal.core.scheduling.fit import members_here
 from shoal.core.state.ends import leaving_times, margin_ms
+from shoal.core.state.queue import gang_of
 from shoal.core.state.round import Round
-from shoal.core.state.state import Node
-from shoal.model.events import NodeEnding, NodeIntended
+from shoal.core.state.state import Node, State
+from shoal.model.commands import Command, Dismiss
+from shoal.model.durations import duration_text
+from shoal.model.events import NodeEnding, NodeIntended, NodeLost
+from shoal.model.health import Standing
+from shoal.model.job import Job
 from shoal.model.node import ENDS_WHY_MAX, TOLD_TO_END, End, NodeHealth, NodeIntent
 from shoal.model.reason import quoted
 from shoal.model.report import Accepted, Answer, NodeReport, Refused, SetEnd
@@ -146,8 +157,129 @@ def _emit(round_: Round, node: Node, end: End | None, *, own: bool, why: str) ->
 
 
 def _intend(
-    round_: Round, node: Node, intent: NodeIntent, why: str, *, ending: bool = False
+    round_: Round,
+    node: Node,
+    intent: NodeIntent,
+    why: str,
+    *,
+    ending: bool = False,
+    leaving: bool = False,
 ) -> None:
     round_.emit(
-        NodeIntended(at_ms=round_.now_ms, node=node.id, intent=intent, ending=ending, why=why)
+        NodeIntended(
+            at_ms=round_.now_ms,
+            node=node.id,
+            intent=intent,
+            leaving=leaving,
+            ending=ending,
+            why=why,
+        )
     )
+
+
+def note_leaving(round_: Round, node: Node, inventory: NodeReport) -> None:
+    """Note what the node asks for. It is removed when nothing runs there and all exits are in."""
+    if inventory.leaving and not node.leaving:
+        _intend(round_, node, NodeIntent.DRAINING, "it wants to leave the cluster", leaving=True)
+    elif not inventory.leaving and node.leaving:
+        _intend(round_, node, NodeIntent.OPEN, "it no longer wants to leave")
+    empty = not (inventory.alive or inventory.exits or round_.state.placed[node.id])
+    if inventory.leaving and empty and node.intent is NodeIntent.DRAINING:
+        _intend(round_, node, NodeIntent.REMOVED, "it has left the cluster", leaving=True)
+
+
+def dismissals(state: State, inventories: list[NodeReport]) -> list[Command]:
+    """Sent after each report until the node is gone."""
+    found: list[Command] = []
+    for inventory in inventories:
+        node = state.nodes[inventory.spec.id]
+        if node.intent is NodeIntent.REMOVED and (inventory.leaving or is_stray(state, node)):
+            found.append(Dismiss(node=node.id, incarnation=inventory.incarnation))
+    return found
+
+
+def is_stray(state: State, node: Node) -> bool:
+    """Was it brought by an order that is over? Its supplier knows of nothing to end there."""
+    return bool(node.spec.order) and node.spec.order not in state.orders
+
+
+def lose(round_: Round, node: Node, *, dead: bool, why: str, back: bool = False) -> None:
+    """A node that wanted to leave and is gone has left, even if jobs still ran on it. So has one
+    that ended when it said it would. `back`: its next life speaks already, so it has not ended for
+    good."""
+    ended = not back and has_ended(node)
+    round_.emit(
+        NodeLost(
+            at_ms=round_.now_ms,
+            node=node.id,
+            incarnation=node.incarnation,
+            dead=dead,
+            why=why,
+        )
+    )
+    if ended or (node.leaving and node.intent is not NodeIntent.REMOVED):
+        left = "it has left the cluster while jobs ran on it"
+        left = "it has ended, as it said it would" if ended else left
+        _intend(round_, node, NodeIntent.REMOVED, left, leaving=True)
+    void_keys(round_, node)
+
+
+def ends_first(state: State, job: Job, other: Collection[int], now_ms: int) -> str:
+    """For instance "n3 has room, but ends in 40m (Slurm time limit), and this job is expected to
+    run 2h"; empty if no such node has room. `other`: nodes that are closed to it anyway."""
+    gang = gang_of(job)
+    found = [
+        state.order[index]
+        for index in sorted(too_short(state, job, now_ms) - set(other))
+        if gang.demand.suits((room := state.rooms[index]).kind)
+        and members_here(gang, room.kind, room.level)
+    ]
+    ends = [(node.end, node.id) for node in found if node.end is not None]
+    if not ends:
+        return ""
+    end, name = max(ends, key=lambda entry: entry[0].at_ms)
+    more = len(ends) - 1
+    have = f"{name} and {more} more have room, but {name}" if more else f"{name} has room, but"
+    return f"{have} {end_text(end, now_ms)}, and {too_long(state, job)}"
+
+
+def too_long(state: State, job: Job) -> str:
+    left = left_ms(state, job)
+    if goes_on(job):
+        return f"a start pays only if {duration_text(need_ms(state, job) or 0)} are left"
+    advice = "give it a time limit or an estimate" if left is None else "give it a shorter one"
+    if left is not None and not job.spec.time_limit_ms:
+        advice = "give it a time limit"
+    advice += ", or save its work and make it preemptible"
+    if left is None:
+        needs = need_ms(state, job)
+        only = f", so {duration_text(needs)} have to be left" if needs is not None else ""
+        return f"how long this job runs is not known{only}; {advice}"
+    return f"this job is expected to run {duration_text(left)}; {advice}"
+
+
+# -- what always holds, in code that shares nothing with the code above ----------------------------
+
+
+def ends_violation(state: State) -> str:
+    ends = [
+        (
+            sorted(end.at_ms for end in (node.own_end, node.set_end) if end is not None)[0],
+            node.index,
+        )
+        for node in state.order
+        if node.own_end is not None or node.set_end is not None
+    ]
+    offered = [
+        (at_ms, index)
+        for at_ms, index in sorted(ends)
+        if state.order[index].health is NodeHealth.READY
+        and state.order[index].intent is NodeIntent.OPEN
+        and state.order[index].record.standing is not Standing.QUARANTINED
+    ]
+    if (sorted(ends), offered) != (state.endings, state.open_endings):
+        return "the nodes that end are not in the order of their ends"
+    for node in state.order:
+        if node.closed_from is not None and node.intent is not NodeIntent.DRAINING:
+            return f"{node.spec.id} was drained for its end, but is {node.intent.value}"
+    return ""

@@ -11,13 +11,13 @@ from __future__ import annotations
 import msgspec
 
 from shoal.core.books.scale import RecentWork, Wish, wish
-from shoal.core.phases.claims import taken, ungranted, within
-from shoal.core.phases.rollout import at_a_time, leave_first, side_by_side
-from shoal.core.phases.serve_sleep import nap_and_wake, sized_to_sleep
+from shoal.core.features.service.rollout import at_a_time, leave_first, side_by_side
+from shoal.core.features.service.sleep import look_at, nap_and_wake, sized_to_sleep
 from shoal.core.scheduling.ends import end_text
 from shoal.core.state.ending import cancel
 from shoal.core.state.ends import lead_ms, stop_ms
 from shoal.core.state.round import Round
+from shoal.core.state.state import State
 from shoal.model.durations import duration_text
 from shoal.model.events import (
     JobSubmitted,
@@ -28,10 +28,14 @@ from shoal.model.events import (
     ServiceStopped,
     ServiceStopping,
 )
+from shoal.model.identity import EVERY_TENANT
 from shoal.model.job import Job, JobSpec, Phase, Restart, StopCause
 from shoal.model.node import NodeHealth, NodeIntent
+from shoal.model.policy import grants_host, grants_port
 from shoal.model.report import Accepted, Answer, Refused, SetService, StopService
 from shoal.model.service import (
+    Claims,
+    Route,
     Service,
     ServiceLoad,
     ServiceSpec,
@@ -104,8 +108,6 @@ def stop_service(round_: Round, request: StopService) -> Answer:
 
 
 # -- one service -----------------------------------------------------------------------------
-
-
 def _tend(round_: Round, name: str, service: Service, load: ServiceLoad | None) -> None:
     """`load`: None if nothing was reported of it."""
     state = round_.state
@@ -153,7 +155,7 @@ def _replace_late(round_: Round, service: Service, jobs: list[Job]) -> None:
             why = f"its probe {probe.path} {did} within {duration_text(start_ms)}"
             _stop(round_, job, StopCause.FAILURE, why)
         else:
-            _look_at(round_, since_ms + start_ms + 1)
+            look_at(round_, since_ms + start_ms + 1)
 
 
 def _replace_unreached(round_: Round, service: Service, jobs: list[Job], load: ServiceLoad) -> None:
@@ -239,7 +241,7 @@ def _size(round_: Round, service: Service, jobs: list[Job]) -> None:
     surge = at_a_time(service.spec, wanted) if old else 0
     missing = min(wanted - len(new), wanted + surge - len(staying))
     if missing > 0 and now_ms < service.retry_ms:
-        _look_at(round_, service.retry_ms)
+        look_at(round_, service.retry_ms)
     elif missing > 0:
         for _ in range(missing):
             _start(round_, service)
@@ -295,7 +297,7 @@ def _empty_nodes(round_: Round, service: Service, old: list[Job], new: list[Job]
         return
     waits = [j for j in new if j.phase is Phase.WAITING and j.submitted_ms < round_.now_ms]
     if not waits and service.failures < TRIES_MAX:
-        _look_at(round_, round_.now_ms + LOOK_MS)
+        look_at(round_, round_.now_ms + LOOK_MS)
         return
     reason = f"{waits[0].mention} waits for room" if waits else "no other replica got ready"
     for job, why in here:
@@ -346,7 +348,7 @@ def _let_drained_go(
         elif now_ms - since_ms >= service.spec.drain_ms:
             _stop(round_, job, StopCause.CANCEL, "its time to drain is over")
         else:
-            _look_at(round_, min(now_ms + LOOK_MS, since_ms + service.spec.drain_ms))
+            look_at(round_, min(now_ms + LOOK_MS, since_ms + service.spec.drain_ms))
 
 
 def _stop(round_: Round, job: Job, cause: StopCause, why: str) -> None:
@@ -368,7 +370,56 @@ def _emit_replica(
     round_.emit(kind(at_ms=round_.now_ms, service=service.spec.name, job=job.id, why=why))
 
 
-def _look_at(round_: Round, at_ms: int) -> None:
-    state = round_.state
-    if state.agenda.serve_ms is None or at_ms < state.agenda.serve_ms:
-        state.agenda.serve_ms = at_ms
+# -- what a service may have of the gateway that all tenants share: hosts, paths and ports ---------
+
+
+def within(scope: str, service: Service) -> bool:
+    return scope in (EVERY_TENANT, service.spec.replica.tenant)
+
+
+def owner_of(state: State, tenant: str) -> str:
+    """Empty for the operator, and in a cluster that keeps no tenants apart."""
+    known = tenant in state.identity.tenants or tenant in state.identity.removed
+    return tenant if known else ""
+
+
+def taken(state: State, request: SetService) -> Refused | None:
+    """With two services at one address, the gateway could serve neither. A service that may still
+    go back to its version before keeps that address too."""
+    spec, claims = request.spec, Claims()
+    others = [one for one in state.services.values() if one.spec.name != spec.name]
+    for other in others:
+        for known in (other.before, other.spec):
+            if known is not None:
+                claims.add(known.way, owner_of(state, known.replica.tenant))
+    clash = claims.clash(spec.way, owner_of(state, spec.replica.tenant))
+    if clash is None:
+        return None
+    seen = within(request.scope, state.services[clash.holder])
+    by = f"service {clash.holder}" if seen else "another tenant"
+    return Refused(clash.field, f"{clash.claim} is already used by {by}")
+
+
+def ungranted(state: State, request: SetService) -> Refused | None:
+    """A host, a port and a certificate of its own take a part of what all tenants share, so a
+    tenant that was added needs them granted. What an admin has set for the service may stay."""
+    spec, tenant = request.spec, request.spec.replica.tenant
+    if request.scope == EVERY_TENANT or tenant not in state.identity.tenants:
+        return None
+    known, way = state.services.get(spec.name), spec.way
+    before = [one.way for one in (known.spec, known.before) if one] if known is not None else []
+    lineage = state.accounts.lineage(tenant)
+    for field, grant, granted in (
+        ("host", f"hosts: {way.host}", grants_host(lineage, way.host)),
+        ("port", f"ports: {way.port}", grants_port(lineage, way.port)),
+        ("certificate", f"ports: {way.port}", grants_port(lineage, way.port)),
+    ):
+        value = getattr(way, field)
+        if value and not granted and not _had(before, field, value):
+            fix = f"an admin may grant it in the policy: tenants: {{{tenant}: {{{grant}}}}}"
+            return Refused(field, f"{value} is not granted to {tenant}; {fix}")
+    return None
+
+
+def _had(before: list[Route], field: str, value: object) -> bool:
+    return any(getattr(one, field) == value for one in before)

@@ -1,0 +1,1 @@
+"""Services: their replicas, roll-outs, sleep, and what they may have of the gateway."""
