@@ -380,7 +380,7 @@ class Members:
         self._shipping.forget(ref)
         self._keeping.forget(ref)
         self._supplies.secrets.forget(ref)
-        shutil.rmtree(self._directory / str(ref), ignore_errors=True)
+        remove_folder(f"{self._directory}/{ref}")
 
     # -- this life of the node, and the one before -----------------------------------------
 
@@ -424,6 +424,15 @@ class Members:
         self._supplies.secrets.close()
         self._supplies.shares.daemons.close()
         self.processes.groups.close()
+
+
+def remove_folder(folder: str) -> None:
+    """Of a member. Mostly only its output is in it."""
+    try:
+        os.unlink(f"{folder}/output")
+        os.rmdir(folder)
+    except OSError:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 # Did a member end because it, or this machine, ran out of memory or processes?

@@ -183,16 +183,16 @@ class Processes:
         """The user of a tenant that is kept apart; 0: the agent's own."""
         return launch.uid if self.apart.holds(launch) else 0
 
-    def _group(self, ref: MemberRef, ceiling: Ceiling) -> Group | None:
+    def _group(self, ref: MemberRef, ceiling: Ceiling, *, engine: bool = False) -> Group | None:
         try:
-            return self.groups.make(str(ref), ceiling)
+            return self.groups.make(str(ref), ceiling, engine=engine)
         except OSError as error:
             raise CannotStart(f"cannot limit what it may use: {error.strerror}") from error
 
     def _start_contained(self, launch: Launch, directory: Path, found: Found) -> None:
         """In an image nothing of this node's Python exists, so it always starts cold."""
         ceiling = ceiling_of(launch)
-        group = self._group(launch.ref, ceiling)
+        group = self._group(launch.ref, ceiling, engine=True)
         own = Path(found.folder)
         handles = [os.open(directory / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)]
         console = console_of(launch, handles[0], {}, 0)

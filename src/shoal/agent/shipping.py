@@ -296,16 +296,25 @@ def _hole_after(handle: int, offset: int) -> tuple[int, int] | None:
 def last_words(path: Path, mask: Mask | None = None) -> str:
     """The line that a member wrote about why it ended: usually its last, as Python prints it."""
     try:
-        with path.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - LAST_BYTES))
-            data = file.read()
-            if mask is not None:
-                data = mask.hide(data, cut_before=True, cut_after=True)
-            text = data.decode(errors="replace")
+        data = _tail(path)
     except OSError:
         return ""
+    if not data:
+        return ""
+    if mask is not None:
+        data = mask.hide(data, cut_before=True, cut_after=True)
+    text = data.decode(errors="replace")
     said = "".join(c for c in last_error(text) if c.isprintable())
     return said if len(said) <= LAST_CHARACTERS else said[: LAST_CHARACTERS - 3] + "..."
+
+
+def _tail(path: Path) -> bytes:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        size = os.fstat(handle).st_size
+        return os.pread(handle, LAST_BYTES, max(0, size - LAST_BYTES)) if size else b""
+    finally:
+        os.close(handle)
 
 
 def parting_words(path: Path, mask: Mask | None = None) -> str:

@@ -45,6 +45,9 @@ class AgentInfo(msgspec.Struct, frozen=True):
 def run(directory: Path, keeper: int) -> int:
     """The agent's whole life; returns its exit code."""
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO, stream=sys.stderr)
+    # No line says who wrote it where, so nobody needs to find that out at every line.
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+    logging._srcfile = None
     reap_orphans()
     without_cores()
     newer = _claim(directory / FORMAT_FILE)

@@ -16,6 +16,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from shoal.machine.kernel import read_small
+
 UNIFIED = ""  # version 2 has one hierarchy for all controllers
 PROCESSES = "cgroup.procs"
 THREADS = "tasks"  # of version 1
@@ -214,11 +216,12 @@ class Cgroups:
     def __bool__(self) -> bool:
         return bool(self._folders)
 
-    def make(self, ref: str, ceiling: Ceiling) -> Group | None:
-        """None if this agent cannot make groups. OSError if it usually can."""
+    def make(self, ref: str, ceiling: Ceiling, *, engine: bool = False) -> Group | None:
+        """None if this agent cannot make groups. OSError if it usually can. `engine`: a container
+        engine makes groups of the same name in all other hierarchies."""
         if not self._folders:
             return None
-        group = self._group(ref)
+        group = self._group(ref, self._others if engine else ())
         for place_ in group.folders:
             _make(place_)
         for setting in settings(ceiling, unified=self.unified):
@@ -228,7 +231,10 @@ class Cgroups:
         return group
 
     def discard(self, group: Group) -> None:
-        """Kill what is in it, and remove it as soon as that is gone."""
+        """Kill what is in it, and remove it as soon as that is gone. Most are empty, and only a
+        group that is empty can be removed."""
+        if group.remove():
+            return
         group.kill()
         if not group.remove():
             self._leaving.append(group)
@@ -248,7 +254,7 @@ class Cgroups:
         }
         alive = 0
         for name in sorted(names):
-            group = self._group(name)
+            group = self._group(name, self._others)
             alive += not group.empty
             self.discard(group)
         return alive
@@ -263,9 +269,9 @@ class Cgroups:
         for folder in {*self._folders.values(), *self._others}:
             _remove(str(folder))
 
-    def _group(self, ref: str) -> Group:
+    def _group(self, ref: str, hierarchies: Sequence[Path]) -> Group:
         folders = {controller: f"{folder}/{ref}" for controller, folder in self._folders.items()}
-        others = [f"{folder}/{ref}" for folder in self._others]
+        others = [f"{folder}/{ref}" for folder in hierarchies]
         return Group(f"{self.name}/{ref}", folders, others, unified=self.unified)
 
 
@@ -373,8 +379,7 @@ def _write(path: str, text: str) -> None:
 
 def _text(path: str) -> str:
     try:
-        with open(path) as file:
-            return file.read()
+        return read_small(path)
     except OSError:
         return ""
 

@@ -25,6 +25,7 @@ FALLOC_FL_KEEP_SIZE = 1
 CORES = [resource.getrlimit(resource.RLIMIT_CORE)]  # before we lowered our own
 NO_CORE = 1  # 0 would still feed a dump to a program that core_pattern names; 1 does not
 FALLOC_FL_PUNCH_HOLE = 2
+SMALL_BYTES = 64 * 1024
 
 
 def own_address(towards: str = "") -> str:
@@ -83,11 +84,23 @@ def reap_orphans() -> None:
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
+def read_small(path: str) -> str:
+    """A file of the kernel's own, in a third of the system calls of `open`."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        data = os.read(handle, SMALL_BYTES)
+        while more := os.read(handle, SMALL_BYTES):
+            data += more
+    finally:
+        os.close(handle)
+    return data.decode(errors="replace")
+
+
 def children() -> list[int]:
     """Process ids of our children."""
     pid = os.getpid()
     try:
-        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        return [int(word) for word in read_small(f"/proc/{pid}/task/{pid}/children").split()]
     except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN: ask every process
         return [child for child in _all_processes() if _parent(child) == pid]
 

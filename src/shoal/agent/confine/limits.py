@@ -6,6 +6,7 @@ import os
 import platform
 import shutil
 import stat
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -84,6 +85,10 @@ DEFAULT = "/dev/nvidia*"  # `*` stands for the number
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
+SETTLED_NS = 1_000_000_000
+_listed: dict[str, tuple[int, dict[int, Device]]] = {}  # by pattern, and when its folder changed
+
+
 class Device(NamedTuple):
     path: str
     major: int
@@ -92,14 +97,26 @@ class Device(NamedTuple):
 
 def devices(pattern: str = "") -> dict[int, Device]:
     """The GPUs' files by number, as they are now: a driver may make them late."""
-    before, _, after = (pattern or os.environ.get(GPU_DEVICES) or DEFAULT).partition("*")
-    folder, start = os.path.split(before)
-    found = {}
+    pattern = pattern or os.environ.get(GPU_DEVICES) or DEFAULT
+    folder = os.path.dirname(pattern.partition("*")[0])
     try:
-        names = os.listdir(folder)
+        changed_ns = os.stat(folder).st_mtime_ns
+        known = _listed.get(pattern)
+        if known is None or known[0] != changed_ns:
+            known = changed_ns, _devices(pattern, folder)
+            # What changes again in the same tick of the clock would not be seen.
+            if time.time_ns() - changed_ns > SETTLED_NS:
+                _listed[pattern] = known
     except OSError:
         return {}
-    for name in names:
+    return known[1]
+
+
+def _devices(pattern: str, folder: str) -> dict[int, Device]:
+    before, _, after = pattern.partition("*")
+    start = os.path.basename(before)
+    found = {}
+    for name in os.listdir(folder):
         number = name.removeprefix(start).removesuffix(after)
         if not name.startswith(start) or f"{start}{number}{after}" != name:
             continue

@@ -36,7 +36,7 @@ class Keeping:
         want: Callable[[FileWanted], None],
     ) -> None:
         """`root` holds the checkpoint folders of jobs; it may be an address."""
-        self._outputs = directory / OUTPUTS
+        self._outputs = Path(os.path.realpath(directory)) / OUTPUTS
         self._root = root
         self.copying = Copying(send)
         self.fetching = Fetching(root, want)
@@ -51,15 +51,13 @@ class Keeping:
             return {}
         path = self._outputs / launch.ref.job
         try:
-            self._outputs.mkdir(mode=0o700, exist_ok=True)
-            path.mkdir(mode=0o700, exist_ok=True)
+            _make_folder(path)
             if apart:
                 own(path, launch.uid)
         except OSError as error:
             raise CannotStart(f"cannot make its output folder: {error.strerror}") from error
-        real = Path(os.path.realpath(path))
-        self.copying.watch(launch.ref, Kind.OUTPUT, real, _reader(launch, apart=apart))
-        return {OUTPUT: str(real)}
+        self.copying.watch(launch.ref, Kind.OUTPUT, path, _reader(launch, apart=apart))
+        return {OUTPUT: str(path)}
 
     def checkpoints(self, launch: Launch, path: str, *, apart: bool) -> None:
         """The member begins with this folder: what is saved in it from now on is the newest."""
@@ -127,10 +125,31 @@ class Keeping:
 
     def forget(self, ref: MemberRef) -> None:
         for path in self.copying.forget(ref):
+            if _was_empty(path):
+                continue
             removing = asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
             task: asyncio.Task[None] = asyncio.ensure_future(removing)
             self._removing.add(task)
             task.add_done_callback(self._removing.discard)
+
+
+def _make_folder(path: Path) -> None:
+    """Ours alone; the folder around it is there but for the first time."""
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        return
+    except FileNotFoundError:
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        path.mkdir(mode=0o700, exist_ok=True)
+
+
+def _was_empty(path: Path) -> bool:
+    """Most jobs keep nothing. What is large is removed beside the loop."""
+    with contextlib.suppress(OSError):
+        os.rmdir(path)
+        return True
+    return False
 
 
 def _reader(launch: Launch, *, apart: bool) -> int | None:
