@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import signal
 import sys
+import tempfile
+import tomllib
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from harness import packages
 from harness.postgres import Postgres, postgres
 from tests.needs import need
 from tests.skips import is_expected, must_run_everything
@@ -24,6 +30,28 @@ sys.dont_write_bytecode = False
 
 # DeepSpeed compiles a part of itself when it is first used: `make long` does that while it sets up.
 os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix) / "torch_extensions"))
+
+
+def _see_this_checkout() -> None:
+    """An editable install knows the entry points of the day it was made. If `pyproject.toml` has
+    others, the tests, and the processes that they start, see those."""
+    project = tomllib.loads(Path(__file__).with_name("pyproject.toml").read_text())["project"]
+    installed = metadata.distribution("shoal").entry_points
+    known = {(entry.group, entry.name) for entry in installed}
+    missing = {
+        group: {name: value for name, value in entries.items() if (group, name) not in known}
+        for group, entries in project["entry-points"].items()
+    }
+    if any(missing.values()):
+        beside = Path(tempfile.mkdtemp(prefix="shoal-entry-points-"))
+        atexit.register(shutil.rmtree, beside, ignore_errors=True)
+        packages.describe({**project, "name": "shoal-checkout", "entry-points": missing}, beside)
+        sys.path.append(str(beside))
+        given = os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (given, str(beside))))
+
+
+_see_this_checkout()
 
 # The longest files run first, so that no worker is left alone with one at the end.
 LONGEST = (

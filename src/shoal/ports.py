@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from typing import NamedTuple, Protocol
+
+import msgspec
 
 from shoal.core.state.state import State
 from shoal.model.commands import Envelope
@@ -15,7 +18,7 @@ from shoal.model.node import NodeSpec
 from shoal.model.report import Ended, LogChunk, NodeGone, NodeReport, PackagePiece, Report, Still
 from shoal.model.secret import SealedSecrets, SecretsWanted
 from shoal.model.service import ServiceLoad, Wanted
-from shoal.model.supply import Provision, Release, SupplyReport
+from shoal.model.supply import Provision, Release, Supply, SupplyReport
 
 
 class StoreError(Exception):
@@ -121,6 +124,33 @@ class Supplier(Protocol):
         """Tell the engine that the machine under this node is sick, where we are allowed to."""
 
     async def close(self) -> None: ...
+
+
+class SupplyContext(msgspec.Struct, frozen=True, kw_only=True):
+    """What a supplier is given when it is built. `cluster`: 8 hex digits that name this home, to be
+    put into the names or labels of whatever the supplier makes, so that it finds its own again and
+    nothing else. `join_token` lets a machine join, so it must not be where other users can read it.
+    `supplies`: those of the policy and of all orders, which name the places where the engine has to
+    look. `changed`: a supplier that notices changes by itself calls it, and is looked at soon."""
+
+    cluster: str
+    home: Path
+    join_url: str  # where nodes reach the controller
+    join_token: str
+    python: str  # the interpreter that runs Shoal here
+    supplies: Callable[[], tuple[Supply, ...]] = tuple
+    changed: Callable[[], None] = lambda: None
+
+
+class SupplierKind(NamedTuple):
+    """A supplier as its package declares it, in the entry points' group `shoal.supplier`. To load
+    this must be cheap: what a supplier needs beside Shoal is imported by `build`."""
+
+    title: str  # in sentences, such as "asked Slurm for 2 nodes"
+    words: Collection[str]  # of a supply, for this supplier alone: it finds them in `options`
+    build: Callable[[SupplyContext], Supplier]
+    install: str = ""  # a command that installs what `build` imports
+    needs: str = ""  # what `shoal up --engine` must name beside the engine
 
 
 class Balancer(Protocol):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from harness.packages import describe
 
 from shoal.control import plugins
 from shoal.core.state.state import State
@@ -23,21 +24,19 @@ largest_first = Ordering(job=lambda job: -job.spec.gpus)
 def corner(state, kind, before, after):
     return (after.gpus,)
 """
-ENTRIES = """
-[shoal.policy]
-largest = brought_by_others:largest_first
-corner = brought_by_others:corner
-broken = brought_by_others:absent
-"""
+FUNCTIONS = {"largest": "largest_first", "corner": "corner", "broken": "absent"}
+PROJECT = {
+    "name": "brought-by-others",
+    "entry-points": {
+        "shoal.policy": {name: f"brought_by_others:{value}" for name, value in FUNCTIONS.items()}
+    },
+}
 
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (tmp_path / "brought_by_others.py").write_text(MODULE)
-    info = tmp_path / "brought_by_others-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: brought-by-others\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(ENTRIES)
+    describe(PROJECT, tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     yield
     sys.modules.pop("brought_by_others", None)

@@ -10,6 +10,7 @@ import msgspec
 from hypothesis import settings
 
 from shoal.core.nodebook import Action, NodeBook
+from shoal.core.scheduling.functions import FUNCTIONS
 from shoal.core.state.apply import replay
 from shoal.core.state.state import Node, State
 from shoal.core.step import Step
@@ -105,6 +106,7 @@ class Cluster:
         self.last = Step([], [], [], [], None)
         self._outbox: dict[str, Envelope] = {}  # of the last step
         self._tick = Tick(kept, policy, self._outbox.__setitem__, verify=verify_all)
+        self._tick.functions = FUNCTIONS._replace(suppliers={"slurm": "Slurm"})
         self._tick.load()
         self._tick.begin(self.now_ms)
 

@@ -23,10 +23,10 @@ from shoal.api.tls import STATE, Certificate
 from shoal.client.transport import fingerprint
 from shoal.control import certificates
 from shoal.engines.kubernetes.supplier import KubernetesSupplier
-from shoal.engines.supplying import SupplyContext
 from shoal.model.identity import Role
 from shoal.model.joining import Joined, Joining
 from shoal.model.supply import Provision, Supply
+from shoal.ports import SupplyContext
 from tests.engines.contract import ProcessContract
 from tests.engines.hand import Rig, clean
 from tests.engines.linked_rig import NAME, Head, Keys, LinkedRig

@@ -233,10 +233,11 @@ def test_the_other_formats_are_no_weaker(text: str, ending: str) -> None:
     assert len(str(caught.value)) < 400
 
 
-def test_a_function_of_ones_own_can_be_left_to_the_controller() -> None:
-    policyfile.check(parse("order: nosuch:x", ".yaml"), load=False)
-    with pytest.raises(BadField, match="there is no placement"):
-        policyfile.check(parse("order: nosuch:x\nplacement: y", ".yaml"), load=False)
+def test_functions_that_only_the_head_has_are_left_to_it() -> None:
+    wanted = parse("order: nosuch:x\nplacement: y", ".yaml")
+    policyfile.check(wanted, load=False)
+    with pytest.raises(BadField, match="nosuch:x cannot be loaded"):
+        policyfile.check(wanted, load=True)
 
 
 def test_a_file_without_a_name_is_named_after_itself(tmp_path: Path) -> None:

@@ -183,7 +183,7 @@ def test_real_gpus_compute_and_copy() -> None:
 
 def test_a_result_is_bounded_whatever_goes_wrong() -> None:
     broken = Reading({}, ["x" * 10_000] * 100, ["y" * 10_000] * 100)
-    result = probe.joined([broken], "c1", False, 5)
+    result = probe.bounded(broken, "c1", False, 5)
     assert len(result.faults) == FAULTS_MAX
     assert len(result.faults[0]) == TEXT_MAX
     assert len(msgspec.json.encode(result)) < 20_000

@@ -28,9 +28,12 @@ from shoal.control.home import ClusterConfig, Home
 from shoal.control.logs import LogStore
 from shoal.control.loop import ControlLoop
 from shoal.control.past.log import Log, Moments, NotYet, TooEarly
+from shoal.control.plugins import titles
 from shoal.control.store import formats
 from shoal.control.store.events import EventStore
 from shoal.control.store.schema import Unreadable
+from shoal.core.scheduling.functions import FUNCTIONS
+from shoal.core.state.apply_queue import adopt_functions
 from shoal.core.state.state import State
 from shoal.database.base import Database
 from shoal.database.sqlite import SqliteDatabase
@@ -121,6 +124,7 @@ class PastLoop(ControlLoop):
         """Not now: each request says of when."""
 
     def show(self, state: State, seq: int, at_ms: int, others: Others) -> None:
+        adopt_functions(state, FUNCTIONS._replace(suppliers=titles(state.policy)))
         self.tick.state, self.tick.last_seq, self.tick.stage = state, seq, Stage.LOADED
         self.then.ms, self.past.until = at_ms, seq
         self.policy = msgspec.structs.replace(state.policy, others=others)

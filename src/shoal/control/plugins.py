@@ -1,16 +1,17 @@
-"""Loads the functions that a policy names: ours, those of installed packages, and `module:name`."""
+"""Loads what a policy names: functions (ours, of packages, and `module:name`) and suppliers."""
 
 from __future__ import annotations
 
-import importlib
+import contextlib
+from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
+from shoal import extensions
 from shoal.core.scheduling.functions import FUNCTIONS
 from shoal.core.state.state import Functions, Ordering
 from shoal.model.policy import Policy, problem_with
-
-GROUP = "shoal.policy"  # the entry points with which a package brings orders and placements
+from shoal.model.supply import SIM_PREFIX, Supply
 
 
 class UnknownFunction(Exception):
@@ -24,7 +25,29 @@ def problem(policy: Policy) -> str | None:
             find(field, getattr(policy, field))
         except UnknownFunction as error:
             return f"{field}: {error}"
-    return problem_with(policy)
+    supplied = (text for supply in policy.supply if (text := _problem_with_supply(supply)))
+    return next(supplied, None) or problem_with(policy)
+
+
+def _problem_with_supply(supply: Supply) -> str | None:
+    where = f"supply.{supply.name}"
+    try:
+        words = extensions.supplier(supply.engine).words
+    except extensions.Missing as error:
+        return f"{where}.engine: {error}"
+    for word in supply.options:
+        if word not in words and not word.startswith(SIM_PREFIX):
+            return f"{where}.{word}: {supply.engine} has no such word; it has {', '.join(words)}"
+    return None
+
+
+def titles(policy: Policy) -> Mapping[str, str]:
+    """How sentences call the engines of its supplies. One that is missing raises its own alarm."""
+    found = {}
+    for engine in {supply.engine for supply in policy.supply}:
+        with contextlib.suppress(extensions.Missing):
+            found[engine] = extensions.supplier(engine).title
+    return found
 
 
 class PolicyFunctions:
@@ -47,7 +70,8 @@ class PolicyFunctions:
                 self.lost[field, name] = str(error)
         orders = {**self.table.orders, **found["order"]}
         placements = {**self.table.placements, **found["placement"]}
-        self.table = self.table._replace(orders=orders, placements=placements)
+        suppliers = {**self.table.suppliers, **titles(policy)}
+        self.table = self.table._replace(orders=orders, placements=placements, suppliers=suppliers)
         return self.table
 
     def alarm(self, policy: Policy) -> str:
@@ -72,7 +96,7 @@ class PolicyFunctions:
             for name in self.table.placements.keys() - FUNCTIONS.placements.keys()
         ]
         self.lost |= dict.fromkeys(others, why)
-        self.table = FUNCTIONS
+        self.table = FUNCTIONS._replace(suppliers=self.table.suppliers)
         return bool(others)
 
 
@@ -81,26 +105,20 @@ def find(field: str, name: str) -> Any:
     shipped = FUNCTIONS.orders if field == "order" else FUNCTIONS.placements
     if name in shipped:
         return shipped[name]
-    if ":" in name:
-        function = _load(name, metadata.EntryPoint(name, name, GROUP))
-    else:
-        entry = next(iter(metadata.entry_points(group=GROUP, name=name)), None)
-        if entry is None:
+    try:
+        if ":" in name:
+            function = extensions.loaded(metadata.EntryPoint(name, name, extensions.POLICY))
+        elif name in extensions.names(extensions.POLICY):
+            function = extensions.load(extensions.POLICY, name)
+        else:
             known = ", ".join(sorted(shipped))
             raise UnknownFunction(
                 f"there is no {field} {name!r}; there are {known}, or module:name of your own"
             )
-        function = _load(name, entry)
+    except extensions.Missing as error:
+        raise UnknownFunction(str(error)) from None
     if field == "order" and not isinstance(function, Ordering):
         raise UnknownFunction(f"{name} is not a shoal.core.scheduling.order.Ordering")
     if field == "placement" and not callable(function):
         raise UnknownFunction(f"{name} is not a function")
     return function
-
-
-def _load(name: str, entry: metadata.EntryPoint) -> Any:
-    module, _, attribute = entry.value.partition(":")
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except (Exception, SystemExit) as error:  # somebody's module may fail in any way
-        raise UnknownFunction(f"{name} cannot be loaded: {error}") from None

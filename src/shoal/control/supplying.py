@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import msgspec
 
+from shoal import extensions
 from shoal.control.loop import ControlLoop, Unreadable
 from shoal.machine.enduring import enduring
 from shoal.model.supply import (
@@ -28,7 +29,7 @@ from shoal.model.supply import (
     SupplyReport,
     for_engine,
 )
-from shoal.ports import Supplier, SupplyError
+from shoal.ports import Supplier, SupplyContext, SupplyError
 
 log = logging.getLogger("shoal.supplying")
 
@@ -246,6 +247,18 @@ class EngineDriver:
             for order in state.orders.values()
             if order.supply.engine == self.engine
         )
+
+
+def build_supplier(engine: str, context: SupplyContext) -> Supplier:
+    """Raises `SupplyError` with one line if there is no such engine or it cannot work here."""
+    try:
+        kind = extensions.supplier(engine)
+        return kind.build(context)
+    except extensions.Missing as error:
+        raise SupplyError(str(error)) from None
+    except ImportError as error:
+        fix = f"; install it on the head with: {kind.install}" if kind.install else ""
+        raise SupplyError(f"the engine {engine} cannot be loaded ({error}){fix}") from None
 
 
 class SupplyRefused(SupplyError):

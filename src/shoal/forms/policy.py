@@ -18,7 +18,16 @@ from shoal.forms.datafile import is_job_file, unknown
 from shoal.forms.failure import REFUSED, USAGE, BadField, Failure
 from shoal.model.job import JOB_NAME_PATTERN
 from shoal.model.phrases import shortened
-from shoal.model.policy import GpuOver, Others, Places, Policy, Preempt, Sleeping, Tenant
+from shoal.model.policy import (
+    GpuOver,
+    Others,
+    Places,
+    Policy,
+    Preempt,
+    Sleeping,
+    Tenant,
+    problem_with,
+)
 
 NAME_CHARACTERS_MAX = 63
 NUMBER_MAX = 10**12  # more than any count or time in a policy may be
@@ -95,8 +104,9 @@ _read_time = readers.amount(units.duration_ms, NUMBER_MAX, "90s, 10m or 7d")
 
 
 def find(word: str, *, flag: str = "", load: bool = True) -> Policy:
-    """The shipped policy of this name, or the one in this file. Without `load` a function of the
-    user's own (`module:name`) is not looked up, because the controller looks in other places."""
+    """The shipped policy of this name, or the one in this file. Without `load` the functions and
+    engines that it names are not looked up, because the head has other packages than this machine.
+    """
     where = f"{flag}: " if flag else ""
     if is_job_file(word):
         path = Path(word)
@@ -154,15 +164,8 @@ def with_tenants(base: Policy, written: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def check(policy: Policy, *, load: bool) -> None:
-    """Refuses a policy that cannot be obeyed. `load` also looks up users' own functions."""
-    if not load:
-        known = {
-            field: getattr(Policy(), field)
-            for field in ("order", "placement")
-            if ":" in getattr(policy, field)
-        }
-        policy = msgspec.structs.replace(policy, **known)
-    problem = plugins.problem(policy)
+    """Refuses a policy that cannot be obeyed. `load` also looks up what it names."""
+    problem = plugins.problem(policy) if load else problem_with(policy)
     if problem is None and load:
         functions = plugins.PolicyFunctions().load(policy)
         problem = tryout.problem(policy, functions, b"", 0)

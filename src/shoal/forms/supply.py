@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
+from shoal import extensions
 from shoal.forms import datafile, readers, units
 from shoal.forms.failure import BadField
 from shoal.model.phrases import shortened
@@ -14,19 +16,6 @@ from shoal.model.supply import SUPPLIES_MAX, Supply
 
 NUMBER_MAX = 10**12
 MILLIONTHS = 1_000_000
-# What only one engine understands, and its suppliers read from `options`.
-ENGINE_WORDS: dict[str, tuple[str, ...]] = {
-    "slurm": (
-        *("partition", "account", "qos", "reservation", "constraint", "nodelist", "exclude"),
-        *("gres", "whole", "python", "folder"),
-    ),
-    "kubernetes": (
-        *("kubeconfig", "context", "namespace", "image", "gpu_resource", "selector"),
-        *("tolerations", "labels", "service_account", "pull_secret", "priority_class"),
-        *("runtime_class", "owner", "user", "grace", "whole"),
-    ),
-    "ray": ("address", "token_file", "whole", "python", "folder", "checkpoints"),
-}
 # For `shoal sim`, which brings the nodes itself.
 SIM_WORDS = ("sim_delay", "sim_refuse", "sim_loss")
 
@@ -97,15 +86,17 @@ def supplies(value: Any) -> list[dict[str, Any]]:
 
 
 def supply(row: Any) -> dict[str, Any]:
-    """One of them, as fields of `Supply`."""
+    """One of them, as fields of `Supply`. Words that are not ours are its engine's; if no package
+    here brings that engine, only the head can say whether they are right."""
     if not isinstance(row, dict):
         raise BadField("supply", "must be tables, e.g. {engine: slurm, partition: gpu, most: 16}")
     written = {str(word).replace("-", "_"): value for word, value in row.items()}
     engine = written.pop("engine", "")
-    if not isinstance(engine, str) or engine not in ENGINE_WORDS:
+    if not isinstance(engine, str) or not engine:
         given = units.quoted(str(engine)) if engine else "it is missing"
-        known = ", ".join(ENGINE_WORDS)
+        known = ", ".join(extensions.names(extensions.SUPPLIER))
         raise BadField("supply.engine", f"must be one of {known}; {given}")
+    engine_words = _words_of(engine)
     name = written.pop("name", engine)
     if not isinstance(name, str):
         raise BadField("supply.name", "must be a word")
@@ -125,15 +116,22 @@ def supply(row: Any) -> dict[str, Any]:
             found[target] = value if raw else read(f"{where}.{given_word}", value)
         elif word in STORED:
             found[word] = value
-        elif word in ENGINE_WORDS[engine] or word in SIM_WORDS:
+        elif engine_words is None or word in engine_words or word in SIM_WORDS:
             options[word] = text(f"{where}.{word}", value)
         else:
             if word in FIELDS:
                 raise BadField(f"{where}.{word}", "must be a table, e.g. {pool: a100}, in a file")
-            known_words = ("name", "engine", *FIELDS, *ENGINE_WORDS[engine], *SIM_WORDS)
-            has = f"{engine} also has {', '.join(ENGINE_WORDS[engine])}"
+            known_words = ("name", "engine", *FIELDS, *engine_words, *SIM_WORDS)
+            has = f"{engine} also has {', '.join(engine_words)}"
             raise datafile.unknown(given_word, known_words, has, where)
     return {**found, "options": options}
+
+
+def _words_of(engine: str) -> Collection[str] | None:
+    try:
+        return extensions.supplier(engine).words
+    except extensions.Missing:
+        return None
 
 
 def from_words(words: str) -> dict[str, Any]:

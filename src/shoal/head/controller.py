@@ -40,13 +40,11 @@ from shoal.control.store.marks import Numbers
 from shoal.control.store.sqlite import SqliteStore, begin_check
 from shoal.control.stores import Stores, stores_of
 from shoal.control.supervise import DAMAGED_CODE, HOPELESS_CODE, RESTARTS_ENV, STAND_BY_CODE
-from shoal.control.supplying import Supplying
+from shoal.control.supplying import Supplying, build_supplier
 from shoal.database.base import Deposed, StoreAway
 from shoal.engines.everywhere import Everywhere
 from shoal.engines.linked.engine import LinkedEngine
 from shoal.engines.local import LocalEngine
-from shoal.engines.suppliers import build_supplier
-from shoal.engines.supplying import SupplyContext
 from shoal.head.stages import (
     api_server,
     balancer_of,
@@ -67,6 +65,7 @@ from shoal.ports import (
     StoreDamaged,
     StoreError,
     Supplier,
+    SupplyContext,
     SupplyError,
 )
 

@@ -10,6 +10,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
+from shoal import extensions
+
 # The same files always make the same bytes, so that the digest identifies the content.
 THEN = (1980, 1, 1, 0, 0, 0)
 LEFT_OUT = ("__pycache__",)
@@ -28,7 +30,7 @@ def build(version: str) -> Wheel:
     files[f"{info}/WHEEL"] = (
         b"Wheel-Version: 1.0\nGenerator: shoal\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
     )
-    files[f"{info}/entry_points.txt"] = b"[console_scripts]\nshoal = shoal.main:main\n"
+    files[f"{info}/entry_points.txt"] = _entry_points()
     record = "".join(f"{name},sha256={_hash(data)},{len(data)}\n" for name, data in files.items())
     files[f"{info}/RECORD"] = (record + f"{info}/RECORD,,\n").encode()
     data = _pack(files)
@@ -55,6 +57,16 @@ def _metadata(version: str) -> bytes:
     return "\n".join(
         ["Metadata-Version: 2.1", "Name: shoal", f"Version: {version}", *kept, ""]
     ).encode()
+
+
+def _entry_points() -> bytes:
+    """The command, and the extensions that are ours."""
+    text = ""
+    for group in ("console_scripts", *extensions.GROUPS):
+        found = metadata.entry_points(group=group)
+        ours = [entry for entry in found if entry.module.startswith("shoal.")]
+        text += f"[{group}]\n" + "".join(f"{entry.name} = {entry.value}\n" for entry in ours)
+    return text.encode()
 
 
 def _hash(data: bytes) -> str:

@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from shoal.probes.reading import Reading, nothing
+from shoal.probes import tensor
+from shoal.probes.reading import Asked, Reading, joined, nothing
 
 # NVML's bits for clocks that the hardware itself lowers: broken cooling or power supply.
 HARDWARE_REASONS = {
@@ -23,6 +24,16 @@ HARDWARE_XIDS = frozenset((48, 62, 64, 74, 79, 92, 95, 119, 120, 140))
 XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)[^)]*\): (\d+)")
 XID_SECONDS_MAX = 24 * 3600
 KERNEL_LINES_MAX = 20_000
+
+
+RATES_S = 8.0  # most of it is loading torch
+
+
+def probe(asked: Asked) -> Reading:
+    """Rates first, so that clocks, heat and throttling are those of GPUs at work."""
+    if not asked.gpus:
+        return nothing()
+    return joined(tensor.tensors(time.monotonic() + RATES_S), gpus())
 
 
 def gpus() -> Reading:

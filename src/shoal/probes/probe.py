@@ -10,47 +10,44 @@ from pathlib import Path
 
 import msgspec
 
+from shoal import extensions
 from shoal.model.health import FAULTS_MAX, FIGURES_MAX, TEXT_MAX, CheckResult
-from shoal.probes import host, links, nvml, tensor
-from shoal.probes import host as disk
-from shoal.probes.reading import Reading
+from shoal.probes.reading import Asked, Probe, Reading, joined
 
 NICENESS = 10  # jobs go first, yet it must get somewhere beside them
-GPU_RATES_S = 8.0  # most of it is loading torch
 NOTES_MAX = 32
 
 
-def measure(directory: Path, *, id: str, busy: bool, cores: int, gpus: bool) -> CheckResult:  # noqa: A002
-    """About three seconds, and some more for the rates of GPUs."""
+def measure(asked: Asked, *, id: str, busy: bool) -> CheckResult:  # noqa: A002
+    """About three seconds, and some more for the rates of GPUs and the probes of other packages. If
+    a probe fails, the check says nothing about the node."""
     began = time.monotonic()
-    steal = host.Steal()
-    readings = [
-        host.one_core(),
-        host.all_cores(cores),
-        host.memory(),
-        disk.disk(directory),
-        host.pressure(),
-        host.clock(),
-        links.links(),
-        steal.reading(),
-    ]
-    if gpus:
-        # Rates first, so that clocks, heat and throttling are those of GPUs at work.
-        readings.append(tensor.tensors(time.monotonic() + GPU_RATES_S))
-        readings.append(nvml.gpus())
-    return joined(readings, id, busy, round((time.monotonic() - began) * 1000))
+    readings = []
+    names = extensions.names(extensions.PROBE)
+    for name in names:
+        try:
+            probe: Probe = extensions.load(extensions.PROBE, name)
+            readings.append(probe(asked))
+        except extensions.Missing as error:
+            return _failed(id, busy, str(error))
+        except Exception as error:
+            return _failed(id, busy, f"the probe {name} failed: {type(error).__name__}: {error}")
+    if not names:
+        return _failed(id, busy, "there is no probe at all; install Shoal again")
+    return bounded(joined(*readings), id, busy, round((time.monotonic() - began) * 1000))
 
 
-def joined(readings: list[Reading], name: str, busy: bool, took_ms: int) -> CheckResult:
-    figures = {key: value for reading in readings for key, value in reading.figures.items()}
-    faults = [text[:TEXT_MAX] for reading in readings for text in reading.faults]
-    notes = [text[:TEXT_MAX] for reading in readings for text in reading.notes]
+def _failed(check: str, busy: bool, why: str) -> CheckResult:
+    return CheckResult(id=check, busy=busy, error=why[:TEXT_MAX])
+
+
+def bounded(reading: Reading, name: str, busy: bool, took_ms: int) -> CheckResult:
     return CheckResult(
         id=name,
         busy=busy,
-        figures=dict(list(figures.items())[:FIGURES_MAX]),
-        faults=tuple(faults[:FAULTS_MAX]),
-        notes=tuple(notes[:NOTES_MAX]),
+        figures=dict(list(reading.figures.items())[:FIGURES_MAX]),
+        faults=tuple(text[:TEXT_MAX] for text in reading.faults[:FAULTS_MAX]),
+        notes=tuple(text[:TEXT_MAX] for text in reading.notes[:NOTES_MAX]),
         took_ms=took_ms,
     )
 
@@ -66,13 +63,11 @@ def main() -> None:
     parser.add_argument("--busy", action="store_true", help="members are running here, too")
     parser.add_argument("--cores", type=int, default=0, help="use at most this many cores; 0: all")
     parser.add_argument("--no-gpus", action="store_true", help="leave the GPUs alone")
-    asked = parser.parse_args()
+    words = parser.parse_args()
     os.nice(NICENESS)
-    cores = min(asked.cores or cores_here(), cores_here())
-    found = measure(
-        asked.directory, id=asked.id, busy=asked.busy, cores=cores, gpus=not asked.no_gpus
-    )
-    print(msgspec.json.encode(found).decode())
+    cores = min(words.cores or cores_here(), cores_here())
+    asked = Asked(words.directory, cores, not words.no_gpus)
+    print(msgspec.json.encode(measure(asked, id=words.id, busy=words.busy)).decode())
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""What one probe returns, and the time it may take."""
+"""What a probe is asked for, what it returns, and the time it may take."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 MB = 1_000_000
@@ -16,6 +17,25 @@ class Reading(NamedTuple):
     figures: dict[str, int]
     faults: list[str]
     notes: list[str]
+
+
+class Asked(NamedTuple):
+    """The node's folder, how many cores it has, and whether it has GPUs."""
+
+    directory: Path
+    cores: int
+    gpus: bool
+
+
+Probe = Callable[[Asked], Reading]
+
+
+def joined(*readings: Reading) -> Reading:
+    return Reading(
+        {name: value for one in readings for name, value in one.figures.items()},
+        [fault for one in readings for fault in one.faults],
+        [note for one in readings for note in one.notes],
+    )
 
 
 def nothing() -> Reading:

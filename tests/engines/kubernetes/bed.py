@@ -14,8 +14,8 @@ from harness.kubernetes.kube import Kube
 from harness.waiting import WAIT_S
 
 from shoal.engines.kubernetes.supplier import KubernetesSupplier
-from shoal.engines.supplying import SupplyContext
 from shoal.model.supply import OrderStatus, Provision, Release, Supply, SupplyReport
+from shoal.ports import SupplyContext
 
 CLUSTER = "1a2b3c4d"
 TOKEN = "shoal_0_secret."

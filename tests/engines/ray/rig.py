@@ -12,10 +12,9 @@ from harness.waiting import until
 
 from shoal.engines.ray import holder
 from shoal.engines.ray.supplier import RaySupplier
-from shoal.engines.supplying import SupplyContext
 from shoal.machine.folder import LINK_FILE
 from shoal.model.supply import OrderPhase, Provision, Release, Supply, SupplyReport
-from shoal.ports import SupplyError
+from shoal.ports import SupplyContext, SupplyError
 from tests.engines.linked_rig import LinkedRig
 
 CLUSTER = "0c0ffee0"

@@ -21,8 +21,8 @@ from shoal.engines.ray.read import (
     reading,
 )
 from shoal.engines.ray.render import Ask, ask
-from shoal.engines.supplying import SupplyContext
 from shoal.model.supply import OrderPhase, OrderStatus, Provision, Supply
+from shoal.ports import SupplyContext
 
 CONTEXT = SupplyContext(cluster="c" * 8, home=Path("/h"), join_url="u", join_token="t", python="p")
 

@@ -12,9 +12,8 @@ import msgspec
 import pytest
 
 from shoal.engines.ray.render import ask, where, whole_of
-from shoal.engines.supplying import SupplyContext
 from shoal.model.supply import Provision, Supply
-from shoal.ports import SupplyError
+from shoal.ports import SupplyContext, SupplyError
 
 GOLDEN = Path(__file__).parent / "golden"
 CONTEXT = SupplyContext(

@@ -18,9 +18,8 @@ from harness.waiting import until
 
 from shoal.engines.ray import holder
 from shoal.engines.ray.supplier import RaySupplier
-from shoal.engines.supplying import SupplyContext
 from shoal.model.supply import OrderPhase, OrderStatus, Provision, Release, Supply, SupplyReport
-from shoal.ports import SupplyError
+from shoal.ports import SupplyContext, SupplyError
 from tests.engines.contract import ProcessContract
 from tests.engines.hand import clean
 from tests.engines.ray.rig import RayRig

@@ -18,10 +18,9 @@ from harness.waiting import until
 from shoal.engines.slurm.machine import NODE_LABEL
 from shoal.engines.slurm.read import jobs_of_json, orders, phase_of
 from shoal.engines.slurm.supplier import SlurmSupplier
-from shoal.engines.supplying import SupplyContext
 from shoal.model.node import NodeSpec
 from shoal.model.supply import OrderPhase, OrderStatus, Provision, Release, Supply
-from shoal.ports import SupplyError
+from shoal.ports import SupplyContext, SupplyError
 
 CLUSTER = "1a2b3c4d"
 PENDING, RUNNING, ENDED = OrderPhase.PENDING, OrderPhase.RUNNING, OrderPhase.ENDED

@@ -10,13 +10,9 @@ from shoal.forms.failure import USAGE, BadField, Failure
 if TYPE_CHECKING:
     from shoal.control.home import ClusterConfig, Home
     from shoal.model.supply import Supply
+    from shoal.ports import SupplierKind
 
-ENGINES = ("slurm", "kubernetes", "ray")
 LOCAL = "local"
-NO_RAY = (
-    "needs --address HOST:PORT, of a Ray that runs already; to make a cluster of bare machines: "
-    "shoal up --host 0.0.0.0, then shoal join on each"
-)
 
 
 class Wanted(NamedTuple):
@@ -33,8 +29,8 @@ class Wanted(NamedTuple):
             _refuse_carrying(last)
         if self.engine is None:
             return last.engine if last is not None else LOCAL
-        if self.engine not in (LOCAL, *ENGINES):
-            names = f"{', '.join(ENGINES)} or {LOCAL}"
+        if self.engine != LOCAL and self.engine not in _names():
+            names = f"{', '.join(_names())} or {LOCAL}"
             raise Failure(f"--engine: must be {names}, not '{self.engine[:40]}'", USAGE)
         return self.engine
 
@@ -45,15 +41,16 @@ class Wanted(NamedTuple):
         from shoal.forms.supply import supplies
         from shoal.model.supply import Supply, problem_with_supplies
 
-        flags = {"address": (self.address, "ray"), "namespace": (self.namespace, "kubernetes")}
-        given: dict[str, Any] = {}
-        for word, (value, wanted) in flags.items():
-            if value is not None and engine != wanted:
-                raise Failure(f"--{word}: has no effect without --engine {wanted}", USAGE)
-            given |= {word: value} if value is not None else {}
+        flags = {"address": self.address, "namespace": self.namespace}
+        given: dict[str, Any] = {word: text for word, text in flags.items() if text is not None}
+        for word in given:
+            wanted = [name for name in _names() if word in _kind(name).words]
+            if engine not in wanted:
+                names = " or ".join(wanted)
+                raise Failure(f"--{word}: has no effect without --engine {names}", USAGE)
         if self.supply is None and not given:
-            if self.engine == "ray":
-                raise Failure(f"--engine ray: {NO_RAY}", USAGE)
+            if self.engine not in (None, LOCAL) and (needs := _kind(engine).needs):
+                raise Failure(f"--engine {engine}: needs {needs}", USAGE)
             return ()
         if engine == LOCAL:
             raise Failure("--supply: has no effect without --engine, e.g. --engine slurm", USAGE)
@@ -86,6 +83,21 @@ def use(home: Home, supplies: tuple[Supply, ...]) -> None:
         wanted = msgspec.structs.replace(policy, supply=tuple(named.values()))
         if wanted != policy:
             client.set_policy(wanted)
+
+
+def _names() -> list[str]:
+    from shoal import extensions
+
+    return extensions.names(extensions.SUPPLIER)
+
+
+def _kind(engine: str) -> SupplierKind:
+    from shoal import extensions
+
+    try:
+        return extensions.supplier(engine)
+    except extensions.Missing as error:
+        raise Failure(f"--engine: {error}") from None
 
 
 def _rows(text: str) -> list[dict[str, Any]]:

@@ -13,13 +13,12 @@ from shoal.model.job import Job
 from shoal.model.resources import plural
 from shoal.model.supply import Order, OrderPhase, Supply
 
-ENGINES = {"slurm": "Slurm", "kubernetes": "Kubernetes", "ray": "Ray"}
 LINES_MAX = 3
 
 
-def supplier_text(supply: Supply) -> str:
+def supplier_text(state: State, supply: Supply) -> str:
     """`Slurm`, or `Slurm (big)` if the supply has a name of its own."""
-    engine = ENGINES.get(supply.engine, supply.engine)
+    engine = state.functions.suppliers.get(supply.engine, supply.engine)
     return engine if supply.name == supply.engine else f"{engine} ({supply.name})"
 
 
@@ -40,7 +39,7 @@ def asked_for(state: State, job: Job, now_ms: int) -> tuple[bool, str]:
 
 
 def _short_lived(state: State, job: Job, one: Supply) -> str:
-    lives = f"nodes of {supplier_text(one)} live {duration_text(one.lasts_ms)}"
+    lives = f"nodes of {supplier_text(state, one)} live {duration_text(one.lasts_ms)}"
     return f"{lives}, and {too_long(state, job)}"
 
 
@@ -55,7 +54,7 @@ def _coming(state: State, one: Supply, now_ms: int) -> str:
     first = min(pending, key=lambda order: order.at_ms)
     nodes = sum(len(order.nodes) - len(state.brought.get(order.id, ())) for order in pending)
     ago = duration_text(now_ms - first.at_ms)
-    text = f"asked {supplier_text(one)} for {plural(nodes, 'node')} {ago} ago"
+    text = f"asked {supplier_text(state, one)} for {plural(nodes, 'node')} {ago} ago"
     return f"{text}: {stage_text(state, first)}"
 
 
@@ -73,7 +72,7 @@ def stage_text(state: State, order: Order) -> str:
 
 def obstacle(state: State, one: Supply, now_ms: int) -> str:
     """Why the supply brings no more nodes now."""
-    who = supplier_text(one)
+    who = supplier_text(state, one)
     heard = state.heard.supplied.get(one.engine)
     if heard is None:
         return f"{who} has not been reached yet"

@@ -116,12 +116,13 @@ def first_fit(_state: State, _kind: Kind, _before: Level, _after: Level) -> tupl
 class Functions(NamedTuple):
     """Orders and placements by the names that policies use. An accepted policy may name one that
     is gone; a usual one takes its place, because a cluster with another order is better than one
-    with none."""
+    with none. `suppliers`: how sentences call the engines of supplies, if not by their names."""
 
     orders: Mapping[str, Ordering]
     placements: Mapping[str, Score]
     usual_order: str
     usual_placement: str
+    suppliers: Mapping[str, str] = {}
 
     def order(self, name: str) -> Ordering:
         return self.orders.get(name) or self.orders[self.usual_order]

@@ -7,7 +7,7 @@ import re
 import msgspec
 
 from shoal.model.supply import Supply
-from shoal.ports import SupplyError
+from shoal.ports import Supplier, SupplierKind, SupplyContext, SupplyError
 
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(?!\n)")  # of a namespace
 DOTTED = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?(?!\n)")  # of most other objects
@@ -86,6 +86,15 @@ WORDS = {
     "grace": "grace_s",
     "whole": "whole",
 }
+
+
+def _build(context: SupplyContext) -> Supplier:
+    from shoal.engines.kubernetes.supplier import KubernetesSupplier
+
+    return KubernetesSupplier(context)
+
+
+SUPPLIER = SupplierKind("Kubernetes", WORDS, _build, install="pip install 'shoal[kubernetes]'")
 SIMULATED = "sim_"  # how words begin that are for `shoal sim` alone
 
 

@@ -9,7 +9,6 @@ from shoal.engines.kubernetes.access import find
 from shoal.engines.kubernetes.client import KubeError, Refused
 from shoal.engines.kubernetes.options import Place
 from shoal.engines.kubernetes.site import Site
-from shoal.engines.supplying import SupplyContext
 from shoal.model.node import NodeSpec
 from shoal.model.supply import (
     REASON_CHARACTERS_MAX,
@@ -20,7 +19,7 @@ from shoal.model.supply import (
     Supply,
     SupplyReport,
 )
-from shoal.ports import SupplyError
+from shoal.ports import SupplyContext, SupplyError
 
 ENGINE = "kubernetes"
 

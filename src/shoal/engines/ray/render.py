@@ -6,9 +6,8 @@ import re
 
 import msgspec
 
-from shoal.engines.supplying import SupplyContext
 from shoal.model.supply import Provision, Supply
-from shoal.ports import SupplyError
+from shoal.ports import Supplier, SupplierKind, SupplyContext, SupplyError
 
 NAMESPACE = "shoal"
 MEBIBYTE = 1024 * 1024
@@ -21,6 +20,22 @@ OPTIONS = {
     "folder": "a folder for nodes, on Ray's machines; without it, ~/.shoal-nodes",
     "checkpoints": "a folder that all of Ray's machines share; without it, each has its own",
 }
+
+
+def _build(context: SupplyContext) -> Supplier:
+    from shoal.engines.ray.supplier import RaySupplier
+
+    return RaySupplier(context)
+
+
+SUPPLIER = SupplierKind(
+    "Ray",
+    OPTIONS,
+    _build,
+    install="pip install 'shoal[ray]'",
+    needs="--address HOST:PORT, of a Ray that runs already; to make a cluster of bare machines: "
+    "shoal up --host 0.0.0.0, then shoal join on each",
+)
 FOLDER = "~/.shoal-nodes"
 YES, NO = ("yes", "true"), ("no", "false", "")
 ADDRESS = re.compile(r"[A-Za-z0-9._-]{1,253}:[0-9]{1,5}|\[[0-9a-fA-F:]{2,45}\]:[0-9]{1,5}")

@@ -18,10 +18,9 @@ import msgspec
 from shoal.engines.ray.driver import Answer, End, Hold, Look, Request
 from shoal.engines.ray.read import Seen, reading
 from shoal.engines.ray.render import Where, ask, where
-from shoal.engines.supplying import SupplyContext
 from shoal.model.node import NodeSpec
 from shoal.model.supply import OrderStatus, Provision, Release, SupplyReport
-from shoal.ports import SupplyError
+from shoal.ports import SupplyContext, SupplyError
 
 # Connecting takes two seconds, and each search for living agents starts a process on a machine. On
 # one that has just booted, the first process reads half a gigabyte from the disk.

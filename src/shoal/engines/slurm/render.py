@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from shoal.model.supply import ORDER_PATTERN, Provision, Supply
-from shoal.ports import SupplyError
+from shoal.ports import Supplier, SupplierKind, SupplyContext, SupplyError
 
 OUTPUT = "%A\t%j\t%u\t%T\t%r\t%e\t%N"  # of squeue; `read.jobs_of_lines` reads it
 NOTICE_S = 120  # how long before the time limit Slurm sends a signal
@@ -36,6 +36,15 @@ OPTIONS: Mapping[str, str] = {
     "python": r"/[^\0\n]*",  # on the machines, if it is not the head's own
     "folder": r"/[^\0\n]*",  # on the machines' own disks
 }
+
+
+def _build(context: SupplyContext) -> Supplier:
+    from shoal.engines.slurm.supplier import SlurmSupplier
+
+    return SlurmSupplier(context)
+
+
+SUPPLIER = SupplierKind("Slurm", OPTIONS, _build)
 _PASSED_ON = ("partition", "account", "qos", "reservation", "constraint", "nodelist", "exclude")
 
 

@@ -19,12 +19,11 @@ import msgspec
 
 from shoal.engines.slurm import read, render
 from shoal.engines.slurm.machine import NODE_LABEL
-from shoal.engines.supplying import SupplyContext
 from shoal.machine.ends import EndNote
 from shoal.machine.files import write_private
 from shoal.model.node import NodeSpec
 from shoal.model.supply import OrderPhase, Provision, Release, SupplyReport
-from shoal.ports import SupplyError
+from shoal.ports import SupplyContext, SupplyError
 
 COMMAND_TIMEOUT_S = 30.0
 LAST_WORDS_BYTES = 4096
