@@ -9,7 +9,7 @@ import pytest
 
 from shoal.model.commands import Acknowledge, Command, Envelope, Launch, Stop
 from shoal.model.events import Event, JobSubmitted, NodeLost, Recorded
-from shoal.model.job import JobSpec, MemberRef
+from shoal.model.job import JobSpec, MemberRef, for_members
 from shoal.model.node import NodeSpec
 from shoal.model.report import MemberExit, NodeReport
 
@@ -37,6 +37,31 @@ def test_every_kind_of_command_survives_the_wire() -> None:
     )
     envelope = Envelope(epoch=3, number=7, commands=commands)
     assert there_and_back(envelope, Envelope) == envelope
+
+
+class LaunchBefore(msgspec.Struct, tag_field="command", tag="Launch"):
+    """As agents of earlier versions read it: some fields are required there, and some have other
+    defaults than a job's spec."""
+
+    argv: tuple[str, ...]
+    workdir: str
+    stop_grace_ms: int
+    tenant: str = ""
+    cpu_milli: int = 0
+    image: str = ""
+
+
+def test_agents_of_earlier_versions_find_every_field_of_a_launch_where_it_was() -> None:
+    spec = JobSpec(command=("train",), image="torch", members=2, env={"A": "b"})
+    launch = Launch(
+        **for_members(spec), node="a", incarnation=1, ref=REF, argv=spec.command, env={}, uid=7
+    )
+    body = msgspec.msgpack.encode(launch)
+    before = msgspec.msgpack.decode(body, type=LaunchBefore)
+    assert before == LaunchBefore(("train",), "", 10_000, "default", 1000, "torch")
+    assert not {"members", "labels", "spec"} & msgspec.msgpack.decode(body).keys()
+    old = msgspec.msgpack.encode({**msgspec.msgpack.decode(body), "unknown": 1})
+    assert msgspec.msgpack.decode(old, type=Command) == launch
 
 
 def test_an_inventory_survives_the_wire() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from shoal.model.fabric import Tour
-from shoal.model.job import MemberRef
+from shoal.model.job import MemberRef, MemberSpec
 from shoal.model.policy import GpuOver
 from shoal.model.storage import Storage
 
@@ -29,33 +29,24 @@ class Limits(msgspec.Struct, frozen=True):
     ports: tuple[int, ...] = ()
 
 
-class Launch(CommandBase, frozen=True, kw_only=True):
-    """Start this member, unless it was already started."""
+class Launch(MemberSpec, frozen=True, kw_only=True, tag_field="command", tag=True):
+    """Start this member, unless it was already started. Beside the spec's fields stands what
+    differs between members or attempts, or follows from the policy."""
 
+    node: str
+    incarnation: int
+    ref: MemberRef
     argv: tuple[str, ...]
     env: dict[str, str]
-    workdir: str
-    stop_grace_ms: int
     gpus: tuple[int, ...] = ()
     gpu_milli: int = 1000
-    package: str = ""  # the node fetches it if needed; `workdir` is inside it
-    requirements: str = ""
-    tenant: str = ""
-    uid: int = (
-        0  # the Unix user to run it as; 0: the agent's own, because the tenant is not kept apart
-    )
-    cpu_milli: int = 0
-    memory_mb: int = 0  # 0: no limit
     gpu_memory_mb: int = 0  # of a GPU that it shares; 0: in proportion to `gpu_milli`
+    # The Unix user to run it as; 0: the agent's own, because the tenant is not kept apart.
+    uid: int = 0
     limits: Limits = Limits()
-    image: str = ""
-    secrets: tuple[str, ...] = ()  # names only; the node asks for the values
-    interactive: bool = False  # it gets a terminal
-    volumes: tuple[str, ...] = ()
     keeps: bool = False  # the head keeps what it writes to its output folder
     travels: bool = False  # its checkpoints may be at the head: fetch them before it starts again
     copies: bool = False  # and copy to the head what it saves
-    launcher: bool = False  # the command runs in member 0 only, and starts the others' processes
 
     @property
     def ports(self) -> tuple[int, ...]:
@@ -107,21 +98,17 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", tag=
     storage: Storage | None = None  # measure this storage instead
 
 
-class Prepare(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", tag=True):
-    """Keep an interpreter warm for members of this job, in case one moves to this node. The node's
-    reports name the job for some minutes; after that the command has to be sent again."""
+class Prepare(MemberSpec, frozen=True, kw_only=True, tag_field="command", tag=True):
+    """Keep an interpreter warm for members of this job, in case one moves to this node. If the job
+    has an image, only fetch that. The node's reports name the job for some minutes; after that the
+    command has to be sent again."""
 
     node: str
     incarnation: int
     job: str
     argv: tuple[str, ...]
     env: dict[str, str]
-    workdir: str
-    package: str = ""
-    requirements: str = ""
-    tenant: str = ""
     uid: int = 0
-    image: str = ""  # only fetched: no interpreter is kept warm for it
 
 
 class Dismiss(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", tag=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -76,18 +76,12 @@ class Within(enum.StrEnum):
     BLOCK = "block"
 
 
-class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a user asks for. `members` identical processes start together or not at all."""
+class MemberSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of a job's spec that its nodes get: the same for all members and attempts. It is
+    the base of `Launch`, too: a field that a node needs is declared here, and nowhere else."""
 
-    command: Annotated[tuple[Text, ...], msgspec.Meta(min_length=1, max_length=4096)]
-    name: Annotated[str, msgspec.Meta(max_length=63, pattern=JOB_NAME_PATTERN)] | None = None
-    labels: Annotated[dict[LabelKey, LabelValue], msgspec.Meta(max_length=JOB_LABELS_MAX)] = {}
-    notify: Annotated[tuple[Wish, ...], msgspec.Meta(max_length=WISHES_MAX)] = ()
-    members: Annotated[int, msgspec.Meta(ge=1, le=MEMBERS_MAX)] = 1
-    gpus: Annotated[int, msgspec.Meta(ge=0, le=256)] = 0
     cpu_milli: Annotated[int, msgspec.Meta(ge=0, le=10_000_000)] = 1000
     memory_mb: Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)] = 0
-    env: dict[Annotated[str, msgspec.Meta(max_length=256, pattern=ENV_NAME_PATTERN)], Text] = {}
     workdir: Annotated[str, msgspec.Meta(max_length=4096)] = ""  # with a package: a path inside it
     # SHA-256 of the archive of the working directory that was sent; "": none was.
     package: Annotated[str, msgspec.Meta(pattern=PACKAGE_PATTERN, max_length=64)] = ""
@@ -105,8 +99,30 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         tuple[Annotated[str, msgspec.Meta(pattern=VOLUME_PATTERN, max_length=1024)], ...],
         msgspec.Meta(max_length=VOLUMES_MAX),
     ] = ()
-    priority: Annotated[int, msgspec.Meta(ge=-1000, le=1000)] = 0
     tenant: Annotated[str, msgspec.Meta(max_length=63, pattern=JOB_NAME_PATTERN)] = DEFAULT_TENANT
+    stop_grace_ms: Annotated[int, msgspec.Meta(ge=0, le=3_600_000)] = 10_000
+    # Its command starts processes in the other members by itself, as mpirun does: it runs in
+    # member 0, and the others wait for what it starts there.
+    launcher: bool = False
+    interactive: bool = False  # each member has a terminal, to which users attach
+
+
+def for_members(spec: MemberSpec) -> dict[str, Any]:
+    """Its fields of `MemberSpec`, for a command to a node."""
+    return {name: getattr(spec, name) for name in MemberSpec.__struct_fields__}
+
+
+class JobSpec(MemberSpec, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a user asks for. `members` identical processes start together or not at all."""
+
+    command: Annotated[tuple[Text, ...], msgspec.Meta(min_length=1, max_length=4096)]
+    name: Annotated[str, msgspec.Meta(max_length=63, pattern=JOB_NAME_PATTERN)] | None = None
+    labels: Annotated[dict[LabelKey, LabelValue], msgspec.Meta(max_length=JOB_LABELS_MAX)] = {}
+    notify: Annotated[tuple[Wish, ...], msgspec.Meta(max_length=WISHES_MAX)] = ()
+    members: Annotated[int, msgspec.Meta(ge=1, le=MEMBERS_MAX)] = 1
+    gpus: Annotated[int, msgspec.Meta(ge=0, le=256)] = 0
+    env: dict[Annotated[str, msgspec.Meta(max_length=256, pattern=ENV_NAME_PATTERN)], Text] = {}
+    priority: Annotated[int, msgspec.Meta(ge=-1000, le=1000)] = 0
     user: Annotated[str, msgspec.Meta(max_length=63)] = ""  # its submitter, for the ledger
     members_max: Annotated[int, msgspec.Meta(ge=0, le=MEMBERS_MAX)] = 0  # 0: not elastic
     gpu_milli: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 1000  # 0: by `gpu_memory_mb`
@@ -146,11 +162,6 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     retries: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 0
     backoff_ms: Milliseconds = 1000
     time_limit_ms: Milliseconds = 0  # 0: none
-    stop_grace_ms: Annotated[int, msgspec.Meta(ge=0, le=3_600_000)] = 10_000
-    # Its command starts processes in the other members by itself, as mpirun does: it runs in
-    # member 0, and the others wait for what it starts there.
-    launcher: bool = False
-    interactive: bool = False  # each member has a terminal, to which users attach
     no_sleep: bool = False  # never put it to sleep
 
     @property

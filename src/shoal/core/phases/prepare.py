@@ -12,7 +12,7 @@ from shoal.core.state.queue import Gang, gang_of
 from shoal.core.state.room import Level
 from shoal.core.state.state import Node, State
 from shoal.model.commands import Command, Prepare
-from shoal.model.job import Job, Phase, Restart
+from shoal.model.job import Job, Phase, Restart, for_members
 from shoal.model.report import NodeReport
 from shoal.model.resources import Kind
 
@@ -109,15 +109,11 @@ def _may_take(state: State, node: Node, job: Job, now_ms: int) -> bool:
 
 def _prepare(state: State, node: Node, incarnation: int, job: Job) -> Prepare:
     return Prepare(
+        **for_members(job.spec),
         node=node.id,
         incarnation=incarnation,
         job=job.id,
         argv=job.spec.command,
         env=dict(job.spec.env),
-        workdir=job.spec.workdir,
-        package=job.spec.package,
-        requirements=job.spec.requirements,
-        tenant=job.spec.tenant,
         uid=uid_of(state, job.spec.tenant),
-        image=job.spec.image,
     )

@@ -16,7 +16,7 @@ from shoal.core.state.state import State
 from shoal.model.commands import Acknowledge, Command, Launch, Limits, Sleep, Stop, Wake
 from shoal.model.durations import rfc3339
 from shoal.model.events import JobDozing, JobPlaced, JobStopping, JobWaking, SleepRefused
-from shoal.model.job import Job, MemberRef, MemberStatus, Phase, StopCause
+from shoal.model.job import Job, MemberRef, MemberStatus, Phase, StopCause, for_members
 from shoal.model.policy import Policy
 from shoal.model.reason import render
 from shoal.model.report import NodeReport
@@ -128,31 +128,20 @@ def _command(state: State, job: Job, ref: MemberRef) -> Command:
         return _nap(state, job, ref, asleep=job.phase is not Phase.WAKING)
     view = _view_of(state, job)
     return Launch(
+        **for_members(job.spec),
         node=node.id,
         incarnation=node.incarnation,
         ref=ref,
         argv=job.spec.command,
         env=view.environment(ref.member),
-        workdir=job.spec.workdir,
-        stop_grace_ms=job.spec.stop_grace_ms,
         gpus=slice_.gpus,
         gpu_milli=slice_.gpu_milli,
-        package=job.spec.package,
-        requirements=job.spec.requirements,
-        tenant=job.spec.tenant,
-        uid=uid_of(state, job.spec.tenant),
-        cpu_milli=job.spec.cpu_milli,
-        memory_mb=job.spec.memory_mb,
         gpu_memory_mb=job.spec.gpu_memory_mb if job.spec.gpu_milli == 0 else 0,
+        uid=uid_of(state, job.spec.tenant),
         limits=_limits(state.policy),
-        image=job.spec.image,
-        secrets=job.spec.secrets,
-        interactive=job.spec.interactive,
-        volumes=job.spec.volumes,
         keeps=True,
         travels=view.travels,
         copies=ref.member in view.copying,
-        launcher=job.spec.launcher,
     )
 
 
