@@ -13,8 +13,7 @@ from typing import Any, NamedTuple, Self
 
 import msgspec
 
-from shoal.cli.up.hardware import detect
-from shoal.cli.up.node_specs import this_machine
+from shoal.cli.up.hardware import detect, this_machine
 from shoal.client import Client
 from shoal.control.home import ClusterConfig, Home
 from shoal.control.lifecycle import bring_up, take_down

@@ -20,10 +20,9 @@ from rich.console import Console
 
 import shoal.cli.verbs.demo as demo_verb
 from shoal.cli.demo import plan as demo_plan
-from shoal.cli.demo.result import numbers, promises, result_of
+from shoal.cli.demo.plan import numbers, promises, result_of
 from shoal.cli.demo.screen import Picture, Plain
-from shoal.cli.demo.sights import Point, Serving, Sights, Training, curve
-from shoal.cli.demo.state import DemoState
+from shoal.cli.demo.state import DemoState, Point, Serving, Sights, Training, curve
 from shoal.client import Client
 from shoal.control.home import Home
 from shoal.control.lifecycle import take_down

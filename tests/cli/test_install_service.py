@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shoal.cli.boot import systemd as boot
-from shoal.cli.boot.units import Around, Unit, render
+from shoal.cli import boot
+from shoal.cli.boot import Around, Unit, render
 from shoal.control.home import ClusterConfig, Home
 from tests.cli.conftest import Result, Shoal, assert_one_clear_line
 from tests.needs import need_program

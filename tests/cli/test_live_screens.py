@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.cli.screen import watching
+from shoal.cli.screen import paint
 from tests.cli.conftest import Shoal
 from tests.cli.glass import terminal
 from tests.live.cluster import Live, live_cluster
@@ -20,7 +20,7 @@ from tests.live.cluster import Live, live_cluster
 LOOP = 'i=0; while true; do i=$((i+1)); echo "row $i"; sleep 0.05; done'
 
 IMPATIENT = """
-import sys, shoal.cli.screen.watching as watching
+import sys, shoal.cli.screen.paint as watching
 from shoal.cli.app import call
 watching.GONE_S = watching.SLOW_S = 0.5
 sys.exit(call(sys.argv[1:]))
@@ -89,7 +89,7 @@ def test_ps_is_drawn_in_place_and_ends_with_q_or_with_the_cluster(
         assert ps.end() == 3
         assert ps.sane
         assert "error: " in ps.glass.text
-    assert watching.GONE_S >= 60
+    assert paint.GONE_S >= 60
 
 
 def test_map_filter_logs_cancel_and_a_smaller_terminal(busy: Live) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from shoal.cli.naming import Named, named
+from shoal.cli.cluster import Named, named
 from shoal.forms.failure import Failure
 from shoal.model.array import ArrayCounts
 from shoal.model.ids import array_of, in_order, number_of

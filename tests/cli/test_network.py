@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 from shoal.api.fabric import fabric_view, weak_text
-from shoal.cli.checks.network import print_network
-from shoal.cli.screen.matrix import matrix, plain
+from shoal.cli.checks.network import matrix, plain, print_network
 from shoal.control.history.history import TOURS_KEPT, Measured
 from shoal.control.history.store import HistoryFile
 from shoal.core.state.heard import Touring

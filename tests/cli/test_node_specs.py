@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.cli.up.hardware import Gpus, Hardware, detect, node_name, parse_listing
-from shoal.cli.up.node_specs import places, this_machine, virtual_nodes
+from shoal.cli.up.hardware import (
+    Gpus,
+    Hardware,
+    detect,
+    node_name,
+    parse_listing,
+    places,
+    this_machine,
+    virtual_nodes,
+)
 from shoal.forms.failure import Failure
 from shoal.model.node import NodeSpec
 

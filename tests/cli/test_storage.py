@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.cli.checks.feeding import Needs, findings
-from shoal.cli.checks.storage import print_storage
+from shoal.cli.checks.storage import Needs, findings, print_storage
 from shoal.model.storage import Rates, StorageView
 from tests.cli.conftest import Shoal, assert_one_clear_line
 

@@ -10,13 +10,11 @@ import pytest
 
 from shoal.cli.screen import show
 from shoal.cli.screen.alarms import alarms
-from shoal.cli.screen.gpu_map import condensed, gpu_map, legend
-from shoal.cli.screen.keys import names_of
+from shoal.cli.screen.follow import OutputAbove, StatusLine, line_text
 from shoal.cli.screen.output import TextOutput
-from shoal.cli.screen.status_line import OutputAbove, StatusLine, line_text
-from shoal.cli.screen.top_board import Board, detail, spark
-from shoal.cli.screen.top_rows import COLUMNS, Seen, places_of
-from shoal.cli.screen.top_screen import ABOUT_THE_MAP, HELP, Around, draw
+from shoal.cli.screen.paint import names_of
+from shoal.cli.screen.top_board import ABOUT_THE_MAP, HELP, Around, Board, detail, draw, spark
+from shoal.cli.screen.top_rows import COLUMNS, Seen, condensed, gpu_map, legend, places_of
 from shoal.model.feed import Held, JobLine, NodeLine
 from shoal.model.job import JobSpec
 from shoal.model.series import GpuSample, JobPoint, JobSeries, NodeSample, NodeSeries, ServiceSeries

@@ -7,8 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shoal.cli.up import engines
-from shoal.cli.up.engines import Wanted
+from shoal.cli.up.flags import Wanted, use
 from shoal.control.home import ClusterConfig
 from shoal.forms.failure import Failure
 from tests.cli.conftest import Shoal, assert_one_clear_line
@@ -80,7 +79,7 @@ def test_a_supply_goes_into_the_policy_beside_the_others(cluster: Live) -> None:
     before = cluster.client.policy()
     try:
         for words in ("name=a,most=0", "name=b,most=0", "name=a,most=0,gpus=2"):
-            engines.use(cluster.home, wanted(supply=words).supplies("slurm"))
+            use(cluster.home, wanted(supply=words).supplies("slurm"))
         supplies = cluster.client.policy().supply
         assert [(one.name, one.gpus) for one in supplies] == [("a", 2), ("b", 0)]
     finally:

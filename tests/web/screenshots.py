@@ -17,7 +17,7 @@ import msgspec
 from harness.browser import Visit, chromium, missing
 from harness.waiting import until
 
-from shoal.cli.demo import plan as demo_plan
+from shoal.cli.demo import plan
 from shoal.control.home import ClusterConfig
 from shoal.forms.request import carried
 from shoal.model.job import JobSpec
@@ -64,7 +64,7 @@ def fill(live: Live) -> dict[str, str]:
             "train-a", *WORK, "train", "3000", "2", members=4, gpus=3, tenant="research"
         ),
     }
-    served = live.client.submit_service(demo_plan.service(env, folder))
+    served = live.client.submit_service(plan.service(env, folder))
     submit("ask", *WORK, "ask", served.url, "600", tenant="product")
     submit("map", *WORK, "map", tenant="product")
     for number in range(1, 9):
@@ -130,7 +130,7 @@ def main() -> None:
     if reason:
         sys.exit(f"error: {reason}")
     FOLDER.mkdir(exist_ok=True)
-    config = ClusterConfig(nodes=demo_plan.nodes(), port=0)
+    config = ClusterConfig(nodes=plan.nodes(), port=0)
     with live_cluster(config=config) as live, chromium() as browser:
         jobs = fill(live)
         live.wait(jobs["train"], "running", WAIT_S)

@@ -1,4 +1,4 @@
-"""Connecting to the cluster, and the jobs, nodes and services that a user names."""
+"""Connecting to the cluster, the jobs, nodes and services that a user names, and acting on each."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import re
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
+from shoal.cli.errors import print_error
+from shoal.cli.screen import show
 from shoal.cli.screen.show import note
 from shoal.client import Client, ShoalError, Unreachable
 from shoal.forms import units
@@ -17,6 +19,7 @@ from shoal.forms.failure import REFUSED, USAGE, Failure
 from shoal.model.finding import JobFilter
 from shoal.model.ids import JOB_ID_PATTERN, in_order, number_of
 from shoal.model.job import JOB_NAME_PATTERN
+from shoal.model.views import Done, JobView
 
 NOT_FOUND = 404
 NAMES_MAX = 8
@@ -224,3 +227,65 @@ def replica_of(client: Client, service: str) -> str:
     if not view.replicas:
         raise Failure(f"{service} has no replica: {view.why or 'it is ' + view.state}")
     return max(view.replicas, key=lambda replica: in_order(replica.job)).job
+
+
+# One action on each of several jobs or nodes: all are tried, and each result is printed.
+
+
+def each(ids: list[str], act: Callable[[str], Done], done_text: str, json: bool) -> int:
+    """The exit code: one refusal does not stop the others, but the command fails."""
+    done, refused = [], 0
+    for one in ids:
+        try:
+            done.append(act(one))
+        except Unreachable:
+            raise
+        except (ShoalError, Failure) as error:
+            print_error(str(error))
+            refused = REFUSED
+            continue
+        if not json:
+            answer = done[-1]
+            show.line(f"{answer.id}: {answer.note}" if answer.note else f"{answer.id} {done_text}")
+    if json:
+        show.as_json(done)
+    return refused
+
+
+# Which job, element or member a user means by `j7`, `j7.3` and `j7.3.1`.
+#
+# `j7.3` is element 3 if j7 is an array, and member 3 of j7 if it is not. `j7.3.1` is always member
+# 1 of element 3. The API takes a job's id and a member apart, so this is decided here, once.
+
+
+_NAME = re.compile(r"(j[0-9]{1,15})(?:\.([0-9]{1,9}))?(?:\.([0-9]{1,5}))?")
+LISTING = "list them with: shoal ps -a"
+
+
+class Named(NamedTuple):
+    """`job` is an id for the API: j7, or j7.3 for an element. `member` None: none was named."""
+
+    job: str
+    member: int | None = None
+
+    def __str__(self) -> str:
+        return self.job if self.member is None else f"{self.job}.{self.member}"
+
+
+def named(text: str, look: Callable[[str], JobView]) -> Named:
+    """`look` fetches a job; it is called only where the text alone does not decide, for example
+    with `lambda job: cluster.on_job(client, job, lambda c: c.job(job))`."""
+    cleaned = text.strip()
+    found = _NAME.fullmatch(cleaned)
+    if found is None:
+        kind = "a job, element or member like j7, j7.3 or j7.3.1"
+        raise Failure(f"JOB: {units.quoted(cleaned)} is not {kind}; {LISTING}", USAGE)
+    job, second, third = found.groups()
+    if second is None:
+        return Named(job)
+    element = f"{job}.{int(second)}"
+    if third is not None:
+        return Named(element, int(third))
+    if look(job).array is not None:
+        return Named(element)
+    return Named(job, int(second))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,6 +13,9 @@ from click.core import ParameterSource
 
 if TYPE_CHECKING:
     from pathlib import Path  # slow to import, and `shoal --help` has no use for it
+
+    from shoal.forms.fields import Field, Table
+
 
 EXAMPLES = "\nExamples:\n"
 CONTEXT_NAME = "shoal.context.name"  # in Click's `meta`: what --context or SHOAL_CONTEXT named
@@ -302,3 +305,30 @@ def write_verbatim(formatter: click.HelpFormatter, text: str) -> None:
     formatter.write_paragraph()
     for line in text.strip("\n").splitlines():
         formatter.write(f"{line}\n" if line else "\n")
+
+
+# The flags of `shoal run` and `shoal serve`, made from the table of fields.
+
+
+def flags_of(table: Table) -> list[Option]:
+    return [_flag(field) for field in table.values() if field.heading]
+
+
+def given_of(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Only the flags that were given. 0 is a value, and False is what --no-pack says."""
+    return {name: value for name, value in flags.items() if value is not None and value != ()}
+
+
+def _flag(field: Field) -> Option:
+    names, attrs = [field.name, field.flag], dict[str, Any]()
+    if field.takes is bool:
+        attrs = {"is_flag": True, "default": None}
+        names += field.metavar.split()
+        if field.default:  # it decides if neither is given
+            names[1] += "/--no-" + field.flag.removeprefix("--")
+    else:
+        *short, metavar = field.metavar.removesuffix("...").split()
+        names += short
+        kind = number() if field.takes is int else None
+        attrs = {"metavar": metavar, "type": kind, "multiple": field.takes is list}
+    return Option(*names, help=field.text, heading=field.heading, **attrs)

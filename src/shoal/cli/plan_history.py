@@ -31,8 +31,8 @@ def plan_history(
     skip_too_large: bool | str,
     **_: str,
 ) -> None:
-    from shoal.cli.histories import prices_of, watcher
     from shoal.cli.screen import plan_tables, show
+    from shoal.cli.verbs.sim import prices_of, watcher
     from shoal.forms import plan as forms
     from shoal.sim.replay.replay import replay, too_large
     from shoal.sim.replay.sizing import NODES_MAX, resized, search, unreachable, usual
@@ -88,8 +88,8 @@ def _read(
     home: Path, path: str, nodes: str, days: int, policy: str, quiet: bool
 ) -> tuple[list[NodeSpec], Trace, Policy]:
     """The nodes, the jobs and the policy: of this cluster's log, of another home, or of a trace."""
-    from shoal.cli.histories import history_at, history_of
     from shoal.cli.sim_flags import cluster_of
+    from shoal.cli.verbs.sim import history_at, history_of
     from shoal.core.policies import SHIPPED
     from shoal.forms.plan import existing
     from shoal.forms.policy import find

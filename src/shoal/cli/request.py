@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from shoal.cli.flags import given_of
+from shoal.cli.command import given_of
 from shoal.forms import datafile, units
 from shoal.forms.failure import REFUSED, USAGE, BadField, Failure
 from shoal.forms.pack import Note, packed

@@ -20,7 +20,7 @@ from harness.waiting import until
 
 from shoal.calls.call import Needs
 from shoal.calls.table import match
-from shoal.cli.up.engines import Wanted
+from shoal.cli.up.flags import Wanted
 from shoal.client import Address, Client
 from shoal.control.home import Home
 from shoal.control.lifecycle import take_down

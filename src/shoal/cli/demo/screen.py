@@ -8,8 +8,7 @@ from collections import deque
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
-from shoal.cli.demo.sights import Sights, curve
-from shoal.cli.demo.state import DemoNode, DemoState
+from shoal.cli.demo.state import DemoNode, DemoState, Sights, curve
 from shoal.cli.screen.show import STATE_STYLES, bar, console
 from shoal.model.events import (
     Event,

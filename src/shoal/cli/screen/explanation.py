@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import textwrap
 
-from shoal.cli.screen.annotations import annotation_lines
 from shoal.cli.screen.words import bound_lines, state_text
 from shoal.model.durations import duration_text
 from shoal.model.explanation import (
@@ -16,6 +15,7 @@ from shoal.model.explanation import (
     FirstFailure,
     Learned,
 )
+from shoal.model.job import Note
 from shoal.model.ledger import CostView
 from shoal.model.phrases import exit_text, printable, shortened
 from shoal.model.resources import plural
@@ -210,3 +210,23 @@ def _wrapped(text: str, indent: int) -> list[str]:
         break_long_words=False,
         break_on_hyphens=False,
     )
+
+
+# A job's labels and its newest note, each on one line.
+
+
+NOTE_WIDTH = 86
+
+
+def annotation_lines(labels: dict[str, str], notes: list[Note]) -> list[str]:
+    lines = []
+    if labels:
+        words = (f"{key}={value}" if value else key for key, value in labels.items())
+        lines.append(shortened(f"labels: {', '.join(words)}", NOTE_WIDTH))
+    if notes:
+        newest = notes[-1]
+        text = f"note by {newest.who}: " if newest.who else "note: "
+        more = f" ({plural(len(notes) - 1, 'older note')})" if len(notes) > 1 else ""
+        said = printable(text + " ".join(newest.text.split()))
+        lines.append(shortened(said, NOTE_WIDTH - len(more)) + more)
+    return lines

@@ -37,12 +37,12 @@ def machine_spec(shape: Shape, ip: str, said: Described) -> NodeSpec:
     """The detected hardware, changed by the file and the flags. Other machines reach it at `ip`."""
     import msgspec
 
-    from shoal.cli.up import hardware, node_specs
+    from shoal.cli.up import hardware
     from shoal.cli.verbs.up import amount
     from shoal.forms import units
     from shoal.model.node import GPUS_PER_NODE_MAX, JOINED, NODE_ID_PATTERN, NodeSpec
 
-    found = node_specs.this_machine(hardware.detect())[0]
+    found = hardware.this_machine(hardware.detect())[0]
     if said.file is not None:
         found = _from_file(found, said.file)
         ip = ip if found.address == LOOPBACK or said.ip else found.address

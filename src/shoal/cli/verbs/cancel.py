@@ -39,7 +39,7 @@ def cancel(jobs: tuple[str, ...], workflow: str | None, json: bool, home: Path) 
       shoal ps --json | jq -r '.[].id' | xargs shoal cancel
     """
     from shoal.cli import cluster
-    from shoal.cli.each import each
+    from shoal.cli.cluster import each
 
     if bool(jobs) == (workflow is not None):
         raise Failure("name the jobs to cancel, or a workflow with --workflow ID", USAGE)
@@ -66,7 +66,7 @@ def requeue(jobs: tuple[str, ...], json: bool, home: Path) -> int:
       shoal requeue j7 j8 --json | jq -r '.[].id'
     """
     from shoal.cli import cluster
-    from shoal.cli.each import each
+    from shoal.cli.cluster import each
 
     with cluster.connect(home) as client:
         asked = cluster.job_ids(client, jobs)
@@ -91,7 +91,7 @@ def retry(jobs: tuple[str, ...], json: bool, home: Path) -> int:
       shoal retry j7.3 j7.9     these two
     """
     from shoal.cli import cluster
-    from shoal.cli.each import each
+    from shoal.cli.cluster import each
 
     with cluster.connect(home) as client:
         asked = cluster.job_ids(client, jobs)
@@ -165,7 +165,7 @@ def wake(jobs: tuple[str, ...], wait: bool, json: bool, home: Path) -> int:
 def _each(jobs: tuple[str, ...], action: str, wait: bool, json: bool, home: Path) -> int:
     """All are asked before the first is waited for."""
     from shoal.cli import cluster
-    from shoal.cli.each import each
+    from shoal.cli.cluster import each
     from shoal.client import ShoalError, Unreachable
     from shoal.forms.failure import Failure
 

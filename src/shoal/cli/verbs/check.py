@@ -112,7 +112,7 @@ def _chosen(
         if nodes:
             raise Failure("--here: measures this machine; leave out the node names", USAGE)
         if given["save"]:
-            from shoal.cli.checks.hardware_file import save_here
+            from shoal.cli.checks.network import save_here
 
             save_here(str(given["save"]))
             return 0

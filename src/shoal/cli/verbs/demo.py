@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from shoal.cli.command import flag, verb
 
 if TYPE_CHECKING:
-    from shoal.cli.demo.result import DemoResult, Loss
+    from shoal.cli.demo.plan import DemoResult, Loss
     from shoal.cli.demo.screen import Screen
-    from shoal.cli.demo.sights import Sights
-    from shoal.cli.demo.state import DemoState
-    from shoal.cli.screen.keys import Keys
+    from shoal.cli.demo.state import DemoState, Sights
+    from shoal.cli.screen.paint import Keys
     from shoal.client import Client
     from shoal.control.home import Home
     from shoal.model.events import Recorded
@@ -64,10 +63,9 @@ def demo(keep: bool, json: bool) -> int:
       shoal demo | cat            plain lines
       shoal demo --json | jq .promises
     """
-    from shoal.cli.demo.result import result_of
+    from shoal.cli.demo.plan import result_of
     from shoal.cli.demo.screen import choose
-    from shoal.cli.demo.sights import Sights
-    from shoal.cli.demo.state import DemoState
+    from shoal.cli.demo.state import DemoState, Sights
     from shoal.cli.screen import show
     from shoal.forms.failure import REFUSED
 
@@ -132,7 +130,7 @@ def _play(state: DemoState, sights: Sights, screen: Screen, keep: bool) -> Playe
 def _typed() -> Iterator[Keys]:
     """From the first moment to the last: what is typed is not echoed into the picture, and what
     nobody read is not left to the shell."""
-    from shoal.cli.screen.keys import Keys
+    from shoal.cli.screen.paint import Keys
 
     with Keys() as keys:
         try:
@@ -143,7 +141,7 @@ def _typed() -> Iterator[Keys]:
 
 def _perform(state: DemoState, sights: Sights, screen: Screen, home: Home, keys: Keys) -> Played:
     from shoal.cli.demo import plan as demo_plan
-    from shoal.cli.demo.result import loss_of
+    from shoal.cli.demo.plan import loss_of
     from shoal.client import Client
     from shoal.control.home import ClusterConfig
     from shoal.control.lifecycle import bring_up
@@ -287,7 +285,7 @@ def _survivors(folder: Path) -> list[int]:
 
 
 def _print_summary(result: DemoResult) -> None:
-    from shoal.cli.demo.result import numbers, promises
+    from shoal.cli.demo.plan import numbers, promises
     from shoal.cli.screen.show import line
 
     for text in numbers(result):

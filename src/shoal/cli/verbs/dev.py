@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shoal.cli.command import Argument, Option, flag, verb
-from shoal.cli.flags import flags_of
+from shoal.cli.command import Argument, Option, flag, flags_of, verb
 from shoal.forms.fields import JOB
 
 if TYPE_CHECKING:
@@ -100,7 +99,7 @@ def _start(
     import msgspec
 
     from shoal.cli import cluster
-    from shoal.cli.dev import environment, returning
+    from shoal.cli.dev import connection
     from shoal.cli.request import assemble
     from shoal.cli.screen import show
     from shoal.forms import readers, request
@@ -113,26 +112,26 @@ def _start(
         idle_ms = 0 if idle == "0" else readers.time("30m, 2h or 0")("--idle", idle or "2h")
     except BadField as error:
         raise Failure(str(error), USAGE) from None
-    asked = assemble(request.JOB, environment.command(editor, idle_ms / 1000), flags)
+    asked = assemble(request.JOB, connection.command(editor, idle_ms / 1000), flags)
     spec: JobSpec = msgspec.structs.replace(asked.spec, restart=Restart.NEVER)
     with cluster.connect(home) as client:
         if spec.name is None:
-            spec = msgspec.structs.replace(spec, name=environment.free_name(client))
-        elif any(row.name == spec.name for row in environment.listing(client)):
+            spec = msgspec.structs.replace(spec, name=connection.free_name(client))
+        elif any(row.name == spec.name for row in connection.listing(client)):
             raise Failure(
                 f"--name: {spec.name} is there already; connect to it with: shoal dev open "
                 f"{spec.name}",
                 REFUSED,
             )
         try:
-            before = returning.remember(Path(spec.workdir))
+            before = connection.remember(Path(spec.workdir))
         except PackError:
             before = None  # then it cannot be sent either, and that says why
         spec = packed(client, spec, asked.pack, None if quiet else show.note)
         job = client.submit(spec)
     if spec.package and before is not None:
         before.job, before.submitted_ms = job.id, job.submitted_ms
-        returning.save(before)
+        connection.save(before)
     if not quiet:
         show.note(f"{spec.name} is {job.id}")
     return job
@@ -140,11 +139,11 @@ def _start(
 
 def _list(home: Path, json: bool) -> int:
     from shoal.cli import cluster
-    from shoal.cli.dev import environment
+    from shoal.cli.dev import connection
     from shoal.cli.screen import show
 
     with cluster.connect(home) as client:
-        rows = environment.listing(client)
+        rows = connection.listing(client)
     if json:
         show.as_json(rows)
         return 0
@@ -160,11 +159,11 @@ def _list(home: Path, json: bool) -> int:
 
 def _stop(name: str | None, home: Path, json: bool) -> int:
     from shoal.cli import cluster
-    from shoal.cli.dev import connection, environment
+    from shoal.cli.dev import connection
     from shoal.cli.screen import show
 
     with cluster.connect(home) as client:
-        row = environment.find(client, name)
+        row = connection.find(client, name)
         done = client.cancel(row.id)
     connection.last_files(row.id, home)
     if json:

@@ -63,7 +63,7 @@ def forward(words: tuple[str, ...], service: str | None, json: bool, home: Path)
 def target_of(client: Client, job: str, service: str | None) -> Callable[[], tuple[str, int]]:
     """Which job and member are meant, each time a session begins."""
     from shoal.cli import cluster
-    from shoal.cli.naming import named
+    from shoal.cli.cluster import named
 
     if service is not None:
         name = cluster.service_name(service)

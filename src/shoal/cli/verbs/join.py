@@ -11,8 +11,7 @@ from shoal.cli.command import Argument, Option, flag, number, verb
 from shoal.forms.failure import REFUSED, Failure
 
 if TYPE_CHECKING:
-    from shoal.cli.boot.systemd import Systemd
-    from shoal.cli.boot.units import Unit
+    from shoal.cli.boot import Systemd, Unit
     from shoal.cli.up.machine import Described
     from shoal.cli.up.membership import Notify
     from shoal.cli.verbs.up import Shape
@@ -333,8 +332,7 @@ def install_service(
       shoal install-service --home /srv/shoal
       shoal install-service --remove
     """
-    from shoal.cli.boot.machine import units
-    from shoal.cli.boot.systemd import Systemd
+    from shoal.cli.boot import Systemd, units
     from shoal.control.home import Home
     from shoal.forms.failure import USAGE, Failure
 
@@ -361,7 +359,7 @@ def install_service(
 def _print(systemd: Systemd, units: list[Unit], json: bool) -> None:
     import sys
 
-    from shoal.cli.boot.units import render
+    from shoal.cli.boot import render
     from shoal.cli.screen import show
 
     texts = {str(systemd.folder / unit.name): render(unit) for unit in units}

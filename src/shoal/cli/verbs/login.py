@@ -143,7 +143,7 @@ def _show(home: Path, json: bool) -> None:
     import msgspec
 
     from shoal.cli.screen import show
-    from shoal.cli.up.listening import login_line
+    from shoal.cli.up.flags import login_line
     from shoal.client.transport import Address, at_home
     from shoal.forms.failure import Failure
     from shoal.machine.files import read_own

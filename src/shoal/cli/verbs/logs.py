@@ -10,8 +10,7 @@ from shoal.cli.finding_flags import filter_of, finding_flags, moment_ms
 
 if TYPE_CHECKING:
     from shoal.cli.cluster import Retry
-    from shoal.cli.screen.follow import Reader
-    from shoal.cli.screen.many import Chosen
+    from shoal.cli.screen.follow import Chosen, Reader
     from shoal.cli.screen.output import Output
     from shoal.client import Client
     from shoal.model.finding import JobFilter
@@ -124,10 +123,11 @@ def _many(
     home: Path,
 ) -> None:
     from shoal.cli import cluster
-    from shoal.cli.screen import many, show
+    from shoal.cli.screen import show
+    from shoal.cli.screen.follow import JOBS_MAX, Chosen, download, follow_all, print_all
     from shoal.forms.failure import USAGE, Failure
 
-    parts = many.Chosen(*chosen)
+    parts = Chosen(*chosen)
     if follow and (output or parts.attempt):
         flag_ = "--output" if output else "--attempt"
         raise Failure(f"{flag_}: cannot be combined with --follow here", USAGE)
@@ -136,14 +136,14 @@ def _many(
 
         def look() -> list[JobRow]:
             if not names:
-                return retry(lambda c: _matching(c, wanted, many.JOBS_MAX))
+                return retry(lambda c: _matching(c, wanted, JOBS_MAX))
             return [
                 retry(lambda c, name=name: cluster.on_job(c, name, lambda d: d.job(name)))  # type: ignore[misc]
                 for name in names
             ]
 
         if follow:
-            many.follow_all(retry, look, parts, json=json, go_on=not names)
+            follow_all(retry, look, parts, json=json, go_on=not names)
             return
         rows = look()
         if not rows:
@@ -153,10 +153,10 @@ def _many(
             if view.array is not None:
                 _refuse_array(view)
         if output:
-            for path in many.download(retry, views, parts, Path(output)):
+            for path in download(retry, views, parts, Path(output)):
                 show.line(str(path))
         else:
-            many.print_all(retry, views, parts, json=json)
+            print_all(retry, views, parts, json=json)
 
 
 def _matching(client: Client, wanted: JobFilter, limit: int) -> list[JobRow]:
@@ -185,7 +185,7 @@ def _meant(client: Client, word: str) -> str:
 def _named(retry: Retry, jobs: tuple[str, ...], parts: Chosen) -> tuple[list[str], Chosen]:
     """What the words mean: jobs, elements, members or services."""
     from shoal.cli import cluster
-    from shoal.cli.naming import named
+    from shoal.cli.cluster import named
     from shoal.forms.failure import USAGE, Failure
 
     names: list[str] = []

@@ -6,8 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shoal.cli.command import Argument, Option, flag, number, verb
-from shoal.cli.flags import flags_of, given_of
+from shoal.cli.command import Argument, Option, flag, flags_of, given_of, number, verb
 from shoal.forms.failure import REFUSED, USAGE, Failure
 from shoal.forms.fields import JOB
 from shoal.forms.readers import Count

@@ -215,7 +215,7 @@ def _on_each(
     home: Path,
 ) -> int:
     from shoal.cli import cluster
-    from shoal.cli.each import each
+    from shoal.cli.cluster import each
 
     asked = list(dict.fromkeys(cluster.node_id(text) for text in texts))
     with cluster.connect(home) as client:
@@ -432,7 +432,7 @@ def note(job: str, text: tuple[str, ...], remove: bool, json: bool, home: Path) 
 
 def _label_jobs(named: list[str], changes: list[str], json: bool, home: Path) -> int:
     from shoal.cli import cluster
-    from shoal.cli.each import each
+    from shoal.cli.cluster import each
     from shoal.forms import readers
     from shoal.forms.failure import USAGE, BadField, Failure
 
@@ -469,7 +469,7 @@ def taint(words: tuple[str, ...], json: bool, home: Path) -> int:
 
 def _change(words: tuple[str, ...], json: bool, home: Path, *, taints: bool) -> int:
     from shoal.cli import cluster
-    from shoal.cli.each import each
+    from shoal.cli.cluster import each
     from shoal.forms import readers
     from shoal.forms.failure import USAGE, BadField, Failure
 

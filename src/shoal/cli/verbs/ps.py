@@ -199,7 +199,7 @@ def _watch(
 ) -> None:
     """Each look connects if it must: the next controller may be at another address."""
     from shoal.cli import cluster
-    from shoal.cli.screen import job_columns, show, watching
+    from shoal.cli.screen import job_columns, paint, show
     from shoal.model.resources import plural
 
     def rows() -> list[JobRow]:
@@ -212,13 +212,13 @@ def _watch(
                 show.as_json(retry(lambda client: _look(client, asked)), lines=True)
                 time.sleep(every_s)
 
-    def look() -> watching.Picture:
+    def look() -> paint.Picture:
         found, now_ms = rows(), int(time.time() * 1000)
         chosen = names or job_columns.usual(found, labels=labels)
         told = f"{plural(len(found), 'job')}, every {every_s:g}s"
-        return watching.Picture(*job_columns.table_of(found, chosen, now_ms), told)
+        return paint.Picture(*job_columns.table_of(found, chosen, now_ms), told)
 
-    watching.watch(look, every_s)
+    paint.watch(look, every_s)
 
 
 def print_jobs(

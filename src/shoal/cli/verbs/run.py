@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shoal.cli.command import Argument, RunVerb, flag, verb
-from shoal.cli.flags import flags_of
+from shoal.cli.command import Argument, RunVerb, flag, flags_of, verb
 from shoal.cli.verbs.schedule import CRON, FILE, MISSED, OVERLAP, TIMEZONE
 from shoal.forms.failure import USAGE, Failure
 from shoal.forms.fields import JOB
@@ -272,16 +271,16 @@ def _wait(view: JobView, home: Path, json: bool) -> int:
 def _watch_array(retry: Retry, array: str, home: Path) -> JobView:
     """Its elements' output would be mixed up: a line of progress instead, until it has ended."""
     from shoal.cli import cluster
-    from shoal.cli.screen import show, status_line
-    from shoal.cli.screen.follow import wait_for_end
+    from shoal.cli.screen import show
+    from shoal.cli.screen.follow import StatusLine, StatusUpdater, has_status_line, wait_for_end
 
     show.note(f"[see an element's output with: shoal logs {array}.INDEX]")
-    if not status_line.supported():
+    if not has_status_line():
         return wait_for_end(retry, array)
     with (
         cluster.connect(home) as client,
-        status_line.StatusLine() as line,
-        status_line.StatusUpdater(line, lambda: client.job(array)),
+        StatusLine() as line,
+        StatusUpdater(line, lambda: client.job(array)),
     ):
         return wait_for_end(retry, array)
 
@@ -289,20 +288,25 @@ def _watch_array(retry: Retry, array: str, home: Path) -> JobView:
 def _follow(retry: Retry, job: str, members: list[int], home: Path) -> JobView:
     """Shows the output until the job ends; at a terminal, with a line of progress below it."""
     from shoal.cli import cluster
-    from shoal.cli.screen import status_line
-    from shoal.cli.screen.follow import follow
+    from shoal.cli.screen.follow import (
+        OutputAbove,
+        StatusLine,
+        StatusUpdater,
+        follow,
+        has_status_line,
+    )
     from shoal.cli.verbs.logs import make_output
 
     prefixed = len(members) > 1
     out = make_output(prefixed=prefixed, json=False)
-    if not status_line.supported():
+    if not has_status_line():
         return follow(retry, job, members, out, from_attempt=1)
     with (
         cluster.connect(home) as client,
-        status_line.StatusLine() as line,
-        status_line.StatusUpdater(line, lambda: client.job(job)),
+        StatusLine() as line,
+        StatusUpdater(line, lambda: client.job(job)),
     ):
-        above = status_line.OutputAbove(out, line, prefixed)
+        above = OutputAbove(out, line, prefixed)
         return follow(retry, job, members, above, from_attempt=1)
 
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shoal.cli.command import Argument, Option, RunVerb, Verb, verb
-from shoal.cli.flags import flags_of
+from shoal.cli.command import Argument, Option, RunVerb, Verb, flags_of, verb
 from shoal.forms.failure import USAGE, Failure
 from shoal.forms.fields import JOB
 

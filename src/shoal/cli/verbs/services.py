@@ -6,8 +6,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shoal.cli.command import Argument, ServeVerb, flag, verb
-from shoal.cli.flags import flags_of
+from shoal.cli.command import Argument, ServeVerb, flag, flags_of, verb
 from shoal.forms.fields import SERVICE
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from shoal.cli.command import Option, verb
 
 if TYPE_CHECKING:
-    from shoal.cli.screen.live import Live
     from shoal.cli.screen.top_board import Board
+    from shoal.cli.screen.top_loop import Live
     from shoal.cli.screen.top_rows import Seen
     from shoal.client import Client
     from shoal.model.supply import OrderView, SuppliesView, SupplyView
@@ -229,8 +229,8 @@ def _whole(client: Client, view: str) -> dict[str, object]:
 
 
 def _print(client: Client, board: Board) -> None:
-    from shoal.cli.screen.live import Live
     from shoal.cli.screen.show import table
+    from shoal.cli.screen.top_loop import Live
     from shoal.cli.screen.top_rows import COLUMNS
 
     live = Live(lambda: client, lambda: None)

@@ -181,7 +181,7 @@ def _next_step(user: str, home: Path) -> str:
 
     import msgspec
 
-    from shoal.cli.up.listening import login_line
+    from shoal.cli.up.flags import login_line
     from shoal.client import contexts, transport
     from shoal.machine.files import read_own
 

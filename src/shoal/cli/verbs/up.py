@@ -11,8 +11,8 @@ from shoal.cli.command import Argument, Option, flag, number, verb
 from shoal.forms.failure import REFUSED, USAGE, Failure
 
 if TYPE_CHECKING:
+    from shoal.cli.up.flags import Where
     from shoal.cli.up.hosts import HostsFile
-    from shoal.cli.up.listening import Where
     from shoal.control.home import ClusterConfig, Home
     from shoal.control.lifecycle import Up
     from shoal.hosts.spec import Outcome
@@ -134,7 +134,7 @@ def up(
       shoal up --host 0.0.0.0 --database postgresql://shoal@db/shoal --shared /mnt/shoal
     """
     from shoal.cli.screen import show
-    from shoal.cli.up import engines, listening, own_nodes, several
+    from shoal.cli.up import flags, membership
     from shoal.cli.up.hosts import HostsFile
     from shoal.control.home import Home
     from shoal.control.lifecycle import Staying
@@ -143,18 +143,18 @@ def up(
     listed = None if hosts is None else HostsFile(place, hosts)
     shape = Shape(nodes, gpus, gpu_model, gpu_memory, cpus, memory, topology or None)
     if listed is not None:
-        host = listening.open_host(host, last)
-    where = listening.Where(host, port, domain, certificate, key, node_address)
-    wanted = engines.Wanted(engine, supply, address, namespace)
-    heads = several.Several(database, shared, head).changes(place, last)
+        host = flags.open_host(host, last)
+    where = flags.Where(host, port, domain, certificate, key, node_address)
+    wanted = flags.Wanted(engine, supply, address, namespace)
+    heads = flags.Several(database, shared, head).changes(place, last)
     config = _config(last, shape, this_machine, where, wanted.name(last), heads)
     supplies = wanted.supplies(config.engine)
-    listening.check(config, hosts=listed is not None)
+    flags.check(config, hosts=listed is not None)
     staying = Staying(place) if foreground else None
     with show.Spinner(quiet=json) as progress:
-        start_nodes = own_nodes.starter(place, config)
+        start_nodes = membership.starter(place, config)
         answer = _bring_up(place, config, progress, start_nodes, stays=foreground)
-        engines.use(place, supplies)
+        flags.use(place, supplies)
     outcomes = [] if listed is None else listed.bring(config, quiet=json)
     _report(place, config, answer, listed, outcomes, json)
     code = REFUSED if any(outcome.state == "failed" for outcome in outcomes) else 0
@@ -249,7 +249,7 @@ def _config(
     """The flags, then the configuration of the last time, then the defaults."""
     import msgspec
 
-    from shoal.cli.up import several
+    from shoal.cli.up import flags
     from shoal.control.home import ClusterConfig
     from shoal.forms.failure import USAGE, Failure
 
@@ -262,7 +262,7 @@ def _config(
         nodes = _nodes(shape, this_machine or (engine == "local" and "engine" not in heads))
     changes: dict[str, object] = {"nodes": nodes, "engine": engine, **heads, **where.changes()}
     config = msgspec.structs.replace(last or ClusterConfig(nodes=nodes), **changes)
-    return config if config.nodes is (last and last.nodes) else several.with_names(config)
+    return config if config.nodes is (last and last.nodes) else flags.with_names(config)
 
 
 def _last_config(home: Home) -> ClusterConfig | None:
@@ -278,15 +278,15 @@ def _last_config(home: Home) -> ClusterConfig | None:
 
 def _nodes(shape: Shape, own: bool) -> tuple[NodeSpec, ...]:
     """`own`: without flags, this machine is a node. Where an engine brings nodes it is not."""
-    from shoal.cli.up import hardware, node_specs
+    from shoal.cli.up import hardware
     from shoal.forms import units
 
     if shape.nodes == 0 or (shape.nodes is None and not own):
         return ()
     if all(part is None for part in shape):
-        return node_specs.this_machine(hardware.detect())
+        return hardware.this_machine(hardware.detect())
     gpu_memory_mb = amount("--gpu-memory", shape.gpu_memory, units.memory_mb)
-    return node_specs.virtual_nodes(
+    return hardware.virtual_nodes(
         hardware.detect(),
         nodes=1 if shape.nodes is None else shape.nodes,
         gpus=shape.gpus or 0,
@@ -316,7 +316,7 @@ def _report(
     outcomes: list[Outcome],
     json: bool,
 ) -> None:
-    from shoal.cli.up import listening, machine
+    from shoal.cli.up import flags, machine
     from shoal.control.home import node_url
 
     if json:
@@ -324,8 +324,8 @@ def _report(
         _print_json(config, answer, place, more | ({"hosts": outcomes} if listed else {}))
         return
     _print_up(config, answer, place.path)
-    listening.print_login(answer.address)
-    listening.note_context()
+    flags.print_login(answer.address)
+    flags.note_context()
     if listed is not None:
         listed.show(outcomes)
     else:

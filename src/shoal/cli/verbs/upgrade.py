@@ -83,7 +83,8 @@ def upgrade(
 def _here(home: Path, check: bool, json: bool) -> list[Part]:
     """The head and its own nodes, or the nodes with which this machine joined."""
     from shoal.cli.screen import show
-    from shoal.cli.up import membership, upgrading
+    from shoal.cli.up import membership
+    from shoal.cli.up.hosts import joined_versions, upgrade_joined
     from shoal.control.home import Home
     from shoal.control.lifecycle import is_up
     from shoal.control.upgrading import upgrade, versions
@@ -91,15 +92,15 @@ def _here(home: Path, check: bool, json: bool) -> list[Part]:
     place = Home(home)
     joined = [] if is_up(place) else membership.here(place)
     if check:
-        return upgrading.joined_versions(joined) if joined else versions(place)
+        return joined_versions(joined) if joined else versions(place)
     with show.Spinner(quiet=json) as progress:
-        return upgrading.upgrade_joined(joined, progress) if joined else upgrade(place, progress)
+        return upgrade_joined(joined, progress) if joined else upgrade(place, progress)
 
 
 def _hosts(home: Path, file: Path, at_once: int, check: bool, json: bool) -> int:
     from shoal.cli.errors import print_error
     from shoal.cli.screen import show
-    from shoal.cli.up.upgrading import HostsUpgrade, failure_text, show_hosts
+    from shoal.cli.up.hosts import HostsUpgrade, failure_text, show_hosts
     from shoal.control.home import Home
     from shoal.forms.failure import REFUSED
 
