@@ -11,7 +11,7 @@ from shoal.core.phases.forgetting import FORGOTTEN_MS
 from shoal.core.state import apply_node
 from shoal.core.state.apply_room import drop_node
 from shoal.core.state.load import restore
-from shoal.core.state.state import State
+from shoal.core.state.state import Node, State
 from shoal.model.events import NodeJoined
 from shoal.model.node import JOINED, LabelChange, NodeIntent
 from shoal.model.report import SetIntent, SetLabels
@@ -65,6 +65,27 @@ def test_machines_that_come_and_go_take_no_more_room_than_so_many(
         cluster.learn_gone(f"m{number}")
     assert len(cluster.state.order) == 2 + 5 + 1
     assert len(cluster.state.heard.said) <= 2 + 5 + 1
+    same_when_loaded(cluster)
+
+
+def test_a_new_node_looks_only_at_those_that_are_lost(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To look at all of them at each of 12,500 joins took half a minute."""
+    looked: list[str] = []
+    real = forgetting._gone
+
+    def counted(state: State, node: Node) -> bool:
+        looked.append(node.id)
+        return real(state, node)
+
+    monkeypatch.setattr(forgetting, "_gone", counted)
+    for number in range(20):
+        cluster.join(f"m{number}", gpus=1, origin=JOINED)
+    assert looked == []
+    cluster.learn_gone("a")
+    cluster.join("last", gpus=1, origin=JOINED)
+    assert looked == ["a"]
     same_when_loaded(cluster)
 
 

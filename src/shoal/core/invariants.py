@@ -153,6 +153,8 @@ def _verify_nodes(state: State, node_ids: Iterable[str]) -> None:
             raise Violation(f"a GPU of {node_id} is held twice or does not exist: {held.gpus}")
         if held.cpu_milli > node.spec.cpu_milli or held.memory_mb > node.spec.memory_mb:
             raise Violation(f"{node_id} has given away more than it has")
+        if (node.health is NodeHealth.LOST) != (node.index in state.lost):
+            raise Violation(f"{node_id} is {node.health.value}, but not in the books")
         if node.health is NodeHealth.LOST and state.placed[node_id]:
             raise Violation(f"{node_id} is lost, but {list(state.placed[node_id])} hold slices")
         if held.exclusive and len(held.users) > 1:

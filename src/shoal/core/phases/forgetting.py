@@ -6,7 +6,7 @@ from __future__ import annotations
 from shoal.core.state.state import Node, State
 from shoal.model.durations import DAY_MS
 from shoal.model.health import Standing
-from shoal.model.node import NodeHealth, NodeIntent
+from shoal.model.node import NodeIntent
 
 FORGOTTEN_MS = 30 * DAY_MS  # a node that is lost for so long may be forgotten ...
 GONE_MAX = 1_000  # ... and if there are more of them than this, sooner
@@ -14,7 +14,8 @@ GONE_MAX = 1_000  # ... and if there are more of them than this, sooner
 
 def long_gone(state: State, now_ms: int) -> str:
     """The node whose place a new one may take: the one that is gone for longest; empty: none."""
-    gone = sorted((node.since_ms, node.index) for node in state.order if _gone(state, node))
+    lost = (state.order[index] for index in state.lost)
+    gone = sorted((node.since_ms, node.index) for node in lost if _gone(state, node))
     if not gone or (now_ms - gone[0][0] < FORGOTTEN_MS and len(gone) <= GONE_MAX):
         return ""
     named = _named(state)
@@ -25,9 +26,7 @@ def long_gone(state: State, now_ms: int) -> str:
 def _gone(state: State, node: Node) -> bool:
     """Nobody means to have it again: what an operator has set, or found out, about a node stays
     until the node is removed, and so does a node of this machine."""
-    if node.health is not NodeHealth.LOST or state.placed[node.id]:
-        return False
-    if node.spec.order in state.orders:
+    if state.placed[node.id] or node.spec.order in state.orders:
         return False
     usual = node.intent is NodeIntent.OPEN and node.record.standing is Standing.OK
     own = not node.spec.origin or node.labels_set or node.taints_set

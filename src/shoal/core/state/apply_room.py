@@ -49,6 +49,7 @@ def drop_node(state: State, name: str) -> int:
         state.endings.remove((node.end.at_ms, node.index))
     _brings_no_more(state, node)
     state.troubled.pop(name, None)
+    del state.lost[node.index]
     forget(state.fleet, name)
     heard = state.heard
     for book in (heard.said, heard.versions, heard.getting, heard.uses, heard.touched):
@@ -173,6 +174,10 @@ def change_kind(state: State, node: Node, kind: Kind) -> None:
 
 def open_up(state: State, node: Node) -> None:
     """Offer the node to the scheduler if it is schedulable."""
+    if node.health is NodeHealth.LOST:
+        state.lost[node.index] = None
+    else:
+        state.lost.pop(node.index, None)
     if node.schedulable:
         room = state.rooms[node.index]
         state.cluster.add(node.index, room)

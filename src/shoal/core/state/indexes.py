@@ -33,6 +33,7 @@ class Indexes(Facts):
         self.looks_at = taken_apart({})  # what is asked about, taken apart
         self.asking: dict[str, int] = {}  # what is asked about -> by how many live jobs
         self.troubled: dict[str, None] = {}  # nodes that are suspect or in quarantine
+        self.lost: dict[int, None] = {}  # indexes of nodes that are lost
         self.foresight = Foresight(1000, self.mix)  # for the largest node
         self.queue = Queue()
         self.tally = Tally()  # jobs by tenant
