@@ -75,6 +75,14 @@ class Replica:
         await asyncio.sleep(request.number("ms", 0) / 1000)
         return await send(writer, self.name.encode())
 
+    async def metrics(
+        self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> bool:
+        """Named `engine`, it shows a queue as an inference engine does."""
+        if self.name != "engine":
+            return await self.whoami(request, reader, writer)
+        return await send(writer, b"vllm:num_requests_running 4\nvllm:num_requests_waiting 4\n")
+
     async def echo(
         self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
@@ -166,6 +174,7 @@ class Replica:
 
 Method = Callable[[Replica, Request, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[bool]]
 METHODS: dict[str, Method] = {
+    "/metrics": Replica.metrics,
     "/echo": Replica.echo,
     "/cookies": Replica.cookies,
     "/status": Replica.status,

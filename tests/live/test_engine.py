@@ -32,6 +32,7 @@ def say(port: int, tokens: int) -> str:
     return str(json.loads(text)["choices"][0]["finish_reason"])
 
 
+@pytest.mark.soak  # a small server with a queue stands for it in test_services.py
 @pytest.mark.outside("pip fetches an engine, HAProxy and a cluster start")
 def test_an_engine_serves_a_model_and_its_own_queue_asks_for_more_replicas() -> None:
     need_gateway()

@@ -123,6 +123,14 @@ def test_replicas_follow_the_load_up_and_down(serving: Serving) -> None:
     assert serving.ask().status == 200
 
 
+def test_the_queue_inside_an_engine_asks_for_more_replicas(serving: Serving) -> None:
+    """The gateway alone would be content with one."""
+    serving.serve("engine", Scale(least=1, most=2, target=1_000))
+    until(lambda: serving.view().wanted == 2, more=lambda: serving.view())
+    why = [event.why for event in serving.scaled()]
+    assert any("4 requests wait inside the engines" in text for text in why), why
+
+
 def test_asleep_it_is_woken_by_a_request_that_waits(serving: Serving) -> None:
     scale = Scale(least=0, most=1, idle_ms=1_000, down_after_ms=1_000)
     serving.put(serving.replica("v1"), scale)

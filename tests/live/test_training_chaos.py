@@ -24,11 +24,10 @@ from shoal.model.node import NodeSpec
 from tests.live.cluster import Live, all_pids, live_cluster
 from tests.needs import need
 
-need("torch")
-
-
 SCRIPT = Path(__file__).parent.parent / "train" / "scripts" / "tiny.py"
 ROOT = SCRIPT.parent.parent.parent.parent
+STEPPER = Path(__file__).with_name("stepper.py")
+STEPS = 300
 SAMPLES, BATCH = 320, 16
 HANG_AFTER_MS = 4_000
 WAIT_S = 240.0
@@ -39,12 +38,12 @@ class Chaos:
     """Hurts one job, each time when it has got some steps further."""
 
     def __init__(self, live: Live, job: str, rng: random.Random) -> None:
-        self._live, self._job, self._rng = live, job, rng
+        self._live, self._job, self.rng = live, job, rng
 
     def play(self, faults: list[str], gap: int) -> None:
         step = 0
         for fault in faults:
-            step = self._wait_for_step(step + gap)
+            step = self.wait_for_step(step + gap)
             attempt = self._live.client.job(self._job).attempt
             getattr(self, fault)()
             if fault != "slow_node":
@@ -58,21 +57,21 @@ class Chaos:
         )
 
     def kill_member(self) -> None:
-        os.kill(self._some_member(), signal.SIGKILL)
+        os.kill(self.some_member(), signal.SIGKILL)
 
     def hang_member(self) -> None:
-        os.kill(self._some_member(), signal.SIGSTOP)
+        os.kill(self.some_member(), signal.SIGSTOP)
 
     def kill_agent(self) -> None:
         """Keeper and agent at once: nobody is left to clean up."""
-        node = self._rng.choice(self._live.client.job(self._job).gang).node
+        node = self.rng.choice(self._live.client.job(self._job).gang).node
         info = msgspec.json.decode((self._live.home.node(node) / "agent.json").read_bytes())
         for pid in (info["keeper"], info["pid"]):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
     def slow_node(self, seconds: float = 5.0) -> None:
-        pid = self._some_member()
+        pid = self.some_member()
         end = time.monotonic() + seconds
         with contextlib.suppress(ProcessLookupError):
             try:
@@ -84,13 +83,13 @@ class Chaos:
             finally:
                 os.kill(pid, signal.SIGCONT)
 
-    def _some_member(self) -> int:
+    def some_member(self) -> int:
         job = self._live.client.job(self._job)
-        ref = f"{self._job}.{job.attempt}.{self._rng.randrange(job.spec.members)}"
+        ref = f"{self._job}.{job.attempt}.{self.rng.randrange(job.spec.members)}"
         until(lambda: bool(_with_ref(ref)), more=lambda: f"{ref} is nowhere")
         return _with_ref(ref)[0]
 
-    def _wait_for_step(self, step: int) -> int:
+    def wait_for_step(self, step: int) -> int:
         """Until the job is there, or has ended."""
         deadline = time.monotonic() + WAIT_S
         while time.monotonic() < deadline:
@@ -127,13 +126,17 @@ def small_nodes(count: int) -> Iterator[Live]:
 
 
 def train(live: Live, epochs: int, sleep_s: float) -> str:
+    need("torch")
     env = {
         "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",
         "OMP_NUM_THREADS": "1",
         "EVERY": "10",
         "SLEEP": str(sleep_s),
     }
-    arguments = (str(SCRIPT), str(SAMPLES), str(BATCH), str(epochs))
+    return submit(live, str(SCRIPT), str(SAMPLES), str(BATCH), str(epochs), env=env)
+
+
+def submit(live: Live, *arguments: str, env: dict[str, str] | None = None) -> str:
     spec = live.spec(
         sys.executable, *arguments, env=env, members=len(live.client.nodes()) - 1,
         restart="on-failure", retries=50, backoff_ms=100,
@@ -191,21 +194,46 @@ def causes(live: Live, job: str) -> list[StopCause]:
     return [event.cause for event in events if isinstance(event, JobRequeued)]
 
 
-@pytest.mark.outside("a real gang over gloo, hurt while it runs")
+def test_a_gang_that_is_hurt_in_every_way_makes_all_its_steps(tmp_path: Path) -> None:
+    """What `shoal.train` makes of it is tested without a cluster, in tests/train/test_survive.py;
+    both together below, in `make long`."""
+    rng = random.Random(int(os.environ.get("SHOAL_SEED", "4")))
+    faults = ["kill_member", "kill_agent", "hang_member", "slow_node"]
+    rng.shuffle(faults)
+    pace = tmp_path / "pace"
+    pace.write_text("no node")  # all of them take their steps at the same pace
+    with small_nodes(3) as live:
+        job = submit(live, str(STEPPER), str(STEPS), str(pace))
+        Chaos(live, job, rng).play(faults, gap=STEPS // (len(faults) + 2))
+        assert live.wait(job, timeout_s=WAIT_S) == "succeeded", live.client.why(job)
+        check_causes(live, job)
+        attempts = range(1, live.client.job(job).attempt + 1)
+        lines = [live.output(job, attempt=n).splitlines() for n in attempts]
+        begins = [int(found[0].split()[1]) for found in lines if found]
+        assert begins == sorted(begins), "an attempt begins with the last step that was saved"
+        assert begins[0] == 0 < begins[1]
+        assert lines[-1][-1] == f"done {STEPS}"
+        until(lambda: not live.member_processes(), "members were left behind")
+
+
+def check_causes(live: Live, job: str) -> None:
+    stopped = causes(live, job)
+    for cause in (StopCause.FAILURE, StopCause.NODE_LOSS, StopCause.HANG):
+        assert cause in stopped, stopped
+    why = [
+        recorded.event.why
+        for recorded in live.client.why(job).events
+        if isinstance(recorded.event, JobStopping)
+    ]
+    assert any("no step for" in text for text in why), why
+
+
+@pytest.mark.soak  # a gang of torch's, which takes a minute of CPU time
 def test_a_gang_that_is_hurt_in_every_way_ends_like_one_that_was_left_alone() -> None:
     seed = int(os.environ.get("SHOAL_SEED", "4"))
     with small_nodes(3) as live:
         faults = ["kill_member", "kill_agent", "hang_member", "slow_node"]
-        job = survive(live, seed, faults, epochs=8, sleep_s=0.05)
-        stopped = causes(live, job)
-        for cause in (StopCause.FAILURE, StopCause.NODE_LOSS, StopCause.HANG):
-            assert cause in stopped, stopped
-        why = [
-            recorded.event.why
-            for recorded in live.client.why(job).events
-            if isinstance(recorded.event, JobStopping)
-        ]
-        assert any("no step for" in text for text in why), why
+        check_causes(live, survive(live, seed, faults, epochs=8, sleep_s=0.05))
 
 
 @pytest.mark.soak
@@ -221,15 +249,15 @@ def test_a_node_that_is_slow_is_suspected_by_name() -> None:
     with small_nodes(5) as live:
         job = train(live, epochs=60, sleep_s=0.08)
         chaos = Chaos(live, job, random.Random(5))
-        chaos._wait_for_step(20)
-        pid = chaos._some_member()
+        chaos.wait_for_step(20)
+        pid = chaos.some_member()
         node = next(
             line.split("=", 1)[1]
             for line in Path(f"/proc/{pid}/environ").read_text().split("\0")
             if line.startswith("SHOAL_NODE=")
         )
-        chaos._rng = random.Random(5)
-        chaos._wait_for_step(21)
+        chaos.rng = random.Random(5)
+        chaos.wait_for_step(21)
         chaos.slow_node(seconds=45)
         judged = [
             recorded.event
