@@ -57,7 +57,18 @@ def test_help_loads_nothing_heavy(args: list[str]) -> None:
     )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     loaded = set(run.stderr.split())
-    assert not loaded & set(HEAVY)
+    assert not loaded & {*HEAVY, "shoal.plan", "shoal.probes", "shoal.sim"}
+
+
+@pytest.mark.parametrize(
+    "program", ["shoal.head.controller, shoal.api.app, shoal.head.standby", "shoal.agent.agent"]
+)
+def test_head_and_agent_load_neither_planner_nor_measurements_nor_simulator(program: str) -> None:
+    script = f"import sys, {program}\nprint(*sys.modules)\n"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    extras = ("shoal.plan", "shoal.probes", "shoal.sim")
+    assert "shoal.model" in run.stdout.split()
+    assert [name for name in run.stdout.split() if name.startswith(extras)] == []
 
 
 def test_listing_jobs_loads_nothing_that_only_a_screen_needs() -> None:

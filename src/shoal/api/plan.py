@@ -14,7 +14,6 @@ from shoal.api.handling import handles
 from shoal.api.problems import Refusal
 from shoal.api.simulate import BOUND, run_child
 from shoal.calls.page import PageCalls
-from shoal.plan import library
 
 LIMIT_S = 60.0
 AT_ONCE = 2
@@ -71,15 +70,22 @@ class Planner:
 class Plans(Controller):
     @handles(PageCalls.plan_choices)
     def choices(self) -> PlanChoices:
-        return PlanChoices(models=[*library.models()], gpus=[*library.hardware().accelerators])
+        return _choices()
 
     @handles(PageCalls.plan)
     async def plan(self, planner: Planner, data: PlanAsk) -> Response[bytes]:
-        for field, known in (("model", library.models()), ("gpu", library.hardware().accelerators)):
+        listed = _choices()
+        for field, known in (("model", listed.models), ("gpu", listed.gpus)):
             name = getattr(data, field)
             if name not in known:
                 raise Refusal(422, f"there is no {name!r}; GET /v1/plan lists them", field)
         return Response(await planner.plan(data), media_type="application/json")
+
+
+def _choices() -> PlanChoices:
+    from shoal.plan import library  # with the first plan that somebody wants
+
+    return PlanChoices(models=[*library.models()], gpus=[*library.hardware().accelerators])
 
 
 def _command(ask: PlanAsk) -> list[str]:
