@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from shoal.agent import starter
-from shoal.machine.files import held, lock
-from shoal.machine.folder import AGENT_LOCK
+from shoal.machine.files import AGENT_LOCK, held, lock
 from shoal.machine.kernel import NODE_MARK
 from shoal.machine.leftovers import end_node
 

@@ -18,7 +18,7 @@ from shoal.control.jointoken import keep_standing, standing
 from shoal.database.settings import FileSettings
 from shoal.engines.linked.joining import prepare
 from shoal.link.wire import PROTOCOL, LinkFile
-from shoal.machine.folder import LINK_FILE
+from shoal.machine.files import LINK_FILE
 from shoal.model.identity import NodeKey
 from shoal.model.node import JOINED, NodeSpec
 from shoal.model.report import RemoveKey, SetKey

@@ -14,8 +14,7 @@ import pytest
 
 from shoal.api.feed_rows import Own, job_line
 from shoal.api.principal import THE_OPERATOR, Principal
-from shoal.api.reach import Reach
-from shoal.api.seen import seen_events
+from shoal.api.reach import Reach, seen_events
 from shoal.api.views import job_row, seen_remedies
 from shoal.core.answers.advice import advise
 from shoal.core.answers.outlook import outlook

@@ -18,8 +18,7 @@ from harness.waiting import WAIT_S, until
 from shoal.control.home import ClusterConfig, Home
 from shoal.control.lifecycle import take_down
 from shoal.link.wire import LinkFile
-from shoal.machine.files import held
-from shoal.machine.folder import LINK_FILE
+from shoal.machine.files import LINK_FILE, held
 from shoal.model.joining import KeyView
 from shoal.model.views import NodeView
 from tests.cli.conftest import Result, Shoal, assert_one_clear_line

@@ -23,7 +23,7 @@ from shoal.control.store.sqlite import SqliteStore
 from shoal.core.state.state import State
 from shoal.database.formats import FORMAT
 from shoal.link.wire import LinkFile
-from shoal.machine.folder import FORMAT_FILE, LINK_FILE, SPEC
+from shoal.machine.files import FORMAT_FILE, LINK_FILE, SPEC
 from shoal.model.events import ControllerStarted
 from shoal.model.node import NodeSpec
 from shoal.ports import StoreDamaged, StoreError

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from shoal.control import asking
-from shoal.control.asking import LATE_S, Answer
+from shoal.control import engine_reader
+from shoal.control.engine_reader import LATE_S, Answer
 from shoal.control.gateway_link import ask, greets
 from shoal.model.service import Probe
 
@@ -106,7 +106,7 @@ def test_what_goes_wrong_here_says_nothing_of_the_server(
     async def cannot(*_: object, **__: object) -> None:
         raise OSError(number, "not here")
 
-    monkeypatch.setattr(asking, "connect", cannot)
+    monkeypatch.setattr(engine_reader, "connect", cannot)
     assert asyncio.run(ask("127.0.0.1:9", PROBE)) is None
 
 

@@ -32,8 +32,7 @@ from shoal.api.tls import TlsListener
 from shoal.control import certificates
 from shoal.engines.linked.engine import LinkedEngine
 from shoal.link.wire import LinkFile
-from shoal.machine.files import held, write_private
-from shoal.machine.folder import LINK_FILE
+from shoal.machine.files import LINK_FILE, held, write_private
 from shoal.machine.kernel import AGENT_MARK, variable
 from shoal.model.identity import Role
 from shoal.model.node import JOINED, NodeSpec

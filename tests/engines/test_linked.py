@@ -16,8 +16,7 @@ from storm.node import Fate
 
 from shoal.control import certificates
 from shoal.link.packing import pack
-from shoal.machine.files import held
-from shoal.machine.folder import LINK_PROBLEM, STARTER_LOCK
+from shoal.machine.files import LINK_PROBLEM, STARTER_LOCK, held
 from shoal.model.job import MemberRef
 from shoal.model.report import PackagePiece
 from tests.engines.contract import ProcessContract, play, play_two

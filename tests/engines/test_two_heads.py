@@ -17,8 +17,7 @@ from shoal.agent import dialling
 from shoal.agent.dialling import Dialling, may_dial, read_link_file
 from shoal.link.channel import Refused
 from shoal.link.wire import Ask, Commands, Link, LinkFile, ToAgent
-from shoal.machine.files import write_private
-from shoal.machine.folder import LINK_FILE
+from shoal.machine.files import LINK_FILE, write_private
 
 SWITCHING = (
     "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"

@@ -17,8 +17,7 @@ from pathlib import Path
 from types import FrameType
 
 from shoal.machine.cgroups import end_groups
-from shoal.machine.files import lock
-from shoal.machine.folder import AGENT_LOCK
+from shoal.machine.files import AGENT_LOCK, lock
 from shoal.machine.kernel import children, die_with_parent, reap_orphans
 from shoal.machine.leftovers import sweep
 

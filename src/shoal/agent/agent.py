@@ -54,8 +54,7 @@ from shoal.link.wire import (
 from shoal.machine.ends import EndFile
 from shoal.machine.enduring import enduring
 from shoal.machine.exits import MEMBERS, read_exits
-from shoal.machine.files import write_private
-from shoal.machine.folder import CONTACT, LEAVING
+from shoal.machine.files import CONTACT, LEAVING, write_private
 from shoal.model.commands import (
     Acknowledge,
     Check,

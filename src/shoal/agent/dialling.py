@@ -17,8 +17,7 @@ import msgspec
 from shoal.client.reaching import HEADS_MAX
 from shoal.link.channel import Dialled, NotLeading, Refused, Unanswered, dial
 from shoal.link.wire import Link, LinkFile
-from shoal.machine.files import write_private
-from shoal.machine.folder import LINK_FILE, LINK_PROBLEM
+from shoal.machine.files import LINK_FILE, LINK_PROBLEM, write_private
 
 log = logging.getLogger("shoal.agent")
 

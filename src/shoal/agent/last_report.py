@@ -13,7 +13,7 @@ from shoal.agent.dialling import problem_text, read_link_file
 from shoal.link.channel import Refused, dial
 from shoal.link.wire import Died, Link, LinkFile, ToAgent
 from shoal.machine.exits import MEMBERS, read_exits
-from shoal.machine.folder import SPEC
+from shoal.machine.files import SPEC
 from shoal.model.node import NodeSpec
 from shoal.model.report import NodeGone
 

@@ -17,8 +17,7 @@ import sys
 import time
 from pathlib import Path
 
-from shoal.machine.files import held, lock
-from shoal.machine.folder import AGENT_LOCK, LEAVING, STARTER_LOCK
+from shoal.machine.files import AGENT_LOCK, LEAVING, STARTER_LOCK, held, lock
 
 # How long members may take to end: in an agent's environment, and in ours if an engine limits it.
 GRACE = "SHOAL_END_GRACE_S"

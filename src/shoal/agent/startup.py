@@ -16,8 +16,7 @@ import msgspec
 from shoal.agent.agent import Agent
 from shoal.database.formats import FORMAT, VERSION, newer_text
 from shoal.machine.enduring import enduring
-from shoal.machine.files import short_path, write_private
-from shoal.machine.folder import FORMAT_FILE, LINK_FILE, SPEC
+from shoal.machine.files import FORMAT_FILE, LINK_FILE, SPEC, short_path, write_private
 from shoal.machine.kernel import reap_orphans, without_cores
 from shoal.model.node import NodeSpec
 

@@ -13,10 +13,9 @@ from litestar.handlers import BaseRouteHandler
 from litestar.params import Parameter
 from litestar.types import Message, Scope
 
-from shoal.api.handling import handles
+from shoal.api.handling import aside, handles
 from shoal.api.principal import SAFE_METHODS, SCOPE, Principal
 from shoal.api.problems import Refusal
-from shoal.api.read_threads import aside
 from shoal.calls.people import PeopleCalls
 from shoal.control.audit import AuditQueue, without_secret
 from shoal.control.loop import ControlLoop

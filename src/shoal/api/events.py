@@ -10,11 +10,9 @@ import msgspec
 from litestar import Controller, Response
 from litestar.params import Parameter
 
-from shoal.api.handling import handles
+from shoal.api.handling import aside, encoded, handles, respond
 from shoal.api.jobs import NUMBER_MAX, WaitS
-from shoal.api.reach import Reach
-from shoal.api.read_threads import aside, encoded, respond
-from shoal.api.seen import seen_events
+from shoal.api.reach import Reach, seen_events
 from shoal.calls.cluster import ClusterCalls
 from shoal.model.events import ArraySubmitted, JobEvent, JobSubmitted, Recorded, published
 from shoal.model.finding import JobFilter

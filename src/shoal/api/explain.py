@@ -6,10 +6,8 @@ import shlex
 
 from litestar import Controller
 
-from shoal.api.handling import handles
-from shoal.api.reach import Reach
-from shoal.api.read_threads import aside
-from shoal.api.seen import seen_events
+from shoal.api.handling import aside, handles
+from shoal.api.reach import Reach, seen_events
 from shoal.api.views import Samples, bound_of, job_state, progress_view, seen_remedies
 from shoal.calls.jobs import JobCalls
 from shoal.control.history.history import History

@@ -9,10 +9,9 @@ from litestar import Controller
 from litestar.exceptions import HTTPException
 from litestar.params import Parameter
 
-from shoal.api.handling import handles
+from shoal.api.handling import aside, handles
 from shoal.api.problems import Refusal
 from shoal.api.reach import Reach
-from shoal.api.read_threads import aside
 from shoal.calls.jobs import JobCalls
 from shoal.control.filedesk import FileDesk
 from shoal.control.outputs import OutputStore

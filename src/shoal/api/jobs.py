@@ -14,11 +14,10 @@ from litestar.params import Parameter
 
 from shoal.api.audit import note
 from shoal.api.explain import HISTORY_MAX, why_view
-from shoal.api.handling import handles
+from shoal.api.handling import ROWS_AT_ONCE, aside, encoded, handles, json_list, respond
 from shoal.api.packages import note_package, refuse_unknown_package
 from shoal.api.problems import Refusal, accepted
 from shoal.api.reach import Reach, scoped_key
-from shoal.api.read_threads import ROWS_AT_ONCE, aside, encoded, json_list, respond
 from shoal.api.secrets import refuse_unknown_secrets
 from shoal.api.views import ended_row, job_row, job_state, job_view
 from shoal.calls.jobs import JobCalls

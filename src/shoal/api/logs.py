@@ -12,12 +12,11 @@ from typing import Annotated, NamedTuple
 from litestar import Controller
 from litestar.params import Parameter
 
-from shoal.api.handling import handles
+from shoal.api.handling import aside, handles
 from shoal.api.jobs import NUMBER_MAX, Index, WaitS
 from shoal.api.log_find import Hit, Search, Source, find, matching
 from shoal.api.problems import Refusal
 from shoal.api.reach import Reach
-from shoal.api.read_threads import aside
 from shoal.calls.jobs import JobCalls
 from shoal.calls.page import PageCalls
 from shoal.control.logs import LogStore

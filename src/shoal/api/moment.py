@@ -13,11 +13,10 @@ from typing import Any
 import msgspec
 from litestar import Controller, Response
 
-from shoal.api.handling import handles
+from shoal.api.handling import handles, respond
 from shoal.api.moment_reader import MomentAsk, MomentView
 from shoal.api.problems import Refusal
 from shoal.api.reach import Reach
-from shoal.api.read_threads import respond
 from shoal.api.simulate import NICENESS
 from shoal.api.timeline import Moment
 from shoal.calls.page import PageCalls

@@ -21,8 +21,7 @@ import msgspec
 from shoal.api.feed import Feed
 from shoal.api.principal import Principal
 from shoal.api.queue import QueueRow, own_in_line, queue_row
-from shoal.api.reach import Reach
-from shoal.api.seen import seen_events
+from shoal.api.reach import Reach, seen_events
 from shoal.control.alarms import Alarms
 from shoal.control.home import ClusterConfig, Home
 from shoal.control.logs import LogStore

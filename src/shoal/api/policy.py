@@ -10,10 +10,9 @@ from typing import Annotated, Literal
 from litestar import Controller
 from litestar.params import Parameter
 
-from shoal.api.handling import handles
+from shoal.api.handling import aside, handles
 from shoal.api.problems import Refusal, accepted
 from shoal.api.reach import Reach
-from shoal.api.read_threads import aside
 from shoal.calls.cluster import ClusterCalls
 from shoal.calls.page import PageCalls
 from shoal.control import tryout

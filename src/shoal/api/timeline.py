@@ -12,11 +12,10 @@ from litestar import Controller, Response
 from litestar.datastructures import State
 from litestar.params import Parameter
 
-from shoal.api.handling import handles
+from shoal.api.handling import ROWS_AT_ONCE, aside, encoded, handles, respond
 from shoal.api.jobs import NUMBER_MAX
 from shoal.api.problems import Refusal
 from shoal.api.reach import Reach
-from shoal.api.read_threads import ROWS_AT_ONCE, aside, encoded, respond
 from shoal.api.views import STANDING_HIDDEN
 from shoal.calls.page import PageCalls
 from shoal.control.past.following import Bars

@@ -9,11 +9,10 @@ import msgspec
 from litestar import Controller, Request
 
 from shoal.api.audit import note
-from shoal.api.handling import handles
+from shoal.api.handling import aside, handles
 from shoal.api.packages import note_package, refuse_unknown_package
 from shoal.api.problems import Refusal, accepted
 from shoal.api.reach import Reach, scoped_key
-from shoal.api.read_threads import aside
 from shoal.api.secrets import refuse_unknown_secrets
 from shoal.api.views import job_state
 from shoal.calls.jobs import FlowCalls

@@ -19,7 +19,7 @@ import msgspec
 from shoal.agent.inherited import MACHINE, MACHINE_PREFIXES, SECRET
 from shoal.control.home import ClusterConfig, Home
 from shoal.forms.failure import Failure
-from shoal.machine.folder import LINK_FILE, SPEC
+from shoal.machine.files import LINK_FILE, SPEC
 
 # Settings of ours that name no secret. What of the rest jobs may see is machine-wide, too.
 SETTINGS = frozenset(

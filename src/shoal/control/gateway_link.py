@@ -14,8 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from shoal.control.asking import Answer, get, lists_a_model
-from shoal.control.engine_reader import EngineReader
+from shoal.control.engine_reader import Answer, EngineReader, get, lists_a_model
 from shoal.control.loop import Busy, ControlLoop, Unreadable
 from shoal.control.secretstore import SecretStore
 from shoal.control.service_certificates import SecretKey, ServiceCertificates, keys_of

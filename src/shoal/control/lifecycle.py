@@ -18,8 +18,7 @@ import msgspec
 from shoal.client import Address, Client, ShoalError
 from shoal.control.home import ClusterConfig, Home
 from shoal.machine.cgroups import end_groups
-from shoal.machine.files import held, require_own
-from shoal.machine.folder import AGENT_LOCK, LINK_FILE, STARTER_LOCK
+from shoal.machine.files import AGENT_LOCK, LINK_FILE, STARTER_LOCK, held, require_own
 from shoal.machine.kernel import AGENT_MARK, NODE_MARK, kill_marked, memory_folder
 from shoal.model.views import NodeView
 

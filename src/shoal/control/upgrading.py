@@ -21,8 +21,7 @@ from shoal.control.lifecycle import (
 from shoal.control.store.formats import refuse_newer
 from shoal.database.formats import VERSION
 from shoal.database.sqlite import SqliteDatabase
-from shoal.machine.files import held
-from shoal.machine.folder import AGENT_LOCK
+from shoal.machine.files import AGENT_LOCK, held
 from shoal.model.node import NodeIntent
 from shoal.model.views import NodeView
 from shoal.ports import StoreDamaged, StoreError

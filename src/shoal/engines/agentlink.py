@@ -20,8 +20,7 @@ import msgspec
 from shoal.link.wire import Ask, FromAgent, Heard, Link, ToAgent
 from shoal.machine.cgroups import end_groups
 from shoal.machine.exits import MEMBERS, read_exits
-from shoal.machine.files import held, short_path, write_private
-from shoal.machine.folder import AGENT_LOCK, SPEC
+from shoal.machine.files import AGENT_LOCK, SPEC, held, short_path, write_private
 from shoal.machine.kernel import AGENT_MARK, Usual, limit_cores, variable
 from shoal.machine.leftovers import end_marked, end_node
 from shoal.model.node import NodeSpec

@@ -1,4 +1,5 @@
-"""Files that must be whole, private, our own, or held by one process at a time."""
+"""Files that must be whole, private, our own, or held by one process at a time; the names of those
+in a node's folder."""
 
 from __future__ import annotations
 
@@ -12,6 +13,16 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+# In HOME/nodes/NAME: several programs of the node read or write them.
+SPEC = "spec.json"
+LINK_FILE = "link.json"  # where its agent dials the head; without it, the agent listens
+LINK_PROBLEM = "link.problem"  # one line, while the head cannot be reached
+CONTACT = "contact"  # written when a controller has spoken to the agent
+LEAVING = "leaving"  # exists when the node wants to leave
+STARTER_LOCK = "starter.lock"
+AGENT_LOCK = "agent.lock"  # free only when every process of the node is gone
+FORMAT_FILE = "format.json"  # which version has written to it
 
 LINKS_MAX = 40
 OWN_BYTES_MAX = 16 * 1024 * 1024

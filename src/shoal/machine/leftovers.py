@@ -10,8 +10,7 @@ import time
 from pathlib import Path
 
 from shoal.machine.cgroups import end_groups
-from shoal.machine.files import lock
-from shoal.machine.folder import AGENT_LOCK
+from shoal.machine.files import AGENT_LOCK, lock
 from shoal.machine.kernel import NODE_MARK, kill_marked
 
 FOLDER = "containers"  # in a node's directory: a folder for each container that may exist

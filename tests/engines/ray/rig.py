@@ -12,7 +12,7 @@ from harness.waiting import until
 
 from shoal.engines.ray import holder
 from shoal.engines.ray.supplier import RaySupplier
-from shoal.machine.folder import LINK_FILE
+from shoal.machine.files import LINK_FILE
 from shoal.model.supply import OrderPhase, Provision, Release, Supply, SupplyReport
 from shoal.ports import SupplyContext, SupplyError
 from tests.engines.linked_rig import LinkedRig

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from harness.slurm import Slurm
 
-from shoal.machine.folder import LINK_FILE
+from shoal.machine.files import LINK_FILE
 from tests.engines.contract import ProcessContract
 from tests.engines.hand import clean
 from tests.engines.linked_rig import LinkedRig

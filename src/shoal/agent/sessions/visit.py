@@ -16,7 +16,7 @@ import msgspec
 from shoal.agent.faults import CannotStart
 from shoal.client.transport import SOCKET_NAME
 from shoal.link.meeting import DONE, KEY_HEADER, NotAdmitted, dial, ws_error
-from shoal.machine.folder import LINK_FILE
+from shoal.machine.files import LINK_FILE
 from shoal.machine.listening import Listener, listeners, sockets_of
 from shoal.model.session import SessionOrder
 from shoal.sessions.reliable import Broken

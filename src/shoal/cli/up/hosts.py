@@ -226,7 +226,7 @@ def _written(folder: Path) -> str:
     """The version whose agent last used the folder; empty before 0.6.0."""
     import msgspec
 
-    from shoal.machine.folder import FORMAT_FILE
+    from shoal.machine.files import FORMAT_FILE
 
     try:
         said = msgspec.json.decode((folder / FORMAT_FILE).read_bytes(), type=dict[str, object])

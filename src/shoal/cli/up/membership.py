@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal.forms.failure import Failure
-from shoal.machine.folder import AGENT_LOCK, CONTACT, LEAVING, LINK_FILE, LINK_PROBLEM, STARTER_LOCK
+from shoal.machine.files import AGENT_LOCK, CONTACT, LEAVING, LINK_FILE, LINK_PROBLEM, STARTER_LOCK
 
 if TYPE_CHECKING:
     from shoal.control.home import ClusterConfig, Home
@@ -195,7 +195,7 @@ def _start(home: Home, config: ClusterConfig, url: str) -> None:
     from shoal.control.reach import machine_address
     from shoal.engines.agentlink import write_spec
     from shoal.engines.linked.joining import prepare
-    from shoal.machine.folder import LINK_FILE
+    from shoal.machine.files import LINK_FILE
     from shoal.model.node import JOINED
 
     address, token = machine_address(config.host), ""

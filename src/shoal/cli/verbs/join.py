@@ -179,7 +179,7 @@ def _already(home: Home, url: str, name: str) -> NodeSpec | None:
     from shoal.control.lifecycle import is_up
     from shoal.engines.linked.joining import head_of
     from shoal.forms.failure import Failure
-    from shoal.machine.folder import LEAVING, SPEC
+    from shoal.machine.files import LEAVING, SPEC
     from shoal.model.node import NodeSpec
 
     if is_up(home):

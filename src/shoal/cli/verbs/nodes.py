@@ -570,7 +570,7 @@ def ends(
 
 def _folders(nodes: Path, wanted: str | None) -> list[Path]:
     from shoal.forms.failure import Failure
-    from shoal.machine.folder import SPEC
+    from shoal.machine.files import SPEC
 
     found = sorted(path for path in nodes.glob("*") if (path / SPEC).exists())
     names = ", ".join(path.name for path in found)

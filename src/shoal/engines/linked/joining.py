@@ -25,8 +25,7 @@ from shoal.client import transport
 from shoal.client.transport import Endpoint, ShoalError, WrongCertificate
 from shoal.engines.agentlink import last_incarnation, write_spec
 from shoal.link.wire import PROTOCOL, LinkFile
-from shoal.machine.files import require_own, tighten, write_private
-from shoal.machine.folder import LEAVING, LINK_FILE
+from shoal.machine.files import LEAVING, LINK_FILE, require_own, tighten, write_private
 from shoal.model.joining import Joined, Joining
 from shoal.model.node import NodeSpec
 from shoal.model.views import Problem
