@@ -1,4 +1,5 @@
-"""Writes what follows from the table of calls: `make generate`. A test looks that it was done."""
+"""Writes what follows from the tables of calls and columns: `make generate`. A test looks that it
+was done."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ import msgspec
 from shoal.calls.call import Needs, declared_in
 from shoal.calls.page import MachineCalls, PageCalls
 from shoal.calls.table import GROUPS, TABLE
+from shoal.model.columns import COLUMNS, WIDTHS
 from shoal.sdk.asynchronous import NOT_CALLS, OWN
 from shoal.sdk.client import Client
 
@@ -85,9 +87,30 @@ def _default(value: Any) -> str:
     return json.dumps(value) if isinstance(value, str) else repr(value)
 
 
+def columns(_: str) -> str:
+    """src/shoal/web/columns.js."""
+    lines = [COLUMNS_HEAD]
+    for one in COLUMNS.values():
+        field = "" if one.of or one.value else one.field or one.name
+        sort = one.sort or one.name * one.sorts
+        heading, width = one.heading or one.name.capitalize(), one.width or WIDTHS[one.kind]
+        words = [one.name, heading, one.kind.value, field, sort, width, one.also]
+        lines.append(f"  {json.dumps(words)},")
+    return "\n".join([*lines, "]);"]) + "\n"
+
+
+COLUMNS_HEAD = """// The columns of the list of jobs, made from model/columns.py by `make generate`.
+
+/** @typedef {[name: string, heading: string, kind: string, field: string, sort: string,
+ *   width: string, also: string]} Column */
+
+export const TABLE = /** @type {Column[]} */ (["""
+
+
 FILES: dict[str, Callable[[str], str]] = {
     "src/shoal/sdk/asynchronous.py": asynchronous,
     "docs/reference/calls.md": reference,
+    "src/shoal/web/columns.js": columns,
 }
 
 

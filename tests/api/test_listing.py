@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from shoal.control.store import events
-from shoal.model.finding import SORTS
+from shoal.model.columns import COLUMNS
 from shoal.model.job import Phase
 from tests.api.server import Reply, serving
 from tests.api.world import POLICY, World
@@ -95,7 +95,7 @@ def test_words_and_filters_find_live_and_ended_jobs(world: World, jobs: list[str
     assert len(jobs) == JOBS
 
 
-@pytest.mark.parametrize("by", SORTS)
+@pytest.mark.parametrize("by", [*(one.name for one in COLUMNS.values() if one.sorts), "attempts"])
 def test_every_order_is_paged_without_gaps_or_repeats(
     world: World, jobs: list[str], by: str
 ) -> None:

@@ -9,11 +9,12 @@ import pytest
 
 from shoal.api.feed_rows import job_line, node_line
 from shoal.api.metrics import _jobs, _nodes
-from shoal.api.views import _row_fields, nap_view, naps_mark, node_naps
+from shoal.api.views import nap_view, naps_mark, node_naps, row_fields
 from shoal.cli.screen.explanation import _attempt
 from shoal.cli.verbs.nodes import sleepers_text
-from shoal.cli.verbs.ps import elapsed_ms, nap_text
+from shoal.cli.verbs.ps import nap_text
 from shoal.core.answers.explain import attempts_of, no_tail
+from shoal.model.columns import elapsed_ms
 from shoal.model.explanation import Explanation
 from shoal.model.policy import Policy
 from shoal.model.report import SleepJob, WakeJob
@@ -28,7 +29,7 @@ def loop_of(made: Cluster) -> Any:
 
 
 def row_of(made: Cluster, job: str) -> JobRow:
-    return JobRow(**_row_fields(made.job(job)), why=made.job(job).why, progress=None)
+    return JobRow(**row_fields(made.job(job)), why=made.job(job).why, progress=None)
 
 
 @pytest.fixture

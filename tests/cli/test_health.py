@@ -14,9 +14,9 @@ from harness.waiting import until
 from shoal.api.principal import THE_OPERATOR
 from shoal.api.reach import Reach
 from shoal.api.views import node_view
-from shoal.cli.screen.words import progress_text
 from shoal.cli.verbs.nodes import print_nodes
 from shoal.control.loop import ControlLoop
+from shoal.model.columns import progress_text
 from shoal.model.node import NodeIntent
 from shoal.model.views import ProgressView
 from shoal.tick import Doubts

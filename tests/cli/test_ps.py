@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from shoal.cli.screen.job_columns import COLUMNS, in_order_of, table_of
+from shoal.cli.screen.job_columns import in_order_of, table_of
+from shoal.model.columns import COLUMNS
 from shoal.model.views import JobRow
 from tests.cli.conftest import Shoal, assert_one_clear_line
 from tests.cli.filled import MOMENT_MS, filled
@@ -21,7 +22,7 @@ def test_what_cannot_be_is_one_line_that_names_the_columns(shoal: Shoal) -> None
         result = shoal("ps", *args)
         assert_one_clear_line(result)
         assert result.code == 2
-    assert "they are id, name, user," in shoal("ps", "-o", "moon").err
+    assert "they are id, name, state," in shoal("ps", "-o", "moon").err
     known = shoal("ps", "-o", "help")
     assert known.code == 0
     assert [line.split()[0] for line in known.out.splitlines()] == list(COLUMNS)

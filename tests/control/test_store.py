@@ -24,6 +24,7 @@ from shoal.database.lease import Lease
 from shoal.database.postgres import PostgresDatabase
 from shoal.database.sqlite import SqliteDatabase
 from shoal.model.array import ELEMENT_NUMBERS
+from shoal.model.columns import COLUMNS
 from shoal.model.events import (
     QUIET,
     ControllerStarted,
@@ -38,7 +39,7 @@ from shoal.model.events import (
     NodeReady,
     Recorded,
 )
-from shoal.model.finding import EVERY_JOB, LAST_ENDED, SORTS, JobFilter, Order
+from shoal.model.finding import EVERY_JOB, LAST_ENDED, JobFilter, Order
 from shoal.model.job import Job, JobSpec, Outcome, Phase
 from shoal.ports import StoreDamaged, StoreError, Used
 from tests.control.test_sqlite_store import as_bytes, history
@@ -420,6 +421,7 @@ FILTERS = st.builds(
     service=st.sampled_from(["", "", "", "web"]),
     until_ms=st.sampled_from([0, 0, 7]),
 )
+SORTS = [column.name for column in COLUMNS.values() if column.sorts]
 ORDERS = st.builds(Order, st.sampled_from(SORTS), st.booleans(), st.just(50))
 
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.forms import units
+from shoal.model.resources import memory_text
 
 
 @pytest.mark.parametrize(
@@ -112,4 +113,4 @@ def test_a_duration_is_told_in_two_units_at_most(ms: int, text: str) -> None:
     [(0, "0"), (512, "512M"), (3584, "3.5G"), (4096, "4G"), (63488, "62G"), (1258291, "1.2T")],
 )
 def test_memory_is_told_in_three_figures_at_most(mb: int, text: str) -> None:
-    assert units.memory_text(mb) == text
+    assert memory_text(mb) == text

@@ -58,7 +58,7 @@ def test_a_link_shows_the_same_jobs_in_the_same_order_and_columns(visit: Visit, 
         "q": ["QUAGGA"],
         "state": ["failed"],
         "sort": ["-name"],
-        "cols": ["job,state,size,why,nodes,submitted,labels"],
+        "cols": ["id,state,shape,why,nodes,submitted,labels"],
     }
     page.reload()
     becomes(visit, [one, two])
@@ -73,6 +73,9 @@ def test_a_link_shows_the_same_jobs_in_the_same_order_and_columns(visit: Visit, 
 
     page.evaluate("location.hash = '#/find/state%3Asucceeded%20quagga'")  # as people kept it
     becomes(visit, [fine])
+    page.evaluate("location.hash = '#/jobs?q=quagga&cols=job,size,attempts&sort=attempts'")
+    page.locator("[role=grid] [data-key=try][aria-sort=ascending]").wait_for()
+    assert page.locator("[role=grid] [role=columnheader]").count() == 4, "with the boxes"
     page.get_by_label("Search jobs").fill("nosuchjobatall")
     page.get_by_text("No jobs match.").wait_for()
     page.get_by_role("button", name="Show all jobs").click()
@@ -128,7 +131,7 @@ def test_a_pressed_pointer_and_selected_text_keep_their_row(visit: Visit, live: 
     becomes(visit, jobs[::-1])
     page.evaluate(
         """job => getSelection().selectAllChildren(
-            document.querySelector(`[data-job=${job}] [data-name=job]`))""",
+            document.querySelector(`[data-job=${job}] [data-name=id]`))""",
         jobs[0],
     )
     box = row(visit, jobs[1]).get_by_role("checkbox").bounding_box()

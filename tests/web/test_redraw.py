@@ -77,7 +77,7 @@ def test_focus_and_selection_stay_with_their_row(
         """job => {
         const rows = [...document.querySelectorAll(".jobs-rows [data-job]")];
         const row = rows.find(one => one.textContent.includes("holds"));
-        getSelection().selectAllChildren(row.querySelector("[data-name=job]"));
+        getSelection().selectAllChildren(row.querySelector("[data-name=id]"));
         document.querySelector(`tr[data-job=${job}] button`).focus();
     }""",
         queue[1],

@@ -8,7 +8,7 @@ from litestar import Controller
 
 from shoal.api.handling import aside, handles
 from shoal.api.reach import Reach, seen_events
-from shoal.api.views import Samples, bound_of, job_state, progress_view, seen_remedies
+from shoal.api.views import Samples, bound_of, progress_view, seen_remedies
 from shoal.calls.jobs import JobCalls
 from shoal.control.history.history import History
 from shoal.control.loop import ControlLoop
@@ -60,7 +60,7 @@ def why_view(
     told = seen_events(reach, told, {job.id: job.spec.tenant})
     return WhyView(
         id=job.id,
-        state=job_state(job),
+        state=job.state,
         early_ms=seen.early_ms,
         late_ms=seen.late_ms,
         start=seen.start,
@@ -114,7 +114,7 @@ def explanation_of(
         id=job.id,
         name=job.spec.name or "",
         tenant=job.spec.tenant,
-        state=job_state(job),
+        state=job.state,
         why=reach.text(explain(loop.state, job, loop.policy, now_ms)),
         command=command[:COMMAND_CHARACTERS_MAX],
         members=job.spec.members,

@@ -4,7 +4,7 @@ reasons are not rendered yet: one line is made for all readers."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -12,7 +12,7 @@ from shoal.api.principal import acting
 from shoal.api.reach import Reach
 from shoal.api.views import (
     STANDING_HIDDEN,
-    job_state,
+    base_fields,
     node_state,
     replica_view,
     service_reason,
@@ -24,6 +24,7 @@ from shoal.api.views import (
 )
 from shoal.control.loop import ControlLoop
 from shoal.core.features.array import counts
+from shoal.core.state.heard import Watch
 from shoal.core.state.state import Node
 from shoal.model.array import counts_text
 from shoal.model.feed import Change, Held, JobLine, NodeLine, ReplicaLine, ServiceLine, Snapshot
@@ -76,43 +77,33 @@ def _labels_text(node: Node) -> str:
 
 def job_line(loop: ControlLoop, job: Job, heat: tuple[int, ...] = ()) -> JobLine:
     watch = loop.state.heard.watches.get(job.id)
-    beats = watch.beats if watch is not None else {}
-    beat = max(beats.values(), key=lambda beat: beat.step, default=None)
-    paces = sorted(watch.pace.paces_us) if watch is not None else []
     seen = counts(loop.state, job) if job.elements is not None else None
     return JobLine(
+        **base_fields(job),
+        **(_steps(watch) if watch is not None else {}),
         array=job.spec.array,
         elements=seen.elements if seen else 0,
         done=seen.ended if seen else 0,
         counts=counts_text(seen) if seen else "",
-        id=job.id,
-        state=job_state(job),
-        name=job.spec.name or "",
-        tenant=job.spec.tenant,
-        service=job.spec.service,
-        user=job.spec.user,
-        members=job.spec.members,
-        members_max=job.spec.members_max,
-        size=len(job.members) if job.active else 0,
-        gpus=job.spec.gpus,
-        gpu_milli=job.spec.gpu_milli,
-        gpu_memory_mb=job.spec.gpu_memory_mb,
-        attempt=job.attempt,
-        submitted_ms=job.submitted_ms,
-        running_ms=job.running_ms or 0,
-        finished_ms=job.finished_ms or 0,
-        code=job.code or 0,
         why="" if job.phase is Phase.WAITING else job.why,
-        step=beat.step if beat else 0,
-        steps=beat.steps_total if beat else 0,
-        step_us=paces[len(paces) // 2] if paces else 0,
-        moved_ms=max(watch.pace.moved_ms, watch.pace.began_ms) if watch is not None and beat else 0,
-        loss=next((b.loss for _, b in sorted(beats.items()) if b.loss is not None), None),
         heat=heat,
-        slow=tuple(sorted(watch.slow)) if watch is not None else (),
         nap_ms=(job.dozed_ms or 0) if job.napping else 0,
         wants=job.napping and job.wants,
     )
+
+
+def _steps(watch: Watch) -> dict[str, Any]:
+    """What its members report of their work."""
+    beats, paces = watch.beats, sorted(watch.pace.paces_us)
+    beat = max(beats.values(), key=lambda beat: beat.step, default=None)
+    return {
+        "step": beat.step if beat else 0,
+        "steps": beat.steps_total if beat else 0,
+        "step_us": paces[len(paces) // 2] if paces else 0,
+        "moved_ms": max(watch.pace.moved_ms, watch.pace.began_ms) if beat else 0,
+        "loss": next((b.loss for _, b in sorted(beats.items()) if b.loss is not None), None),
+        "slow": tuple(sorted(watch.slow)),
+    }
 
 
 def service_line(reach: Reach, service: Service) -> ServiceLine:

@@ -19,10 +19,11 @@ from shoal.api.packages import note_package, refuse_unknown_package
 from shoal.api.problems import Refusal, accepted
 from shoal.api.reach import Reach, scoped_key
 from shoal.api.secrets import refuse_unknown_secrets
-from shoal.api.views import ended_row, job_row, job_state, job_view
+from shoal.api.views import ended_row, job_row, job_view
 from shoal.calls.jobs import JobCalls
 from shoal.control.history.history import History
-from shoal.model.finding import EVERY_JOB, SORTS, Found, JobFilter, Mark, Order
+from shoal.model.columns import COLUMNS, Kind, column_of
+from shoal.model.finding import EVERY_JOB, Found, JobFilter, Mark, Order
 from shoal.model.ids import array_of
 from shoal.model.job import Job, JobSpec, Phase
 from shoal.model.report import Cancel, Refused, Requeue, SleepJob, Submit, WakeJob
@@ -93,11 +94,11 @@ class Jobs(Controller):
     async def cancel(self, reach: Reach, job_id: str) -> Done:
         job = reach.job(job_id)
         if job.phase is Phase.FINISHED:
-            return Done(id=job.id, note=f"it has already ended: {job_state(job)}")
+            return Done(id=job.id, note=f"it has already ended: {job.state}")
         said = await reach.loop.request(Cancel(job_id, reach.name))
         if isinstance(said, Refused) and said.missing:  # it has ended since we looked
             job = await _ended(reach, job_id)
-            return Done(id=job.id, note=f"it has already ended: {job_state(job)}")
+            return Done(id=job.id, note=f"it has already ended: {job.state}")
         answer = accepted(said)
         return Done(id=answer.id, note=answer.note)
 
@@ -191,7 +192,7 @@ async def _nap(reach: Reach, job_id: str, request: SleepJob | WakeJob) -> Done:
             return Done(id=answer.id, note=answer.note)
         job = await _ended(reach, job_id)  # since we looked
     what = "put to sleep" if isinstance(request, SleepJob) else "woken"
-    raise Refusal(422, f"{job.id} cannot be {what}: it has ended ({job_state(job)})", "job")
+    raise Refusal(422, f"{job.id} cannot be {what}: it has ended ({job.state})", "job")
 
 
 def _reached(job: Job, goal: str) -> bool:
@@ -229,21 +230,22 @@ class _Cursor(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 
 def place_of(reach: Reach, sort: str, cursor: str) -> Place:
-    down, by = sort.startswith("-"), sort.removeprefix("-")
-    if by not in SORTS:
-        raise Refusal(422, f"is one of {', '.join(SORTS)}, with - before it to reverse", "sort")
+    down, column = sort.startswith("-"), column_of(sort.removeprefix("-"))
+    if column is None or not column.sorts:
+        names = ", ".join(one.name for one in COLUMNS.values() if one.sorts)
+        raise Refusal(422, f"is one of {names}, with - before it to reverse", "sort")
     if not cursor:
-        return Place(Order(by, down, reach.loop.clock.now_ms()))
+        return Place(Order(column.name, down, reach.loop.clock.now_ms()))
     try:
         found = msgspec.json.decode(base64.urlsafe_b64decode(cursor), type=_Cursor)
     except (msgspec.DecodeError, binascii.Error, ValueError):
         found = None
-    words = by in ("name", "user", "tenant", "state")
+    words = column.kind is Kind.TEXT
     if found is None or isinstance(found.value, str) is not words:
         raise Refusal(422, "is not one of this list; begin again without it", "cursor")
     if max(abs(found.number), 0 if words else abs(int(found.value))) >= 2**63:
         raise Refusal(422, "is not one of this list; begin again without it", "cursor")
-    return Place(Order(by, down, found.at_ms), (found.value, found.number))
+    return Place(Order(column.name, down, found.at_ms), (found.value, found.number))
 
 
 def _cursor(place: Place, mark: Mark) -> str:
@@ -364,8 +366,7 @@ async def _encoded(
         rows = []
         for what in jobs[start : start + ROWS_AT_ONCE]:
             if isinstance(what, JobRow):
-                what.why = reach.text(what.why)
-                rows.append(what)
+                rows.append(msgspec.structs.replace(what, why=reach.text(what.why)))
             elif (job := reach.find(what)) is not None and wanted.matches(job):
                 rows.append(job_row(reach, job))
         yield encoded(rows)

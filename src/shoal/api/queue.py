@@ -103,7 +103,7 @@ def _outlook(loop: ControlLoop, job: Job, seen_s: float) -> Outlook:
     return Outlook(seen_s, told.early_ms, told.late_ms, told.start, remedies)
 
 
-class QueueRow(JobRow, kw_only=True):
+class QueueRow(JobRow, frozen=True, kw_only=True):
     position: int  # among all waiting jobs; beyond the first 500, at least that; 0: not known
     early_ms: int | None  # it will probably start between these two times
     late_ms: int | None

@@ -13,7 +13,7 @@ from shoal.api.handling import handles
 from shoal.api.jobs import Key
 from shoal.api.problems import Refusal, accepted
 from shoal.api.reach import Reach, scoped_key
-from shoal.api.views import COMMAND_CHARACTERS_MAX, job_state
+from shoal.api.views import COMMAND_CHARACTERS_MAX
 from shoal.api.workflows import note_packages, own_jobs
 from shoal.calls.jobs import FlowCalls
 from shoal.cron import BadCron, due_times, next_due, parse, zone_of
@@ -131,7 +131,7 @@ def _view(reach: Reach, schedule: Schedule) -> ScheduleView:
         skipped=schedule.skipped,
         last_ms=schedule.last_ms,
         last_job=schedule.last_job,
-        last_state=job_state(last) if last is not None else "",
+        last_state=last.state if last is not None else "",
         command=command[:COMMAND_CHARACTERS_MAX],
         spec=spec,
     )

@@ -14,7 +14,6 @@ from shoal.api.audit import note
 from shoal.api.handling import handles
 from shoal.api.problems import Refusal, accepted
 from shoal.api.reach import Reach
-from shoal.api.views import job_state
 from shoal.calls.jobs import JobCalls
 from shoal.core.answers.why import explain
 from shoal.model.job import COMMAND_BYTES_MAX, Job, Member, MemberRef, MemberStatus, Phase
@@ -66,7 +65,7 @@ async def _woken(reach: Reach, job: Job, asked: SessionRequest) -> SessionView:
         attempt=job.attempt,
         member=asked.member,
         node=job.members[asked.member].slice.node,
-        waking=job_state(job),
+        waking=job.state,
         why=_why(reach, job),
     )
 
@@ -78,7 +77,7 @@ def _why(reach: Reach, job: Job) -> str:
 
 def _living(reach: Reach, job: Job, number: int) -> Member:
     if job.phase is Phase.FINISHED:
-        message = f"{job.id} has ended ({job_state(job)}); read its output with: shoal logs"
+        message = f"{job.id} has ended ({job.state}); read its output with: shoal logs"
         raise Refusal(CONFLICT, f"{message} {job.id}", "job")
     last = max(job.spec.members, job.spec.members_max) - 1
     if number > last:
@@ -91,5 +90,5 @@ def _living(reach: Reach, job: Job, number: int) -> Member:
             message = f"member {number} of {job.id} has ended; read its output with: shoal logs"
             raise Refusal(CONFLICT, f"{message} {job.id} -m {number}", "job")
     why = _why(reach, job)
-    message = f"{job.id} does not run yet, it is {job_state(job)}"
+    message = f"{job.id} does not run yet, it is {job.state}"
     raise Refusal(CONFLICT, f"{message}: {why}" if why else message, "job")

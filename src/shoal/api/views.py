@@ -24,6 +24,7 @@ from shoal.core.state.apply_array import parts_of
 from shoal.core.state.state import Node
 from shoal.model.array import counts_of
 from shoal.model.bound import Bound
+from shoal.model.columns import cells_of
 from shoal.model.health import Standing
 from shoal.model.hidden import service_without_keys, without_keys
 from shoal.model.job import Job, Member, Phase
@@ -52,14 +53,14 @@ DRAINED = "drained"  # nothing runs there any more: it can be removed
 
 
 def job_row(reach: Reach, job: Job) -> JobRow:
-    return JobRow(**_row_fields(job), **_now(reach, job))
+    return JobRow(**row_fields(job), **_now(reach, job))
 
 
 def ended_row(job: Job) -> JobRow:
     """A finished job no longer changes, so any thread may call this at any moment. Its reason is
     left to the reader's own thread."""
     array = counts_of(*parts_of(job), 0, 0) if job.elements is not None else None
-    return JobRow(**_row_fields(job), why=job.why, progress=None, array=array)
+    return JobRow(**row_fields(job), why=job.why, progress=None, array=array)
 
 
 def job_view(reach: Reach, job: Job) -> JobView:
@@ -74,7 +75,7 @@ def job_view(reach: Reach, job: Job) -> JobView:
         for number, member in enumerate(job.members)
     ]
     return JobView(
-        **_row_fields(job),
+        **row_fields(job),
         **_now(reach, job),
         spec=without_keys(job.spec),
         gang=gang,
@@ -94,10 +95,6 @@ def seen_remedies(reach: Reach, remedies: list[Remedy]) -> list[Remedy]:
     return [msgspec.structs.replace(one, text=reach.text(one.text)) for one in remedies]
 
 
-def job_state(job: Job) -> str:
-    return job.outcome.value if job.outcome is not None else job.phase.value
-
-
 def _now(reach: Reach, job: Job) -> dict[str, Any]:
     """What also depends on the rest of the cluster."""
     loop = reach.loop
@@ -106,34 +103,43 @@ def _now(reach: Reach, job: Job) -> dict[str, Any]:
     return {"why": reach.text(why), "progress": progress_view(loop, job), "array": array}
 
 
-def _row_fields(job: Job) -> dict[str, Any]:
+def base_fields(job: Job) -> dict[str, Any]:
+    """What a list and the feed both say of it, but for its reason."""
+    spec = job.spec
+    return {
+        "id": job.id,
+        "state": job.state,
+        "name": spec.name or "",
+        "tenant": spec.tenant,
+        "user": spec.user,
+        "service": spec.service,
+        "members": spec.members,
+        "members_max": spec.members_max,
+        "size": len(job.members) if job.active else 0,
+        "gpus": spec.gpus,
+        "gpu_milli": spec.gpu_milli,
+        "gpu_memory_mb": spec.gpu_memory_mb,
+        "attempt": job.attempt,
+        "submitted_ms": job.submitted_ms,
+        "running_ms": job.running_ms,
+        "finished_ms": job.finished_ms,
+        "code": job.code,
+    }
+
+
+def row_fields(job: Job) -> dict[str, Any]:
     command = shlex.join(job.spec.command)
     if len(command) > COMMAND_CHARACTERS_MAX:
         command = command[: COMMAND_CHARACTERS_MAX - 3] + "..."
     nodes = dict.fromkeys(member.slice.node for member in job.members)
     return {
-        "id": job.id,
-        "name": job.spec.name or "",
-        "state": job_state(job),
-        "tenant": job.spec.tenant,
-        "members": job.spec.members,
-        "members_max": job.spec.members_max,
-        "size": len(job.members) if job.active else 0,
-        "gpus": job.spec.gpus,
-        "gpu_milli": job.spec.gpu_milli,
-        "gpu_memory_mb": job.spec.gpu_memory_mb,
+        **base_fields(job),
         "priority": job.spec.priority,
-        "attempt": job.attempt,
         "nodes": [] if job.phase is Phase.WAITING else list(nodes),
-        "submitted_ms": job.submitted_ms,
-        "running_ms": job.running_ms,
-        "finished_ms": job.finished_ms,
-        "code": job.code,
         "command": command,
-        "user": job.spec.user,
         "labels": job.spec.labels,
         "nap": nap_view(job),
-        "service": job.spec.service,
+        "cells": cells_of(job),
         "idle_since_ms": job.idle_since_ms if job.phase is Phase.RUNNING else None,
     }
 

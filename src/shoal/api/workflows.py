@@ -14,7 +14,6 @@ from shoal.api.packages import note_package, refuse_unknown_package
 from shoal.api.problems import Refusal, accepted
 from shoal.api.reach import Reach, scoped_key
 from shoal.api.secrets import refuse_unknown_secrets
-from shoal.api.views import job_state
 from shoal.calls.jobs import FlowCalls
 from shoal.core.answers.why import explain
 from shoal.model.after import conditions
@@ -119,12 +118,12 @@ def _node(reach: Reach, job: Job) -> WorkflowNode:
     if job.phase is not Phase.FINISHED:
         why = explain(loop.state, job, loop.policy, loop.clock.now_ms())
     return WorkflowNode(
-        id=job.id, name=job.spec.name or job.id, state=job_state(job), why=reach.text(why)
+        id=job.id, name=job.spec.name or job.id, state=job.state, why=reach.text(why)
     )
 
 
 def _state(jobs: list[Job]) -> str:
-    states = {job_state(job) for job in jobs}
+    states = {job.state for job in jobs}
     if any(job.phase is not Phase.FINISHED for job in jobs):
         return "running"
     return "succeeded" if states == {"succeeded"} else "ended"

@@ -25,9 +25,9 @@ def write(file: TextIO, view: LedgerView) -> None:
     writer.writerow(titles)
     for row in view.rows:
         hours = f"{row.gpu_us / 3_600_000_000:.9f}"
-        amounts = [row.account, hours, row.gpu_us, _number(row.cost), _safe(view.currency)]
+        amounts = [row.account, hours, row.gpu_us, _number(row.cost), safe(view.currency)]
         energy = [_number(row.energy_wh), _number(row.co2_g)]
-        named = [_safe(_key(view.by, row.key)), _safe(row.label)] if keyed else []
+        named = [safe(_key(view.by, row.key)), safe(row.label)] if keyed else []
         writer.writerow([*named, *amounts, *energy])
 
 
@@ -38,7 +38,7 @@ def _key(by: By, key: str) -> str:
     return text[: 10 if by is By.DAY else 16]
 
 
-def _safe(text: str) -> str:
+def safe(text: str) -> str:
     return f"'{text}" if text.startswith(FORMULAS) else text
 
 

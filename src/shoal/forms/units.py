@@ -66,19 +66,6 @@ def duration_exact(ms: int) -> str:
     return f"{ms}ms" if ms else "0s"
 
 
-def memory_text(mb: int) -> str:
-    """Three figures at most: '512M', '3.5G', '62G', '1.2T'."""
-    for unit, size in (("T", MEGABYTES["t"]), ("G", MEGABYTES["g"])):
-        if mb >= size:
-            amount = mb / size
-            return (
-                f"{amount:.0f}{unit}"
-                if amount >= 10
-                else f"{amount:.1f}".rstrip("0").rstrip(".") + unit
-            )
-    return f"{mb}M" if mb else "0"
-
-
 def quoted(text: str) -> str:
     """Text from outside in a message: one line, printable, not too long."""
     from shoal.model.phrases import shortened  # help pages do without it

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from shoal.model.views import StatusView
+from shoal.model.views import JobBase, StatusView
 
 
 class Held(msgspec.Struct, frozen=True, array_like=True):
@@ -34,31 +34,13 @@ class NodeLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     no_sleep: str = ""  # why members cannot sleep on its GPUs
 
 
-class JobLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class JobLine(JobBase, frozen=True, kw_only=True, omit_defaults=True):
     """`heat`: how much of the time each member works, in per cent; -1 if it does not report."""
 
-    id: str
-    state: str
-    name: str = ""
-    tenant: str = ""
-    service: str = ""
     array: str = ""  # it is an element of this one
     elements: int = 0  # of an array: how many, how many have ended, and the same in words
     done: int = 0
     counts: str = ""
-    user: str = ""
-    members: int = 1
-    members_max: int = 0  # 0: not elastic
-    size: int = 0
-    gpus: int = 0
-    gpu_milli: int = 1000
-    gpu_memory_mb: int = 0
-    attempt: int = 0
-    submitted_ms: int = 0
-    running_ms: int = 0
-    finished_ms: int = 0
-    code: int = 0
-    why: str = ""
     step: int = 0
     steps: int = 0
     step_us: int = 0

@@ -11,6 +11,7 @@ from typing import Annotated, NamedTuple, TypeVar
 
 import msgspec
 
+from shoal.model.columns import COLUMNS, NOT_YET
 from shoal.model.ids import number_of
 from shoal.model.job import NOTE_CHARACTERS_MAX, Job, Outcome, Phase
 from shoal.model.labels import (
@@ -27,7 +28,6 @@ ENDED = tuple(outcome.value for outcome in Outcome)
 STATES = (*LIVE, *ENDED, "live", "finished")
 NAME_CHARACTERS_MAX = 128
 TEXT_CHARACTERS_MAX = 200
-NOT_YET = 2**53 - 1  # as a time or an event: later than all that were
 
 Mark = tuple[str | int, int]  # a job's place in an order: its value and its number
 Marked = TypeVar("Marked", bound=tuple[Mark, object])
@@ -105,8 +105,7 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
 
     def _in_state(self, job: Job) -> bool:
         ended = job.outcome is not None
-        state = job.outcome.value if job.outcome is not None else job.phase.value
-        return state in self.states or ("finished" if ended else "live") in self.states
+        return job.state in self.states or ("finished" if ended else "live") in self.states
 
     def _labelled(self, labels: dict[str, str]) -> bool:
         words = words_of(labels)
@@ -116,45 +115,17 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
 EVERY_JOB = JobFilter()
 
 
-SORTS = (
-    "submitted", "started", "ended", "name", "user", "tenant", "state", "priority", "gpus", "time",
-    "attempts",
-)  # fmt: skip
-
-
 class Order(msgspec.Struct, frozen=True):
     """How a list of jobs is sorted; jobs with the same value by their numbers. By what a job keeps
     for ever (submitted, name, user, ...), a place in the list stays one place while jobs end."""
 
-    by: str = "ended"
+    by: str = "ended"  # a column
     down: bool = True
     at_ms: int = 0  # how long jobs have run is counted until then
 
     def mark(self, job: Job, end: int = NOT_YET) -> Mark:
         """`end`: the number of the event that ended the job."""
-        return self._value(job, end), job.number
-
-    def _value(self, job: Job, end: int) -> str | int:
-        spec = job.spec
-        match self.by:
-            case "submitted":
-                return job.number
-            case "started":
-                return job.running_ms or NOT_YET
-            case "name" | "user" | "tenant":
-                return (getattr(spec, self.by) or "").lower()
-            case "state":
-                return job.outcome.value if job.outcome is not None else job.phase.value
-            case "priority":
-                return spec.priority
-            case "gpus":
-                return spec.members * spec.gpus
-            case "time":
-                ran = job.running_ms is not None and job.phase is not Phase.WAITING
-                return (job.finished_ms or self.at_ms) - (job.running_ms or 0) if ran else 0
-            case "attempts":
-                return job.attempt
-        return end
+        return COLUMNS[self.by].rank_of(job, self.at_ms, end), job.number
 
     def after(self, one: Mark, other: Mark) -> bool:
         """Does `one` come after the other? Both are of this order."""

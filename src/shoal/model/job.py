@@ -387,6 +387,11 @@ class Job(msgspec.Struct, kw_only=True):
     refused: str = ""  # why a node could not put this attempt to sleep; it is not asked again
 
     @property
+    def state(self) -> str:
+        """Its phase while it is live and its outcome afterwards."""
+        return self.outcome.value if self.outcome is not None else self.phase.value
+
+    @property
     def active(self) -> bool:
         return self.phase is not Phase.WAITING and self.phase is not Phase.FINISHED
 

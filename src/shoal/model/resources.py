@@ -121,5 +121,14 @@ def cpus_text(cpu_milli: int) -> str:
     return f"{cpu_milli / 1000:g}"
 
 
+def memory_text(mb: int) -> str:
+    """Three figures at most: '512M', '3.5G', '62G', '1.2T'."""
+    for unit, size in (("T", 1024 * 1024), ("G", 1024)):
+        if mb >= size:
+            digits = 0 if mb >= 10 * size else 1
+            return f"{mb / size:.{digits}f}".removesuffix(".0") + unit
+    return f"{mb}M" if mb else "0"
+
+
 def plural(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -38,35 +38,42 @@ class NapView(msgspec.Struct, kw_only=True):
     host_mb: int  # memory of its nodes that is set aside for what it had on GPUs
 
 
-class JobRow(msgspec.Struct, kw_only=True):
-    """A job in a list. `state` is its phase while it is live and its outcome afterwards."""
+class JobBase(msgspec.Struct, frozen=True, kw_only=True):
+    """What lists and the feed both say of a job. `state` is its phase while it is live and its
+    outcome afterwards."""
 
     id: str
-    name: str
     state: str
-    tenant: str
-    members: int
-    members_max: int  # 0: not elastic
-    size: int  # members of the live attempt, else 0
-    gpus: int  # per member
-    gpu_milli: int  # of each GPU, in thousandths; 0: the share that `gpu_memory_mb` is
-    gpu_memory_mb: int
+    name: str = ""
+    tenant: str = ""
+    user: str = ""
+    service: str = ""  # it is a replica of this one
+    members: int = 1
+    members_max: int = 0  # 0: not elastic
+    size: int = 0  # members of the live attempt, else 0
+    gpus: int = 0  # per member
+    gpu_milli: int = 1000  # of each GPU, in thousandths; 0: the share that `gpu_memory_mb` is
+    gpu_memory_mb: int = 0
+    attempt: int = 0
+    submitted_ms: int = 0
+    running_ms: int | None = None
+    finished_ms: int | None = None
+    code: int | None = None
+    why: str = ""
+
+
+class JobRow(JobBase, frozen=True, kw_only=True):
+    """A job in a list. model/columns.py says what is shown of it."""
+
     priority: int
-    attempt: int
     nodes: list[str]
-    submitted_ms: int
-    running_ms: int | None
-    finished_ms: int | None
-    code: int | None
     command: str
-    why: str
     progress: ProgressView | None  # if its members report steps
     idle_since_ms: int | None = None  # its GPUs are unused since then; it was warned
     array: ArrayCounts | None = None  # it is an array, and this is how far it is
-    user: str = ""
     labels: dict[str, str] = {}
     nap: NapView | None = None  # it sleeps, or is on the way there or back
-    service: str = ""  # it is a replica of this one
+    cells: dict[str, str | int | None] | msgspec.UnsetType = msgspec.UNSET  # of further columns
 
 
 class MemberView(msgspec.Struct, kw_only=True):
@@ -77,7 +84,7 @@ class MemberView(msgspec.Struct, kw_only=True):
     code: int | None
 
 
-class JobView(JobRow, kw_only=True):
+class JobView(JobRow, frozen=True, kw_only=True):
     """One job in full."""
 
     spec: JobSpec

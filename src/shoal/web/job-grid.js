@@ -1,7 +1,7 @@
 // The table of jobs: a grid for the pointer and the keyboard, in which only rows near the screen exist.
 
 import { h } from "./dom.js";
-import { card, current } from "./job-columns.js";
+import { card, current } from "./job-cells.js";
 import { replace } from "./patch.js";
 
 const ROW = 34;

@@ -5,7 +5,7 @@ import { isAdmin, mayChange, me } from "./api.js";
 import { askForMany } from "./bulk.js";
 import { offer } from "./commands.js";
 import { empty, h, plural, throttled, whole } from "./dom.js";
-import { COLUMNS, usual } from "./job-columns.js";
+import { COLUMNS, named, usual } from "./job-cells.js";
 import { Grid } from "./job-grid.js";
 import { JobList } from "./job-list.js";
 import { FILTERS, query } from "./job-query.js";
@@ -237,10 +237,8 @@ export function mount(root) {
   }
 
   const shown = () => {
-    const wanted = chosen("cols")
-      .split(",")
-      .filter((key) => COLUMNS.some((one) => one.key === key));
-    return wanted.length ? ["job", ...wanted.filter((key) => key !== "job")] : usual(!narrowScreen.matches, list.rows);
+    const wanted = named(chosen("cols"));
+    return wanted.length ? ["id", ...wanted] : usual(!narrowScreen.matches, list.rows);
   };
   function columns(key, on) {
     const keys = shown().filter((one) => one !== key);

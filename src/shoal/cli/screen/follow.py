@@ -16,10 +16,10 @@ from shoal.cli.cluster import Retry
 from shoal.cli.screen import show
 from shoal.cli.screen.output import JsonOutput, Output, TextOutput
 from shoal.cli.screen.show import at_terminal, note
-from shoal.cli.screen.words import progress_text, summary
 from shoal.client import ShoalError, Unreachable
 from shoal.forms.failure import REFUSED, Failure
 from shoal.forms.units import duration_text
+from shoal.model.columns import elements_text, progress_text
 from shoal.model.job import Outcome
 from shoal.model.phrases import printable
 from shoal.model.resources import plural
@@ -331,7 +331,7 @@ def line_text(view: JobView, now_ms: int) -> str:
         return ""
     if view.array is not None:
         done = show.bar(view.array.ended, view.array.elements, BAR_WIDTH)
-        return f"{view.id} {done} {summary(view.array)}"
+        return f"{view.id} {done} {elements_text(view.array)}"
     running = view.state == "running" and view.running_ms is not None
     since_ms = view.running_ms if running and view.running_ms is not None else view.submitted_ms
     elapsed = duration_text(max(0, now_ms - since_ms))

@@ -1,156 +1,29 @@
-"""The columns of `shoal ps`: what each shows of a job, and how it sorts."""
+"""The columns of jobs as `shoal ps` shows them: a table on a terminal, or a file of CSV."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
 
 from shoal.cli.screen.show import Cell, Column, state_cell
-from shoal.cli.verbs.ps import elapsed_ms, how_far, nodes_text, shape_text
 from shoal.forms.failure import USAGE, Failure
-from shoal.forms.units import duration_text, quoted
-from shoal.model.ids import in_order
+from shoal.forms.units import quoted
+from shoal.model.columns import COLUMNS, Kind, Value, column_of
+from shoal.model.columns import Column as JobColumn
+from shoal.model.durations import duration_text
 from shoal.model.job import DEFAULT_TENANT
 from shoal.model.views import JobRow
 
-Order = float | str | None  # None: it has no value, and comes last
-
-
-class JobColumn(NamedTuple):
-    column: Column
-    what: str
-    cell: Callable[[JobRow, int], str | Cell]
-    order: Callable[[JobRow, int], Order]
-
-
-def _moment(ms: int | None) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(ms / 1000)) if ms else ""
-
-
-def _clock(ms: int | None) -> Cell:
-    return Cell(_moment(ms), pretty=_moment(ms).replace("T", " "))
-
-
-def _labels(row: JobRow) -> str:
-    return ",".join(f"{key}={value}" for key, value in row.labels.items())
-
-
-def _place(row: JobRow) -> float:
-    number, index = in_order(row.id)
-    return number + (index + 1) / 1e9
-
-
-def _gpus(row: JobRow) -> float:
-    return (row.size or row.members) * row.gpus * (row.gpu_milli or 1000) / 1000
-
-
-def _share(row: JobRow) -> Order:
-    if row.array is not None:
-        return row.array.ended / max(1, row.array.elements)
-    if row.progress is None:
-        return None
-    return row.progress.step / (row.progress.steps_total or 10**12)
-
-
-def _attempt(row: JobRow) -> Cell:
-    return Cell(str(row.attempt or ""), "yellow" if row.attempt > 1 else "dim")
-
-
-def _time(row: JobRow, now_ms: int) -> Cell:
-    return Cell(duration_text(elapsed_ms(row, now_ms)), "dim")
-
-
-def _text(value: int | None) -> str:
-    return "" if value is None else str(value)
-
-
-COLUMNS: dict[str, JobColumn] = {
-    "id": JobColumn(
-        Column("ID"), "its id", lambda r, _: Cell(r.id, "bold"), lambda r, _: _place(r)
-    ),
-    "name": JobColumn(Column("NAME"), "its name", lambda r, _: r.name, lambda r, _: r.name or None),
-    "user": JobColumn(
-        Column("USER"), "who submitted it", lambda r, _: r.user, lambda r, _: r.user or None
-    ),
-    "tenant": JobColumn(
-        Column("TENANT"), "its tenant", lambda r, _: r.tenant, lambda r, _: r.tenant
-    ),
-    "state": JobColumn(
-        Column("STATE"),
-        "waiting, running, failed ...",
-        lambda r, _: state_cell(r.state),
-        lambda r, _: r.state,
-    ),
-    "try": JobColumn(
-        Column("TRY", right=True), "attempts", lambda r, _: _attempt(r), lambda r, _: r.attempt
-    ),
-    "priority": JobColumn(
-        Column("PRIORITY", right=True),
-        "its priority",
-        lambda r, _: str(r.priority),
-        lambda r, _: r.priority,
-    ),
-    "shape": JobColumn(
-        Column("SHAPE", right=True),
-        "members x GPUs of each",
-        lambda r, _: shape_text(r),
-        lambda r, _: _gpus(r),
-    ),
-    "gpus": JobColumn(
-        Column("GPUS", right=True),
-        "GPUs of all members",
-        lambda r, _: f"{_gpus(r):g}",
-        lambda r, _: _gpus(r),
-    ),
-    "nodes": JobColumn(
-        Column("NODES"),
-        "where it runs or ran",
-        lambda r, _: nodes_text(r.nodes),
-        lambda r, _: nodes_text(r.nodes) or None,
-    ),
-    "time": JobColumn(
-        Column("TIME", right=True), "how long it has run, or waited", _time, elapsed_ms
-    ),
-    "submitted": JobColumn(
-        Column("SUBMITTED"),
-        "when",
-        lambda r, _: _clock(r.submitted_ms),
-        lambda r, _: r.submitted_ms,
-    ),
-    "started": JobColumn(
-        Column("STARTED"),
-        "when it last began to run",
-        lambda r, _: _clock(r.running_ms),
-        lambda r, _: r.running_ms,
-    ),
-    "ended": JobColumn(
-        Column("ENDED"), "when", lambda r, _: _clock(r.finished_ms), lambda r, _: r.finished_ms
-    ),
-    "code": JobColumn(
-        Column("CODE", right=True), "exit code", lambda r, _: _text(r.code), lambda r, _: r.code
-    ),
-    "progress": JobColumn(
-        Column("PROGRESS"),
-        "steps, loss, time left",
-        lambda r, _: how_far(r),
-        lambda r, _: _share(r),
-    ),
-    "labels": JobColumn(
-        Column("LABELS"), "its labels", lambda r, _: _labels(r), lambda r, _: _labels(r) or None
-    ),
-    "why": JobColumn(
-        Column("WHY", wraps=True),
-        "why it waits, or is as it is",
-        lambda r, _: r.why,
-        lambda r, _: r.why or None,
-    ),
-    "command": JobColumn(
-        Column("COMMAND", flexible=True),
-        "its command",
-        lambda r, _: r.command,
-        lambda r, _: r.command,
-    ),
+RIGHT = (Kind.NUMBER, Kind.DURATION)
+LAID_OUT = {
+    "shape": Column("SHAPE", right=True),
+    "why": Column("WHY", wraps=True),
+    "command": Column("COMMAND", flexible=True),
+}
+DRAWN: dict[str, Callable[[str], Cell]] = {
+    "id": lambda text: Cell(text, "bold"),
+    "state": state_cell,
+    "try": lambda text: Cell("" if text == "0" else text, "dim" if text in "01" else "yellow"),
 }
 
 
@@ -168,32 +41,27 @@ def usual(rows: Sequence[JobRow], *, labels: bool = False) -> list[str]:
 def chosen(text: str) -> list[str]:
     """The columns in what somebody typed after -o."""
     names = [name.strip().lower() for name in text.split(",") if name.strip()]
-    for name in names:
-        if name not in COLUMNS:
-            raise _unknown("-o", name)
     if not names:
         raise Failure(f"-o: name columns, with commas; they are {', '.join(COLUMNS)}", USAGE)
-    return names
+    return [_known("-o", name).name for name in names]
 
 
-def sorting(text: str) -> tuple[str, bool]:
+def sorting(text: str) -> tuple[JobColumn, bool]:
     """The column of --sort, and whether the largest comes first."""
-    name = text.removeprefix("-").lower()
-    if name not in COLUMNS:
-        raise _unknown("--sort", name)
-    return name, text.startswith("-")
+    return _known("--sort", text.removeprefix("-").lower()), text.startswith("-")
 
 
-def _unknown(flag: str, name: str) -> Failure:
+def _known(flag: str, name: str) -> JobColumn:
+    if (column := column_of(name)) is not None:
+        return column
     known = ", ".join(COLUMNS)
-    return Failure(f"{flag}: {quoted(name)} is not a column; they are {known}", USAGE)
+    raise Failure(f"{flag}: {quoted(name)} is not a column; they are {known}", USAGE)
 
 
 def in_order_of(rows: Sequence[JobRow], by: str, now_ms: int) -> list[JobRow]:
     """Jobs without a value come last, either way."""
-    name, down = sorting(by)
-    order = COLUMNS[name].order
-    known = [(order(row, now_ms), row) for row in rows]
+    column, down = sorting(by)
+    known = [(column.order_of(row, now_ms), row) for row in rows]
     there = [pair for pair in known if pair[0] is not None]
     there.sort(key=lambda pair: pair[0], reverse=down)  # type: ignore[arg-type, return-value]
     return [row for _, row in there] + [row for value, row in known if value is None]
@@ -202,10 +70,43 @@ def in_order_of(rows: Sequence[JobRow], by: str, now_ms: int) -> list[JobRow]:
 def table_of(
     rows: Sequence[JobRow], names: Sequence[str], now_ms: int
 ) -> tuple[list[Column], list[list[Cell]]]:
-    found = [COLUMNS[name] for name in names]
-    cells = [[_cell(one.cell(row, now_ms)) for one in found] for row in rows]
-    return [one.column for one in found], cells
+    columns = [COLUMNS[name] for name in names]
+    cells = [[_cell(column, column.of_row(row, now_ms)) for column in columns] for row in rows]
+    return [_laid_out(column) for column in columns], cells
 
 
-def _cell(value: str | Cell) -> Cell:
-    return value if isinstance(value, Cell) else Cell(value)
+def _laid_out(column: JobColumn) -> Column:
+    return LAID_OUT.get(column.name) or Column(column.name.upper(), right=column.kind in RIGHT)
+
+
+def _cell(column: JobColumn, value: Value) -> Cell:
+    if column.kind is Kind.MOMENT:
+        return Cell(_moment(value), pretty=_moment(value).replace("T", " "))
+    if column.kind is Kind.DURATION:
+        return Cell("" if value is None else duration_text(int(value)), "dim")
+    text = "" if value is None else str(value)
+    return DRAWN.get(column.name, Cell)(text)
+
+
+def _moment(value: Value) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(int(value) / 1000)) if value else ""
+
+
+def csv_of(rows: Sequence[JobRow], names: Sequence[str], now_ms: int) -> Iterator[list[str]]:
+    """The lines of a file: the names, then the jobs. Durations are in seconds."""
+    columns = [COLUMNS[name] for name in names or COLUMNS]
+    yield [column.name for column in columns]
+    for row in rows:
+        yield [_plain(column, column.of_row(row, now_ms)) for column in columns]
+
+
+def _plain(column: JobColumn, value: Value) -> str:
+    from shoal.forms.ledger_csv import safe
+
+    if column.kind is Kind.TEXT:
+        return safe(str(value or ""))
+    if column.kind is Kind.MOMENT:
+        return _moment(value)
+    if value is None:
+        return ""
+    return f"{float(value) / 1000:.3f}" if column.kind is Kind.DURATION else str(value)

@@ -14,12 +14,12 @@ from shoal.cli.screen.top_rows import (
     Seen,
     condensed,
     gpu_map,
-    job_place,
     legend,
     natural,
     words_of,
 )
 from shoal.forms.units import duration_text
+from shoal.model.columns import place_of
 from shoal.model.phrases import printable
 from shoal.model.series import JobSeries, NodeSeries, ServiceSeries
 
@@ -162,7 +162,7 @@ class Board:
 def _usual(seen: Seen, view: str, key: str) -> tuple[Any, ...]:
     """Jobs that have nodes before those that wait; each in the order they were submitted."""
     if view == "jobs":
-        return seen.jobs[key].state == "waiting", job_place(key)
+        return seen.jobs[key].state == "waiting", place_of(key)
     return tuple(natural(key))
 
 

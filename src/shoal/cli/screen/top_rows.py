@@ -11,8 +11,8 @@ import msgspec
 from shoal.cli.screen.alarms import ASLEEP
 from shoal.cli.screen.show import Cell, Column, state_cell
 from shoal.cli.screen.tables import whole_parts
-from shoal.cli.verbs.ps import nodes_text, shape_text
 from shoal.forms.units import duration_text
+from shoal.model.columns import nodes_text, place_of, shape_text
 from shoal.model.feed import JobLine, NodeLine
 from shoal.model.ids import in_order
 from shoal.model.series import NodeSample
@@ -59,8 +59,8 @@ class Shown(NamedTuple):
 
 
 def elapsed_ms(seen: Seen, job: JobLine) -> int:
-    ran = job.running_ms and job.state != "waiting"
-    return max(0, (job.nap_ms or seen.now_ms) - (job.running_ms if ran else job.submitted_ms))
+    begin = job.running_ms if job.state != "waiting" else 0
+    return max(0, (job.nap_ms or seen.now_ms) - (begin or job.submitted_ms))
 
 
 def _left_ms(job: JobLine) -> int | None:
@@ -80,19 +80,13 @@ def _left(job: JobLine) -> str:
     return "" if left_ms is None else duration_text(left_ms)
 
 
-def job_place(job_id: str) -> float:
-    """Elements follow their array: j7, j7.0, j7.1, j8."""
-    number, index = in_order(job_id)
-    return number + (index + 1) / 1e9
-
-
 def _map_cell(job: JobLine) -> Cell:
     active = job.gpus and job.size and job.state != "asleep"
     return Cell(*letter(job.id)) if active else Cell("")
 
 
 JOBS = (
-    Shown(Column("JOB", firm=True), lambda _, j: Cell(j.id, "bold"), lambda _, j: job_place(j.id)),
+    Shown(Column("JOB", firm=True), lambda _, j: Cell(j.id, "bold"), lambda _, j: place_of(j.id)),
     Shown(Column("MAP", firm=True), lambda _, j: _map_cell(j), lambda _, j: -j.size * j.gpus),
     Shown(Column("STATE", firm=True), lambda _, j: state_cell(j.state), lambda _, j: j.state),
     Shown(

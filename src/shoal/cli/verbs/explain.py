@@ -107,8 +107,9 @@ def why(job: str, json: bool, home: Path) -> None:
 def _print(view: WhyView, now_ms: int) -> None:
     from shoal.cli.screen.explanation import annotation_lines
     from shoal.cli.screen.show import STATE_STYLES, Cell, Column, line, table
-    from shoal.cli.screen.words import bound_lines, progress_text, state_text
+    from shoal.cli.screen.words import bound_lines, state_text
     from shoal.forms.units import duration_text
+    from shoal.model.columns import progress_text
 
     line(f"{view.id} {state_text(view.state)}", STATE_STYLES.get(view.state, "") + " bold")
     if view.why:

@@ -269,7 +269,7 @@ def ends_text(in_ms: int, why: str) -> str:
 
 
 def sleepers_text(view: NodeView) -> str:
-    from shoal.forms.units import memory_text
+    from shoal.model.resources import memory_text
 
     held = f", {memory_text(view.sleepers_mb)} of memory for them" if view.sleepers_mb else ""
     return f"{view.sleepers} asleep{held}"
@@ -301,8 +301,7 @@ def _place(view: NodeView) -> str:
 
 def _cells(view: NodeView, models: bool) -> list[str | Cell]:
     from shoal.cli.screen.show import Cell, bar, state_cell
-    from shoal.forms.units import memory_text
-    from shoal.model.resources import cpus_text
+    from shoal.model.resources import cpus_text, memory_text
 
     used = view.gpus - view.gpu_milli_free / 1000
     cpus = cpus_text(view.cpu_milli - view.cpu_milli_free)

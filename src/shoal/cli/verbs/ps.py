@@ -14,13 +14,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shoal.client import Client
-    from shoal.model.feed import JobLine
     from shoal.model.finding import JobFilter
     from shoal.model.views import JobRow
 
 LIMIT_MAX = 10_000
 WATCH_S, WATCH_MIN_S, WATCH_MAX_S = "2", 0.2, 3600.0
-WHOLE = 1000  # thousandths of a GPU
 
 
 @verb(
@@ -46,6 +44,7 @@ WHOLE = 1000  # thousandths of a GPU
     Option(
         "--sort", metavar="COLUMN", default="", help="Sort by a column; -COLUMN: largest first."
     ),
+    Option("--csv", metavar="FILE", type=Path, help="Write all columns, or those of -o, to it."),
     Option(
         "--watch",
         "-w",
@@ -65,6 +64,7 @@ def ps(
     labels: bool,
     columns: str,
     sort: str,
+    csv: Path | None,
     watch: str,
     json: bool,
     home: Path,
@@ -90,15 +90,17 @@ def ps(
       shoal ps -a --label run=a --name 'train-*' --labels
       shoal ps --array j7       the elements of j7 that run or wait
       shoal ps -o id,user,gpus,why --sort -gpus
+      shoal ps -a -n 1000 --csv jobs.csv
       shoal ps --watch 5 --user ada
       shoal ps --json | jq -r '.[] | select(.state == "waiting") | .id'
     """
     from shoal.cli import cluster
     from shoal.cli.screen import job_columns, show
+    from shoal.model.columns import COLUMNS
 
     if columns == "help":
-        for name, one in job_columns.COLUMNS.items():
-            print(f"{name:<10}  {one.what}")
+        for name, one in COLUMNS.items():
+            print(f"{name:<10}  {one.about}")
         return
     if columns and json:
         raise Failure("-o: is for the table; with --json, choose fields with jq", USAGE)
@@ -106,6 +108,8 @@ def ps(
     if sort:
         job_columns.sorting(sort)
     every_s = _seconds(watch)
+    if csv is not None and (json or every_s):
+        raise Failure("--csv: writes a file, once; not with --json or --watch", USAGE)
     asked = Asked(filter_of(given), all_, limit, "", sort)
     with cluster.connect(home) as client:
         if before:
@@ -118,6 +122,10 @@ def ps(
             _watch(home, asked, names, labels, json, every_s)
             return
         rows = _look(client, asked)
+    if csv is not None:
+        _write_csv(csv, rows, names)
+        show.line(f"wrote {csv}", "green")
+        return
     if json:
         show.as_json(rows)
         return
@@ -129,6 +137,18 @@ def ps(
         last = rows[-1]
         page = f", or the next ones with --before {last.id}" if last.finished_ms else ""
         show.note(f"only {limit} jobs are shown; see more with -n {limit * 10}{page}")
+
+
+def _write_csv(path: Path, rows: list[JobRow], names: list[str]) -> None:
+    import csv
+
+    from shoal.cli.screen.job_columns import csv_of
+
+    try:
+        with path.open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows(csv_of(rows, names, int(time.time() * 1000)))
+    except OSError as error:
+        raise Failure(f"--csv: {path}: {error.strerror or error}") from None
 
 
 class Asked(NamedTuple):
@@ -249,48 +269,11 @@ def print_jobs(
 
 def nap_text(row: JobRow, now_ms: int) -> str:
     """'asleep for 5m: put to sleep by ann; wakes when it is used, or by: shoal wake j3'"""
-    from shoal.forms.units import duration_text, memory_text
+    from shoal.model.durations import duration_text
+    from shoal.model.resources import memory_text
 
     assert row.nap is not None, "the caller has looked"
     told = [f"{row.state} for {duration_text(max(0, now_ms - row.nap.since_ms))}"]
     if row.nap.host_mb:
         told.append(f"{memory_text(row.nap.host_mb)} of its GPUs' memory on its nodes")
     return f"{', '.join(told)}: {row.why}"
-
-
-def how_far(row: JobRow) -> str:
-    from shoal.cli.screen.words import progress_text, summary
-
-    if row.array is not None:
-        return summary(row.array)
-    return progress_text(row.progress) if row.progress else ""
-
-
-def shape_text(row: JobRow | JobLine) -> str:
-    """Members x GPUs per member: '4x8', '2x0.5', '1x20G', '3/2..8x1' (elastic, 3 members now)."""
-    members = str(row.members)
-    if row.members_max > row.members:
-        members = f"{row.size}/" if row.size else ""
-        members += f"{row.members}..{row.members_max}"
-    return f"{members}x{gpus_text(row)}"
-
-
-def gpus_text(row: JobRow | JobLine) -> str:
-    from shoal.forms.units import memory_text
-
-    if not row.gpus or row.gpu_milli == WHOLE:
-        return str(row.gpus)
-    return f"{row.gpu_milli / WHOLE:g}" if row.gpu_milli else memory_text(row.gpu_memory_mb)
-
-
-def nodes_text(nodes: list[str]) -> str:
-    """Up to four names, else three and the number of the others; always one word."""
-    return ",".join(nodes) if len(nodes) <= 4 else f"{','.join(nodes[:3])}+{len(nodes) - 3}"
-
-
-def elapsed_ms(row: JobRow, now_ms: int) -> int:
-    """How long the job ran, has been running, or has been waiting."""
-    ran = row.running_ms is not None and row.state != "waiting"
-    begin = row.running_ms if ran and row.running_ms is not None else row.submitted_ms
-    end = row.nap.since_ms if row.nap is not None else now_ms  # sleep is not run time
-    return max((row.finished_ms or end) - begin, 0)

@@ -1,7 +1,8 @@
-// The columns of the table of jobs: a head, how it sorts, its width, and what is in a cell.
+// The cells of the table of jobs, and which columns are usual. The table itself is in columns.js.
 
 import { jobColour } from "./colours.js";
-import { ago, chip, h, moment, shape, span } from "./dom.js";
+import { TABLE } from "./columns.js";
+import { ago, chip, h, moment, shape, short, span, whole } from "./dom.js";
 import { jobOf, now } from "./live.js";
 import { progress } from "./progress.js";
 import { allowed } from "./views.js";
@@ -68,62 +69,57 @@ function about(row) {
         : row.why;
 }
 
-/** [key, head, what the server sorts by, width, cell]; a head with "#" is a column of numbers. */
-export const COLUMNS = /** @type {[string, string, string, string, (row: Row) => any][]} */ ([
-  ["job", "Job", "name", "minmax(150px, 1.6fr)", job],
-  ["state", "State", "state", "104px", (row) => chip(row.state)],
-  ["user", "User", "user", "minmax(60px, .6fr)", (row) => (row.user ? link("user", row.user) : "–")],
-  ["tenant", "Tenant", "tenant", "minmax(60px, .6fr)", (row) => link("tenant", row.tenant)],
-  ["size", "Size", "gpus", "84px", (row) => shape(row)],
-  ["why", "What it does or waits for", "", "minmax(140px, 3fr)", about],
-  [
-    "nodes",
-    "Nodes",
-    "",
-    "minmax(70px, .8fr)",
-    (row) => [
-      row.nodes.slice(0, 3).map((node, at) => [at ? ", " : "", link("node", node)]),
-      row.nodes.length > 3 ? ` +${row.nodes.length - 3}` : "",
-    ],
+/** Columns that are more than a value. @type {{ [name: string]: (row: Row) => any }} */
+const CELLS = {
+  id: job,
+  state: (row) => chip(row.state),
+  user: (row) => (row.user ? link("user", row.user) : "–"),
+  tenant: (row) => link("tenant", row.tenant),
+  shape,
+  gpus: (row) => short(((row.size || row.members) * row.gpus * (row.gpu_milli || 1000)) / 1000),
+  why: about,
+  progress: (row) => (row.line ? progress(row.line) : row.progress ? `step ${whole(row.progress.step)}` : "–"),
+  nodes: (row) => [
+    row.nodes.slice(0, 3).map((node, at) => [at ? ", " : "", link("node", node)]),
+    row.nodes.length > 3 ? ` +${row.nodes.length - 3}` : "",
   ],
-  ["time", "#Ran", "time", "76px", ran],
-  ["submitted", "#Submitted", "submitted", "92px", (row) => ms(row.submitted_ms)],
-  ["started", "#Started", "started", "92px", (row) => ms(row.running_ms)],
-  ["ended", "#Ended", "ended", "92px", (row) => ms(row.finished_ms)],
-  ["attempts", "#Tries", "attempts", "64px", (row) => String(row.attempt || "–")],
-  ["priority", "#Priority", "priority", "72px", (row) => String(row.priority)],
-  ["service", "Service", "", "minmax(70px, .7fr)", (row) => row.service || "–"],
-  [
-    "labels",
-    "Labels",
-    "",
-    "minmax(90px, 1fr)",
-    (row) =>
-      Object.entries(row.labels ?? {}).map(([key, value], at) => [
-        at ? " " : "",
-        h("a", { ...quiet, href: `#/jobs?label=${encodeURIComponent(`${key}=${value}`)}` }, `${key}=${value}`),
-      ]),
-  ],
-  ["command", "Command", "", "minmax(120px, 2fr)", (row) => h("code", {}, row.command)],
-]).map(([key, head, sort, width, cell]) => ({
-  key,
-  head: head.replace("#", ""),
-  number: head.startsWith("#"),
-  sort,
-  width,
-  cell,
-}));
+  time: ran,
+  try: (row) => String(row.attempt || "–"),
+  labels: (row) =>
+    Object.entries(row.labels ?? {}).map(([key, value], at) => [
+      at ? " " : "",
+      h("a", { ...quiet, href: `#/jobs?label=${encodeURIComponent(`${key}=${value}`)}` }, `${key}=${value}`),
+    ]),
+  command: (row) => h("code", {}, row.command),
+};
+const KINDS = { moment: ms, duration: (value) => span(value) };
+
+export const COLUMNS = TABLE.map(([key, head, kind, field, sort, width, also]) => {
+  const draw = KINDS[kind] ?? ((value) => String(value ?? "") || "–");
+  return {
+    key,
+    head,
+    sort,
+    width,
+    also,
+    number: kind !== "text",
+    cell: CELLS[key] ?? ((row) => draw(field ? row[field] : row.cells?.[key])),
+  };
+});
+/** The names of columns in an address, which may have been written by an earlier page. */
+export const named = (text) =>
+  text.split(",").flatMap((name) => COLUMNS.find((one) => name && (one.key === name || one.also === name))?.key ?? []);
 
 /** The columns that say something about these rows and fit. */
 export function usual(wide, rows) {
   const users = wide && rows.some((row) => row.user);
   const tenants = wide && new Set(rows.map((row) => row.tenant)).size > 1;
   return [
-    "job",
+    "id",
     "state",
     ...(users ? ["user"] : []),
     ...(tenants ? ["tenant"] : []),
-    "size",
+    "shape",
     "why",
     ...(wide ? ["nodes"] : []),
     "time",
