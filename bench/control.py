@@ -2,6 +2,7 @@
 
 python bench/control.py            everything (about two minutes)
 python bench/control.py --quick    a tenth of the jobs, no Slurm
+python -m bench.control --against COMMIT    the path of every job, in turns with a commit
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pathlib import Path
 import msgspec
 from harness.slurm import available
 
-from bench import control_arrays, control_tls, slurm, step_cost
+from bench import control_arrays, control_tls, slurm, step_cost, turns
 from bench.figures import machine, percentile, ratio, spread, table
 from shoal.client import Address, Client
 from shoal.control.home import ClusterConfig, Home
@@ -42,10 +43,17 @@ NOTHING = JobSpec(command=("true",), env={"PATH": os.environ.get("PATH", os.defp
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--quick", action="store_true", help="a tenth of the jobs, no Slurm")
-    quick = parser.parse_args().quick
+    parser.add_argument("--against", metavar="COMMIT", help="in turns with it, three rounds")
+    parser.add_argument("--rounds", type=int, default=3)
+    given = parser.parse_args()
+    quick = given.quick
     jobs = 100 if quick else 1000
+    if given.against:
+        figures = turns.compare(given.against, jobs, given.rounds)
+        print(msgspec.json.encode(figures).decode())
+        return
     print(machine())
-    figures: dict[str, object] = {"help_ms": measure_help()}
+    figures = {"help_ms": measure_help()}
     with private_cluster() as (home, up_s):
         figures["up_s"] = round(up_s, 2)
         figures["submit_to_running_ms"] = measure_latency(
