@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from shoal.core.fabric.words import weak_links
+from shoal.core.features.fabric.links import weak_links
 from shoal.core.nodebook import PAIRS_TOLD_MAX
 from shoal.core.state.apply import apply
 from shoal.core.state.heard import Touring

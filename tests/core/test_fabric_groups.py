@@ -7,10 +7,10 @@ import random
 import msgspec
 import pytest
 
-from shoal.core.fabric.conclusion import conclude
-from shoal.core.fabric.groups import places_of
-from shoal.core.fabric.judging import judge
-from shoal.core.fabric.links import Table, table_of
+from shoal.core.features.fabric.conclusion import conclude
+from shoal.core.features.fabric.groups import places_of
+from shoal.core.features.fabric.judging import judge
+from shoal.core.features.fabric.links import Table, table_of
 from shoal.model.fabric import Fabric, Pair, Weak
 from shoal.model.health import CheckResult
 

@@ -6,8 +6,8 @@ import pytest
 from storm.fuzz import run_seed
 
 from shoal.core.invariants import verify
-from shoal.core.phases import forgetting
-from shoal.core.phases.forgetting import FORGOTTEN_MS
+from shoal.core.phases import observe
+from shoal.core.phases.observe import FORGOTTEN_MS
 from shoal.core.state import apply_node
 from shoal.core.state.apply_room import drop_node
 from shoal.core.state.load import restore
@@ -59,7 +59,7 @@ def test_a_new_node_takes_the_place_of_one_that_is_gone_for_a_month(cluster: Clu
 def test_machines_that_come_and_go_take_no_more_room_than_so_many(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forgetting, "GONE_MAX", 5)
+    monkeypatch.setattr(observe, "GONE_MAX", 5)
     for number in range(40):
         cluster.join(f"m{number}", gpus=1, origin=JOINED)
         cluster.learn_gone(f"m{number}")
@@ -73,13 +73,13 @@ def test_a_new_node_looks_only_at_those_that_are_lost(
 ) -> None:
     """To look at all of them at each of 12,500 joins took half a minute."""
     looked: list[str] = []
-    real = forgetting._gone
+    real = observe._gone
 
     def counted(state: State, node: Node) -> bool:
         looked.append(node.id)
         return real(state, node)
 
-    monkeypatch.setattr(forgetting, "_gone", counted)
+    monkeypatch.setattr(observe, "_gone", counted)
     for number in range(20):
         cluster.join(f"m{number}", gpus=1, origin=JOINED)
     assert looked == []
@@ -111,8 +111,8 @@ def test_what_somebody_needs_is_not_forgotten(cluster: Cluster) -> None:
 
 def test_a_storm_in_which_nodes_are_forgotten_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever else happens meanwhile. The last of these forgets eight."""
-    monkeypatch.setattr(forgetting, "FORGOTTEN_MS", 20_000)
-    monkeypatch.setattr(forgetting, "GONE_MAX", 0)
+    monkeypatch.setattr(observe, "FORGOTTEN_MS", 20_000)
+    monkeypatch.setattr(observe, "GONE_MAX", 0)
     forgotten: list[str] = []
 
     def drop(state: State, name: str) -> int:

@@ -7,7 +7,7 @@ import pytest
 
 from shoal.core.answers.outlook import outlook
 from shoal.core.answers.why import waiting_reason
-from shoal.core.phases.orders import judge_nodes
+from shoal.core.features.supply.orders import judge_nodes
 from shoal.core.state.apply import apply
 from shoal.core.state.load import restore
 from shoal.core.state.round import Round

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from shoal.core.answers.why import explain
+from shoal.core.features.health import SAVED_MS
 from shoal.core.invariants import Violation, verify
-from shoal.core.phases.watch import SAVED_MS
 from shoal.model.commands import Stop
 from shoal.model.events import JobCheckpointed, JobStopping, NodeChecked, NodeJudged, NodeLost
 from shoal.model.health import Standing

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from shoal.core.phases.watch import check_id
+from shoal.core.features.health import check_id
 from shoal.core.step import Step
 from shoal.model.commands import Check
 from shoal.model.events import Event

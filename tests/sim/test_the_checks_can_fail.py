@@ -14,10 +14,10 @@ import shoal.core.state.round
 import shoal.core.step
 import shoal.tick
 from shoal.core.books import quarantine
-from shoal.core.features import budget, ends, identity, workflow
+from shoal.core.features import budget, ends, health, identity, workflow
+from shoal.core.features import reclaim as idle
 from shoal.core.nodebook import Action, NodeBook
-from shoal.core.phases import admit, heal, observe, reconcile, watch
-from shoal.core.phases import reclaim as idle
+from shoal.core.phases import admit, heal, observe, reconcile
 from shoal.core.scheduling import cycle, elastic, fit, preempt
 from shoal.core.scheduling.fit import GangFit
 from shoal.core.scheduling.order import Walk
@@ -212,18 +212,18 @@ def start_before_the_others_have_let_go(patch: pytest.MonkeyPatch) -> None:
 
 
 def call_a_pause_a_hang(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(watch, "rule_of", lambda _: HealthRule(hang_floor_ms=200, hang_steps=2))
+    patch.setattr(health, "rule_of", lambda _: HealthRule(hang_floor_ms=200, hang_steps=2))
 
 
 def never_notice_a_hang(patch: pytest.MonkeyPatch) -> None:
     def blind(round_: Round) -> None:
         round_.state.agenda.watch_ms = None
 
-    patch.setattr(watch, "_find_hangs", blind)
+    patch.setattr(health, "_find_hangs", blind)
 
 
 def quarantine_everybody(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(watch, "room_left", lambda *_: True)
+    patch.setattr(health, "room_left", lambda *_: True)
 
 
 def place_on_nodes_in_quarantine(patch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,10 @@ import pytest
 from storm.fuzz import SeedFailed, Size, run_seed
 
 import shoal.core.step
-from shoal.core.fabric import conclusion
-from shoal.core.fabric.judging import Judged
-from shoal.core.fabric.links import Table
-from shoal.core.phases import fabric, storage
+from shoal.core.features import storage
+from shoal.core.features.fabric import conclusion, tours
+from shoal.core.features.fabric.judging import Judged
+from shoal.core.features.fabric.links import Table
 from shoal.core.state import apply_room
 from shoal.core.state.heard import Storing
 from shoal.core.state.round import Round
@@ -67,7 +67,7 @@ def wait_for_ever_for_storage(patch: pytest.MonkeyPatch) -> None:
 
 
 def never_end_a_tour(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(fabric, "_take_results", lambda *_: None)
+    patch.setattr(tours, "_take_results", lambda *_: None)
 
 
 CAUGHT: Mapping[Mutate, tuple[str, int]] = {

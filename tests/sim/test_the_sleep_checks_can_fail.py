@@ -9,8 +9,8 @@ import pytest
 from storm.fuzz import SeedFailed, Size, run_seed
 from storm.naps import Sleepy
 
-from shoal.core.features import sleep
-from shoal.core.phases import reclaim, reconcile
+from shoal.core.features import reclaim, sleep
+from shoal.core.phases import reconcile
 from shoal.core.scheduling import preempt, turns
 from shoal.core.scheduling import sleeping as costs
 from shoal.core.scheduling.sleeping import bed, rouse

@@ -7,7 +7,7 @@ from litestar import Controller
 from shoal.api.handling import handles
 from shoal.calls.cluster import ClusterCalls
 from shoal.control.loop import ControlLoop
-from shoal.core.answers.supplies import state_text
+from shoal.core.features.supply.orders import state_text
 from shoal.core.state.state import State
 from shoal.core.state.supplied import cost_of, next_try_ms, nodes_brought, orders_of
 from shoal.ledger.live import LiveLedger

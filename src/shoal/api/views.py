@@ -13,13 +13,13 @@ from shoal.api.reach import Reach
 from shoal.control.loop import ControlLoop
 from shoal.control.reach import is_loopback
 from shoal.core.answers.bound import busiest, judge
-from shoal.core.answers.supplies import supply_lines
 from shoal.core.answers.why import explain
 from shoal.core.books.spending import window
-from shoal.core.fabric.words import weak_links
 from shoal.core.features.array import counts
+from shoal.core.features.fabric.links import weak_links
 from shoal.core.features.service.rollout import stalled
 from shoal.core.features.service.sleep import sleeps
+from shoal.core.features.supply.orders import supply_lines
 from shoal.core.state.apply_array import parts_of
 from shoal.core.state.state import Node
 from shoal.model.array import counts_of

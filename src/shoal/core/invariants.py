@@ -16,11 +16,12 @@ from shoal.core.features.sleep import (
     sleeper_violation,
     sleeping_member_violation,
 )
+from shoal.core.features.supply.orders import ordered_violation, orders_violation
 from shoal.core.features.workflow import workflow_violation
 from shoal.core.state.room import Domain
 from shoal.core.state.state import Node, State
 from shoal.model.budget import BudgetLevel
-from shoal.model.events import Event, JobPlaced, NodeEvent, NodesOrdered
+from shoal.model.events import Event, JobPlaced, NodeEvent
 from shoal.model.health import Standing
 from shoal.model.job import Job, Member, MemberStatus, Phase, Restart
 from shoal.model.node import NodeHealth, NodeIntent
@@ -35,6 +36,7 @@ OF_FEATURES = (
     schedules_violation,
     sleep_violation,
     ends_violation,
+    orders_violation,
 )
 
 
@@ -53,7 +55,6 @@ def verify(state: State) -> None:
         if problem := violation(state):
             raise Violation(problem)
     _verify_indexes(state)
-    _verify_orders(state)
 
 
 def verify_touched(state: State, events: Iterable[Event]) -> None:
@@ -74,8 +75,7 @@ def verify_touched(state: State, events: Iterable[Event]) -> None:
             nodes.update(dict.fromkeys(member.slice.node for member in job.members))
     _verify_nodes(state, nodes)
     _verify_counts(state)
-    _verify_ordered(state, events)
-    if problem := doze_violation(state, events):
+    if problem := ordered_violation(state, events) or doze_violation(state, events):
         raise Violation(problem)
 
 
@@ -197,47 +197,6 @@ def _verify_counts(state: State) -> None:
         raise Violation(
             f"{state.submitted} jobs submitted, {state.finished} ended, {len(state.jobs)} left"
         )
-
-
-def _verify_orders(state: State) -> None:
-    names = [name for order in state.orders.values() for name in order.nodes]
-    if len(set(names)) != len(names):
-        raise Violation("two orders bring a node of the same name")
-    brought: list[tuple[str, str]] = []
-    for node in state.order:
-        if node.spec.order:
-            brought.append((node.spec.order, node.spec.id))
-        order = state.orders.get(node.spec.order)
-        given_back = node.spec.order and (order is None or order.release)
-        if given_back and node.schedulable:
-            raise Violation(f"{node.spec.id} is open for jobs, but its order is given back")
-    indexed = [(order_id, node) for order_id, nodes in state.brought.items() for node in nodes]
-    if sorted(indexed) != sorted(brought):
-        raise Violation("the nodes by order do not match the nodes")
-    if f"o{state.next_order}" in state.orders:
-        raise Violation("the number of an order would be used again")
-
-
-def _verify_ordered(state: State, events: Iterable[Event]) -> None:
-    """At the moment of an order, the policy's bounds on nodes and money held. Later the policy may
-    have changed."""
-    for event in events:
-        if not isinstance(event, NodesOrdered):
-            continue
-        supplies = [one for one in state.policy.supply if one.name == event.supply.name]
-        if not supplies:
-            raise Violation(f"{event.order} is for {event.supply.name}, which the policy lacks")
-        supply = supplies[0]
-        same = [o for o in state.orders.values() if o.supply.name == supply.name]
-        nodes = sum(len(order.nodes) for order in same)
-        cost = sum(len(order.nodes) * order.supply.price for order in same)
-        if nodes > supply.most:
-            raise Violation(f"{supply.name} was asked for {nodes} nodes; most is {supply.most}")
-        if supply.ceiling and cost > supply.ceiling:
-            raise Violation(f"{supply.name} would cost {cost} per hour, above its ceiling")
-        order = state.orders.get(event.order)
-        if order is not None and order.release:
-            raise Violation(f"{event.order} was placed and given back in one step")
 
 
 def _place(state: State, node: Node) -> str:

@@ -7,24 +7,24 @@ import msgspec
 from shoal.core.features.array import look_for_more, unfold
 from shoal.core.features.budget import budget
 from shoal.core.features.ends import close_ending, dismissals
+from shoal.core.features.fabric.tours import end_tours, tours_wanted
+from shoal.core.features.health import checks_wanted, paced, watch
+from shoal.core.features.notices import report_waits
+from shoal.core.features.reclaim import reclaim
 from shoal.core.features.schedules import run_schedules
 from shoal.core.features.service.serve import serve
 from shoal.core.features.sleep import settle_naps
+from shoal.core.features.storage import end_storage, storage_wanted
+from shoal.core.features.supply.orders import hear_supplies
+from shoal.core.features.supply.supply import supply
 from shoal.core.features.workflow import settle_dependents
 from shoal.core.phases.admit import admit, run_problem
-from shoal.core.phases.fabric import end_tours, tours_wanted
 from shoal.core.phases.heal import heal
 from shoal.core.phases.observe import fences_wanted, observe
-from shoal.core.phases.orders import hear_supplies
-from shoal.core.phases.patience import report_waits
 from shoal.core.phases.prepare import prepares_wanted
-from shoal.core.phases.reclaim import reclaim
 from shoal.core.phases.reconcile import reconcile
-from shoal.core.phases.storage import end_storage, storage_wanted
-from shoal.core.phases.supply import supply
 from shoal.core.phases.timekeeping import note_clock
 from shoal.core.phases.wake import next_wake
-from shoal.core.phases.watch import checks_wanted, paced, watch
 from shoal.core.scheduling.cycle import schedule
 from shoal.core.scheduling.functions import FUNCTIONS
 from shoal.core.state.apply_queue import adopt_functions

@@ -6,11 +6,11 @@ import enum
 from bisect import bisect_left
 from typing import NamedTuple
 
-from shoal.core.answers.supplies import asked_for
 from shoal.core.features.array import first_waiting, progress_text
 from shoal.core.features.ends import ends_first
 from shoal.core.features.labels import label_note
 from shoal.core.features.sleep import sleepers_note
+from shoal.core.features.supply.orders import asked_for
 from shoal.core.features.workflow import awaited, begins
 from shoal.core.invariants import Violation
 from shoal.core.scheduling.again import kept_from, shunned, spares_kept_from

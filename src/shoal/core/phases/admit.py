@@ -13,6 +13,7 @@ from shoal.core.features.array import (
 )
 from shoal.core.features.caps import above_cap, too_large, too_many, too_many_replicas
 from shoal.core.features.ends import forget_set_end, lose, reason, set_end
+from shoal.core.features.fabric.tours import begin_tour
 from shoal.core.features.identity import change_identity, change_keys, void_keys
 from shoal.core.features.labels import (
     kinds_if_asked,
@@ -25,6 +26,7 @@ from shoal.core.features.notices import change_notices
 from shoal.core.features.schedules import change_schedule
 from shoal.core.features.service.serve import set_service, stop_service
 from shoal.core.features.sleep import put_to_sleep, wake
+from shoal.core.features.storage import begin_storage
 from shoal.core.features.workflow import (
     after_problem,
     cancel_workflow,
@@ -33,11 +35,8 @@ from shoal.core.features.workflow import (
     graph_problem,
     submit_instead,
 )
-from shoal.core.phases.fabric import begin_tour
-from shoal.core.phases.policy import set_policy
 from shoal.core.phases.reserved import reserved, reserved_secrets
 from shoal.core.phases.spec_problem import shape_problem, spec_problem
-from shoal.core.phases.storage import begin_storage
 from shoal.core.scheduling.capacity import held_when_empty
 from shoal.core.scheduling.fit import NO_CONTAINERS
 from shoal.core.scheduling.packing import could_bring
@@ -46,13 +45,14 @@ from shoal.core.state.queue import gang_of_spec
 from shoal.core.state.room import UNLIMITED
 from shoal.core.state.round import Round
 from shoal.core.state.state import Node, State
-from shoal.model.events import NodeIntended, NodeJudged
+from shoal.model.events import NodeIntended, NodeJudged, PolicyChanged
 from shoal.model.health import Standing
 from shoal.model.identity import EVERY_TENANT
 from shoal.model.ids import array_of
 from shoal.model.job import DEFAULT_TENANT, JobSpec, Phase, Restart, StopCause
 from shoal.model.labels import admits
 from shoal.model.node import NodeHealth, NodeIntent
+from shoal.model.policy import version_of
 from shoal.model.reason import render
 from shoal.model.report import (
     Accepted,
@@ -437,3 +437,18 @@ def _kept_by(state: State, node: Node) -> str:
     asleep = "; those that sleep are woken" * any(job.napping for job in never)
     text = f"it is empty when {names}{more} have ended, which must not run twice (restart: never)"
     return text + asleep if never else ""
+
+
+def set_policy(round_: Round, request: SetPolicy) -> Answer:
+    """It is in force for the rest of the step, unless it was made from another one. Whoever asks
+    again for what is already in force is told so: an answer may have been lost."""
+    now = round_.state.policy
+    if request.policy == now:
+        return Accepted("", "it is in force already; nothing changed")
+    if request.expected and request.expected != version_of(now):
+        message = "was changed by somebody else meanwhile; look at the one in force, then try again"
+        return Refused("policy", message, late=True)
+    event = PolicyChanged(at_ms=round_.now_ms, policy=request.policy, who=request.who)
+    round_.emit(event)
+    round_.obey(request.policy)
+    return Accepted("")

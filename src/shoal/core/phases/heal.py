@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from shoal.core.books.failures import Failure, FailureBook, blame, failed, same_way
+from shoal.core.features.health import suspect
 from shoal.core.features.sleep import touch
-from shoal.core.phases.watch import suspect
 from shoal.core.scheduling.ends import end_text, goes_on, must_leave
 from shoal.core.scheduling.leave import leave
 from shoal.core.scheduling.sleepers import has_to_finish, idle_on_given_back

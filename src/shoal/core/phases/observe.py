@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from shoal.core.features.ends import lose, note_end, note_leaving
+from shoal.core.features.health import UNSTARTED, take_faults
 from shoal.core.features.sleep import hear_sleep
-from shoal.core.phases.faults import UNSTARTED, take_faults
-from shoal.core.phases.forgetting import long_gone
 from shoal.core.state.own_members import Strays, present, split
 from shoal.core.state.round import Round
 from shoal.core.state.state import Node, State
 from shoal.model.commands import Command, Fence
-from shoal.model.durations import duration_text
+from shoal.model.durations import DAY_MS, duration_text
 from shoal.model.events import (
     JobAdopted,
     JobRunning,
@@ -21,14 +20,17 @@ from shoal.model.events import (
     NodeReady,
     NodeSilent,
 )
+from shoal.model.health import Standing
 from shoal.model.job import Job, MemberRef, MemberStatus, Phase
-from shoal.model.node import NodeHealth, kind_text
+from shoal.model.node import NodeHealth, NodeIntent, kind_text
 from shoal.model.progress import Beat, spent_of
 from shoal.model.reason import quoted
 from shoal.model.report import MemberExit, NodeReport, Report, Still
 
 FENCE_MS = 10_000  # time for the engine to end a node
 SUPPLIER_FENCE_MS = 60_000  # time for whoever brought a node to end its machine
+FORGOTTEN_MS = 30 * DAY_MS  # a node that is lost for so long may be forgotten ...
+GONE_MAX = 1_000  # ... and if there are more of them than this, sooner
 
 
 def observe(round_: Round, report: Report) -> list[NodeReport]:
@@ -341,3 +343,41 @@ def _expire_silent(round_: Round, *, fences: bool) -> None:
             grace = duration_text(max(0, policy.grace_ms - silent_ms))
             why = f"silent for {duration_text(silent_ms)}; its jobs are left alone for {grace}"
             round_.emit(NodeSilent(at_ms=now_ms, node=node.id, why=why))
+
+
+def long_gone(state: State, now_ms: int) -> str:
+    """The node whose place a new one may take, so that the state does not grow with every machine
+    that ever joined: the one that is gone for longest; empty: none."""
+    lost = (state.order[index] for index in state.lost)
+    gone = sorted((node.since_ms, node.index) for node in lost if _gone(state, node))
+    if not gone or (now_ms - gone[0][0] < FORGOTTEN_MS and len(gone) <= GONE_MAX):
+        return ""
+    named = _named(state)
+    nodes = (state.order[index].id for _, index in gone)
+    return next((node for node in nodes if node not in named), "")
+
+
+def _gone(state: State, node: Node) -> bool:
+    """Nobody means to have it again: what an operator has set, or found out, about a node stays
+    until the node is removed, and so does a node of this machine."""
+    if state.placed[node.id] or node.spec.order in state.orders:
+        return False
+    usual = node.intent is NodeIntent.OPEN and node.record.standing is Standing.OK
+    own = not node.spec.origin or node.labels_set or node.taints_set
+    return node.intent is NodeIntent.REMOVED or (usual and not own)
+
+
+def _named(state: State) -> set[str]:
+    """Nodes that live jobs remember, or that room is reserved on."""
+    named = {
+        node
+        for job in state.jobs.values()
+        for node in (*(member.slice.node for member in job.members), *job.missing_on)
+    }
+    for slices in state.claims.values():
+        named.update(slice_.node for slice_ in slices)
+    for reservation in state.reservations.values():
+        named.update(state.order[index].id for index in reservation.nodes)
+    for failures in state.failures.jobs.values():
+        named.update(failure.node for failure in failures)
+    return named

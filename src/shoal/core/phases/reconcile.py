@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import NamedTuple
+
+import msgspec
 
 from shoal.core.features.service.sleep import may_freeze
 from shoal.core.features.sleep import naps_wanted
-from shoal.core.phases.gang_hosts import EVERYWHERE_MAX, HOSTS, hosts_text
-from shoal.core.phases.trackers import for_trackers, run_id
 from shoal.core.scheduling.meeting import lone_point
 from shoal.core.scheduling.roots import copying, travels
 from shoal.core.state.own_members import Strays, present
@@ -16,7 +17,15 @@ from shoal.core.state.state import State
 from shoal.model.commands import Acknowledge, Command, Launch, Limits, Sleep, Stop, Wake
 from shoal.model.durations import rfc3339
 from shoal.model.events import JobDozing, JobPlaced, JobStopping, JobWaking, SleepRefused
-from shoal.model.job import Job, MemberRef, MemberStatus, Phase, StopCause, for_members
+from shoal.model.job import (
+    ARGUMENT_BYTES_MAX,
+    Job,
+    MemberRef,
+    MemberStatus,
+    Phase,
+    StopCause,
+    for_members,
+)
 from shoal.model.policy import Policy
 from shoal.model.reason import render
 from shoal.model.report import NodeReport
@@ -30,6 +39,9 @@ LARGE_GANG = 16  # members; the environment of a smaller gang is built each time
 GANG_VIEWS_MAX = 64
 # Events after which all members of a job get a command.
 DECIDED = (JobPlaced, JobStopping, JobDozing, JobWaking, SleepRefused)
+HOSTS = "SHOAL_HOSTS"
+# Of larger gangs only member 0 gets the list: for all of them it would grow with the square.
+EVERYWHERE_MAX = 256
 
 
 def reconcile(round_: Round, inventories: list[NodeReport]) -> list[Command]:
@@ -347,3 +359,36 @@ def _door(job: Job) -> dict[str, str]:
     looks for it. If it listens on all addresses, it is found as well."""
     address, _, port = job.serves_at.rpartition(":")
     return {"HOST": job.spec.env.get("HOST", address), "PORT": port}
+
+
+def hosts_text(state: State, job: Job) -> str:
+    """The nodes of a gang as launchers want them: host1:8,host2:8, in the order of the members.
+    Nodes that share an address go by their ids. A slot is a GPU, or a CPU if there are none. Empty
+    if no process could be given so long a text."""
+    slots = job.spec.gpus or max(1, job.spec.cpu_milli // 1000)
+    nodes = Counter(member.slice.node for member in job.members)
+    address = {node: state.nodes[node].spec.address for node in nodes}
+    shared = Counter(address.values())
+    names = {node: node if shared[place] > 1 else place for node, place in address.items()}
+    text = ",".join(f"{names[node]}:{slots * count}" for node, count in nodes.items())
+    return text if len(HOSTS) + 1 + len(text) <= ARGUMENT_BYTES_MAX else ""
+
+
+def run_id(job: Job) -> str:
+    """Of this job for ever, over all its attempts. Job ids alone begin again with each cluster."""
+    return f"{job.id}-{job.submitted_ms:x}"
+
+
+def for_trackers(job: Job) -> dict[str, str]:
+    """Variables by which experiment trackers recognise a job (docs/python.md): defaults, the job's
+    own win. Only what labels and groups runs is set. Which run a process continues stays the
+    script's decision: a script may track several runs, and with a run id in the environment all of
+    them would become one."""
+    array = job.id.partition(".")[0]  # elements of an array are one group
+    prefix = f"{job.spec.name}-" if job.spec.name else ""
+    tags = {"shoal.run_id": run_id(job), "shoal.job": job.id, "shoal.tenant": job.spec.tenant}
+    return {
+        "WANDB_RUN_GROUP": f"{prefix}{array}",
+        "WANDB_NAME": f"{prefix}{job.id}",
+        "MLFLOW_RUN_CONTEXT": msgspec.json.encode(tags).decode(),
+    }

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from shoal.core.features.health import next_look_ms
+from shoal.core.features.notices import next_report_ms
 from shoal.core.phases.observe import fence_ms_of
-from shoal.core.phases.patience import next_report_ms
-from shoal.core.phases.watch import next_look_ms
 from shoal.core.state.round import Round
 from shoal.model.node import NodeHealth
 

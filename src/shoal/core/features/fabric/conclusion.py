@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-from shoal.core.fabric.groups import joined_places, places_of
-from shoal.core.fabric.judging import WEAK_MAX, Judged, judge
-from shoal.core.fabric.links import Table
+from shoal.core.features.fabric.groups import joined_places, places_of
+from shoal.core.features.fabric.judging import WEAK_MAX, Judged, judge
+from shoal.core.features.fabric.links import Table
 from shoal.model.fabric import Fabric, Tier, Weak
 from shoal.model.health import CheckResult
 

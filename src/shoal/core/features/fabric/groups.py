@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from shoal.core.fabric.links import Rows, Table, quantile
+from shoal.core.features.fabric.links import Rows, Table, quantile
 from shoal.model.fabric import Fabric
 
 # A level ends where the links between clusters have at most this part of those within them. Noise

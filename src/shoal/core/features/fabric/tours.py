@@ -1,21 +1,26 @@
-"""Tours: nodes that measure the network between them, and what follows from it."""
+"""Tours: nodes that measure the network between them, and what follows from it: nodes whose links
+are weak are suspected, checked by small tours, quarantined, and come back."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 import msgspec
 
-from shoal.core.fabric.conclusion import conclude
-from shoal.core.fabric.links import table_of
-from shoal.core.phases.fabric_faults import judge_links, next_check
-from shoal.core.phases.nodes_asked import ready_nodes
+from shoal.core.books import quarantine
+from shoal.core.books.quarantine import rule_of
+from shoal.core.features.fabric.conclusion import conclude
+from shoal.core.features.fabric.judging import Judged, shared
+from shoal.core.features.fabric.links import Table, table_of
+from shoal.core.features.health import judge_node, room_left, suspect
 from shoal.core.state.heard import Touring
 from shoal.core.state.round import Round
 from shoal.core.state.state import Node, State
 from shoal.model.commands import Check
 from shoal.model.events import FabricMeasured
 from shoal.model.fabric import TOUR_NODES_MAX, Fabric, Host, Tour
+from shoal.model.health import Standing, Suspicion
 from shoal.model.node import NodeHealth, NodeIntent
 from shoal.model.report import Accepted, Answer, CheckNetwork, NodeReport, Refused
 from shoal.model.resources import plural
@@ -26,6 +31,7 @@ ROUND_MS = 2 * PAIR_MS + 1_000
 START_MS = 30_000  # until the last node has heard of the tour and has started its probe
 COLLECTIVES_MS = 180_000  # torch is loaded, then every size of every collective
 ANSWER_MS = 10_000  # after the tour itself must have ended
+PEERS_MAX = 3
 
 
 def begin_tour(round_: Round, request: CheckNetwork) -> Answer:
@@ -224,3 +230,86 @@ def _whole(state: State, names: list[str]) -> bool:
         if name in state.nodes and state.nodes[name].health is NodeHealth.READY
     ]
     return 2 * len(set(placed) & set(names)) >= len(placed)
+
+
+def ready_nodes(state: State, names: Sequence[str]) -> list[Node] | Refused:
+    if not names:
+        return [node for node in state.order if node.health is NodeHealth.READY]
+    found: list[Node] = []
+    for name in dict.fromkeys(names):
+        node = state.nodes.get(name)
+        if node is None:
+            return Refused("node", f"there is no node {name}", missing=True)
+        if node.health is not NodeHealth.READY:
+            return Refused("node", f"{name} is {node.health}: {node.why}")
+        found.append(node)
+    return found
+
+
+def next_check(round_: Round) -> list[Node]:
+    """The node whose links have waited longest for a check, and peers for it; empty if none is
+    due. Without any peer nothing can be said against a node."""
+    state, rule = round_.state, rule_of(round_.policy)
+    due = [
+        node
+        for name in state.troubled
+        if (node := state.nodes[name]).record.network
+        and quarantine.wants_check(node.record)
+        and node.health is NodeHealth.READY
+        and node.intent is not NodeIntent.REMOVED
+    ]
+    for node in sorted(due, key=lambda node: (node.record.check_since_ms, node.index)):
+        if peers := _peers(round_, node):
+            return [node, *peers]
+        why = "there is no other node to measure with"
+        record = quarantine.checked(node.record, True, why, round_.now_ms, rule, room=True)
+        judge_node(round_, node, record)
+    return []
+
+
+def _peers(round_: Round, node: Node) -> list[Node]:
+    """Nodes that are well, the nearest first. The last is from another group, and each retest takes
+    another: the node may have got its place while its links were ill."""
+    state = round_.state
+    fabric = state.fabric
+    ill = {weak.node for weak in fabric.weak if not weak.peer}
+    own = fabric.places.get(node.id, "")
+    well = [
+        other
+        for other in state.order
+        if other is not node
+        and other.health is NodeHealth.READY
+        and other.record.standing is Standing.OK
+        and other.id not in ill
+    ]
+    well.sort(key=lambda other: (-shared(own, fabric.places.get(other.id, "")), other.index))
+    near = well[: PEERS_MAX - 1]
+    rest = [other for other in well if other not in near]
+    far = [other for other in rest if fabric.places.get(other.id, "") != own] or rest[:1]
+    return [*near, far[node.record.strikes % len(far)]] if far else near
+
+
+def judge_links(round_: Round, tour: Touring, table: Table, judged: Judged) -> None:
+    """What a tour says about nodes: for those that it finds weak, and for those that were."""
+    rule, now_ms = rule_of(round_.policy), round_.now_ms
+    weak = {one.node: one.why for one in judged.weak if not one.peer}
+    if tour.about and len(tour.hosts) == 2:  # a node in quarantine stays while its link is ill
+        weak |= dict.fromkeys([tour.about][: len(judged.weak)], "its link to the only peer is slow")
+    for name in table.names:
+        node = round_.state.nodes[name]
+        record = node.record
+        asked = record.network and quarantine.wants_check(record)
+        well = name not in weak and any(table.rates[table.at[name]])
+        if name in weak and asked:
+            room = room_left(round_, rule)
+            judged_ = quarantine.checked(record, False, weak[name], now_ms, rule, room=room)
+            judge_node(round_, node, judged_)
+        elif name in weak and record.standing is not Standing.QUARANTINED:
+            suspect(round_, node, Suspicion(at_ms=now_ms, why=weak[name], network=True))
+        elif well and record.network:
+            why = "its links are as fast as those of others"
+            judged_ = quarantine.checked(record, True, why, now_ms, rule, room=True)
+            judge_node(round_, node, judged_)
+        elif name == tour.about and asked:
+            why = table.unmeasured.get(name, "none of its peers could be measured")
+            judge_node(round_, node, quarantine.unanswered(record, now_ms, rule, why))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.core.phases.fabric import running_tour
-from shoal.core.phases.nodes_asked import ready_nodes
+from shoal.core.features.fabric.tours import ready_nodes, running_tour
 from shoal.core.state.heard import Storing
 from shoal.core.state.round import Round
 from shoal.core.state.state import Node

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from shoal.core.fabric.links import Rows, Table, quantile
+from shoal.core.features.fabric.links import Rows, Table, quantile
 from shoal.model.fabric import Tier, Weak
 
 # A link is weak below half of what its kind has, or further below if the kind varies more: by this

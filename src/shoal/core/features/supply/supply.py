@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from fractions import Fraction
 
-from shoal.core.phases.orders import give_back, judge_nodes, provision, release
+from shoal.core.features.supply.orders import give_back, judge_nodes, provision, release
 from shoal.core.scheduling.ends import lives_ms, need_ms, outlives
 from shoal.core.scheduling.order import Walk
 from shoal.core.scheduling.packing import Bin, Bins, empty_level, fits_empty

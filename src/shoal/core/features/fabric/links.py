@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from shoal.model.fabric import Fabric
 from shoal.model.health import CheckResult
 
 # Figures that only the check of one node has: its agent does not know tours.
@@ -88,3 +89,17 @@ def quantile(values: Sequence[int], milli: int) -> int:
     if not values:
         return 0
     return sorted(values)[min(len(values) - 1, len(values) * milli // 1000)]
+
+
+def weak_links(fabric: Fabric, node: str) -> list[str]:
+    """One line for each weak link of the node, or for all of them together."""
+    lines: list[str] = []
+    for weak in fabric.weak:
+        if node not in (weak.node, weak.peer):
+            continue
+        other = weak.peer if node == weak.node else weak.node
+        what = f"weak link to {other}" if weak.peer else "weak links"
+        rate = f"{weak.mbs:,} MB/s" if weak.mbs else "no traffic"
+        usual = f", usually {weak.usual_mbs:,}" if weak.usual_mbs else ""
+        lines.append(f"{what}: {rate}{usual}")
+    return lines
