@@ -26,7 +26,7 @@ CHUNK = 25
 # In the first seeds no node is suspect, no job is adopted or used, and none stops for a budget: in
 # these it is so.
 WITNESSES = (113, 148, 181)
-HASHED = 20  # whose histories are told again with another order of hashes
+HASHED = 8  # whose histories are told again with another order of hashes
 
 # Each found a defect of arrays, or of what the storm knows about them.
 FOUND_ARRAYS = (
@@ -121,11 +121,11 @@ def seen(seed: int) -> Seen:
 def test_every_seed_keeps_all_promises_and_is_the_same_history_each_time(first: int) -> None:
     """A failure names its seed; `python -m storm.fuzz SEED` tells that history again.
 
-    Every other seed runs twice. The second run does not look at the state after each step: looking
+    Every fifth seed runs twice. The second run does not look at the state after each step: looking
     must change nothing."""
     for seed in range(first, first + CHUNK):
         once = seen(seed)
-        if seed % 2:
+        if seed % 5 == 1:
             again = run_seed(seed, checked=False)
             assert once.digest == again.digest, f"seed {seed} has two histories"
 

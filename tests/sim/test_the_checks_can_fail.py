@@ -461,12 +461,12 @@ EARLY: dict[Mutate, int] = {
     never_notice_a_hang: 3,
     call_anybody_idle: 9,
     run_again_what_is_done: 11,
-    start_where_the_time_is_too_short: 4,
+    start_where_the_time_is_too_short: 5,
     believe_late_reports_after_a_load: 1002227,
-    accept_and_remove_no_token: 30,
+    accept_and_remove_no_token: 40,
     run_every_tenant_as_the_agent: 9,
-    remove_tenants_with_jobs: 29,
-    run_images_anywhere: 8,
+    remove_tenants_with_jobs: 34,
+    run_images_anywhere: 5,
 }
 
 

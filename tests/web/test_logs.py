@@ -142,12 +142,12 @@ def test_colours_bars_nasty_bytes_the_order_of_members_and_the_first_error(
 def test_any_part_of_a_long_log_is_reached_and_the_page_stays_small(
     visit: Visit, live: Live
 ) -> None:
-    page, count = visit.page, 500_000
+    page, count = visit.page, 150_000
     script = f"for n in range({count}): print('step', n, 'x' * 88)"
     job = live.client.submit(live.spec(sys.executable, "-c", script, cpu_milli=1000)).id
     assert live.wait(job) == "succeeded"
     size = live.client.logs(job, offset=-1).next_offset
-    assert size > 50_000_000
+    assert size > 15_000_000
     visit.go(f"job/{job}")
     log, rows = page.locator(".log"), page.locator(".log .line")
     last = rows.filter(has_text=f"step {count - 1} ")
@@ -182,10 +182,10 @@ def test_any_part_of_a_long_log_is_reached_and_the_page_stays_small(
         assert rows.count() <= 2_500
     numbers = [int(n) for n in re.findall(r"step (\d+) ", log.inner_text())]
     assert numbers == list(range(numbers[0], numbers[0] + len(numbers))), "no line is missing"
-    page.get_by_label("Find in the log").fill("STEP 499998 ")
+    page.get_by_label("Find in the log").fill(f"STEP {count - 2} ")
     page.get_by_label("Find in the log").press("Enter")
     page.get_by_text("1 of 1 line").wait_for()
-    log.locator("[aria-current]", has_text="step 499998 ").wait_for()
+    log.locator("[aria-current]", has_text=f"step {count - 2} ").wait_for()
     assert page.evaluate("CSS.highlights.get('log-find').size >= 0")
     page.get_by_role("button", name="End").click()
     last.wait_for()
