@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 from pathlib import Path
@@ -23,6 +24,7 @@ from shoal.model.report import MemberExit, NodeReport, Report, Submit
 from shoal.ports import StoreError
 
 NODE = NodeSpec(id="n1", gpus=8, cpu_milli=8000, memory_mb=1000)
+KINDS = "SELECT kind FROM events ORDER BY seq"
 
 
 def history(count: int) -> tuple[State, list[Step]]:
@@ -142,22 +144,24 @@ def test_a_file_of_the_format_before_is_read_and_goes_on(tmp_path: Path) -> None
     store = SqliteStore(tmp_path / "db")
     for done in steps:
         last = store.commit(done.events, done.finished)
-    kinds = store._file._writer.execute("SELECT kind FROM events ORDER BY seq").fetchall()
     told, ends = store.history("j2", 99), [job.id for job in store.finished(9)]
-    for index in ("saved", "between", "notable", "policies"):
-        store._file._writer.execute(f"DROP INDEX events_{index}")
-    store._file._writer.execute("DROP INDEX jobs_by_end")
-    store._file._writer.execute("DROP INDEX jobs_by_tenant")
-    for table in ("job_events", "log_sizes"):
-        store._file._writer.execute(f"DROP TABLE {table}")
-    for column in ("tenant", "bytes"):
-        store._file._writer.execute(f"ALTER TABLE jobs DROP COLUMN {column}")
-    store._file._writer.execute("ALTER TABLE events DROP COLUMN kind")
-    store._file._writer.execute("ALTER TABLE jobs DROP COLUMN ended")
-    store._file._writer.execute("PRAGMA user_version = 2")
     store.close()
+    with contextlib.closing(sqlite3.connect(tmp_path / "db", isolation_level=None)) as file:
+        kinds = file.execute(KINDS).fetchall()
+        for index in ("saved", "between", "notable", "policies"):
+            file.execute(f"DROP INDEX events_{index}")
+        file.execute("DROP INDEX jobs_by_end")
+        file.execute("DROP INDEX jobs_by_tenant")
+        for table in ("job_events", "log_sizes"):
+            file.execute(f"DROP TABLE {table}")
+        for column in ("tenant", "bytes"):
+            file.execute(f"ALTER TABLE jobs DROP COLUMN {column}")
+        file.execute("ALTER TABLE events DROP COLUMN kind")
+        file.execute("ALTER TABLE jobs DROP COLUMN ended")
+        file.execute("PRAGMA user_version = 2")
     again = SqliteStore(tmp_path / "db")
-    assert again._file._writer.execute("SELECT kind FROM events ORDER BY seq").fetchall() == kinds
+    with contextlib.closing(sqlite3.connect(tmp_path / "db")) as file:
+        assert file.execute(KINDS).fetchall() == kinds
     assert again.history("j2", 99) == told
     assert [job.id for job in again.finished(9)] == ends
     assert as_bytes(again.load()[0]) == as_bytes(state)

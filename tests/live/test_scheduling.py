@@ -19,6 +19,11 @@ from tests.live.serving import Serving, need_gateway, replica_ports
 
 # Ends at once when it is told to stop, and says that all is well: it has not done its work.
 ENDLESS = "trap 'exit 0' TERM; while :; do sleep 0.1; done"
+# Computes for a tenth of the time, which is ten times as much as counts.
+BUSY = """
+trap "exit 0" TERM
+while :; do n=0; while [ $n -lt 20000 ]; do n=$((n+1)); done; sleep 0.2; done
+"""
 WILLING = {"preemptible": True, "checkpoint_ms": 1_000, "cpu_milli": 0}
 
 
@@ -175,7 +180,7 @@ def test_a_willing_job_moves_so_that_a_larger_one_fits(live: Live) -> None:
 def test_gpus_that_nobody_uses_are_taken_back(live: Live) -> None:
     set_policy(live, idle_reclaim_ms=1_000, idle_ends=True)
     idle = live.run("exec sleep 1000", gpus=1, cpu_milli=0)
-    busy = live.run("trap 'exit 0' TERM; while :; do :; done", gpus=1, cpu_milli=0)
+    busy = live.run(BUSY, gpus=1, cpu_milli=0)
     assert live.wait(idle) == "cancelled"
     assert "used nothing of its GPUs" in live.client.job(idle).why
     assert live.client.job(busy).state == "running"
