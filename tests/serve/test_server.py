@@ -179,7 +179,6 @@ def test_an_end_lets_an_answer_end() -> None:
         connection.close()
 
 
-@pytest.mark.soak  # tests/live/test_end_to_end.py serves what a cluster has trained
 def test_what_was_trained_is_served(tmp_path: Path) -> None:
     env = {"SHOAL_CHECKPOINT_DIR": str(tmp_path)}
     script = str(EXAMPLES / "train" / "chars.py")
