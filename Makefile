@@ -128,7 +128,7 @@ format: setup $(PAGE)
 	@$(BIN)/ruff check --fix --quiet .
 	@test ! -e $(PAGE) || $(NPM_BIN)/biome check --write
 
-# What follows from the table of calls: the asynchronous client and the reference.
+# What follows from the tables of calls, columns and verbs: the asynchronous client, columns.js and the reference.
 generate: setup
 	@$(BIN)/python -m harness.generated
 

@@ -1,5 +1,4 @@
-"""Writes what follows from the tables of calls and columns: `make generate`. A test looks that it
-was done."""
+"""Writes what follows from the tables of calls, columns and verbs: `make generate`."""
 
 from __future__ import annotations
 
@@ -10,17 +9,20 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
+import click
 import msgspec
 
 from shoal.calls.call import Needs, declared_in
 from shoal.calls.page import MachineCalls, PageCalls
 from shoal.calls.table import GROUPS, TABLE
+from shoal.cli.app import THEMES, shoal
 from shoal.model.columns import COLUMNS, WIDTHS
 from shoal.sdk.asynchronous import NOT_CALLS, OWN
 from shoal.sdk.client import Client
 
 ROOT = Path(__file__).parent.parent
 WIDTH = 120
+HELP_WIDTH = 96
 
 
 def asynchronous(text: str) -> str:
@@ -107,10 +109,56 @@ COLUMNS_HEAD = """// The columns of the list of jobs, made from model/columns.py
 export const TABLE = /** @type {Column[]} */ (["""
 
 
+VERBS_INTRO = """# Verbs
+
+What `shoal VERB --help` prints, for every verb. Written by `make generate`.
+"""
+
+
+def verbs(_: str) -> str:
+    """docs/reference/verbs.md."""
+    parts = [VERBS_INTRO]
+    for theme, names in THEMES.items():
+        parts.append(f"## {theme}\n")
+        for verb in names:
+            parts += _help(verb)
+    return "\n".join(parts)
+
+
+def _help(verb: str) -> list[str]:
+    top = click.Context(
+        shoal, info_name="shoal", terminal_width=HELP_WIDTH, max_content_width=HELP_WIDTH
+    )
+    command = shoal.get_command(top, verb)
+    assert command is not None, verb
+    parts = _block(command, verb, top, "###")
+    if isinstance(command, click.Group):
+        context = click.Context(command, info_name=verb, parent=top)
+        for name in command.list_commands(context):
+            inner = command.get_command(context, name)
+            assert inner is not None, name
+            parts += _block(inner, name, context, "####")
+    return parts
+
+
+def _block(command: click.Command, name: str, parent: click.Context, level: str) -> list[str]:
+    context = click.Context(
+        command,
+        info_name=name,
+        parent=parent,
+        terminal_width=HELP_WIDTH,
+        max_content_width=HELP_WIDTH,
+    )
+    text = click.unstyle(command.get_help(context)).strip()
+    lines = "\n".join(line.rstrip() for line in text.splitlines())
+    return [f"{level} {context.command_path}\n", f"```\n{lines}\n```\n"]
+
+
 FILES: dict[str, Callable[[str], str]] = {
     "src/shoal/sdk/asynchronous.py": asynchronous,
     "docs/reference/calls.md": reference,
     "src/shoal/web/columns.js": columns,
+    "docs/reference/verbs.md": verbs,
 }
 
 

@@ -1,4 +1,4 @@
-"""What is made from the table of calls is up to date."""
+"""What is made from the tables of calls, columns and verbs is up to date."""
 
 from __future__ import annotations
 

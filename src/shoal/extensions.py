@@ -5,6 +5,7 @@ an extension may cause one, never a job or a plain command (ADR 105)."""
 
 from __future__ import annotations
 
+import functools
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,7 @@ def loaded(entry: metadata.EntryPoint) -> Any:
         raise Missing(f"{entry.name} cannot be loaded: {error}") from None
 
 
+@functools.cache  # of what was found; the next call looks again for what was not
 def supplier(name: str) -> SupplierKind:
     from shoal.ports import SupplierKind
 

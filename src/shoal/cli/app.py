@@ -14,111 +14,92 @@ from shoal.cli.command import Option, context_option, home_option, write_verbati
 from shoal.cli.errors import exit_code_of
 from shoal.forms.failure import USAGE, Failure
 
-# The summaries are here so that `shoal --help` imports no verb; a test compares them with the
-# verbs' own help.
+# By theme: a verb, the module that has its function, and its summary, which is here so that
+# `shoal --help` imports no verb; a test compares it with the verb's own help.
 THEMES = {
     "Jobs": {
-        "run": "Run a command, or a gang of them, on the cluster.",
-        "map": "Run a function over the lines of a file, on all cores.",
-        "ps": "List the jobs.",
-        "logs": "Print the output of jobs, or of a service's newest replica.",
-        "why": "Show why a job or service is in its present state.",
-        "explain": "Show what happened to a job, on one page.",
-        "exec": "Run a command beside a running job, in the same surroundings.",
-        "attach": "Attach to the terminal of an interactive job.",
-        "ssh-config": "Print or write the entries with which ssh reaches running jobs.",
-        "ssh-proxy": "Connect ssh to a running job; the entries of ssh-config use it.",
-        "dev": "Work in a notebook on the cluster, in your browser.",
-        "forward": "Forward ports of this machine to ports of a running job.",
-        "ls": "List the files that a job has kept.",
-        "cp": "Copy files from or to a job.",
-        "cancel": "Stop jobs for good.",
-        "requeue": "Stop jobs and run them again.",
-        "sleep": "Put jobs to sleep; others use their GPUs.",
-        "wake": "Wake jobs that sleep; they go on where they stopped.",
-        "note": "Write a note about a job, or show its notes.",
-        "retry": "Run the failed elements of arrays again.",
-        "notify": "Choose who gets a message when something happens.",
-        "workflow": "Show the jobs of a workflow as a graph.",
-        "schedule": "Run a command, a job file or a workflow at certain times.",
-        "secret": "Set, list or remove the secrets of your jobs.",
+        "run": ("run", "Run a command, or a gang of them, on the cluster."),
+        "map": ("map", "Run a function over the lines of a file, on all cores."),
+        "ps": ("ps", "List the jobs."),
+        "logs": ("logs", "Print the output of jobs, or of a service's newest replica."),
+        "why": ("explain", "Show why a job or service is in its present state."),
+        "explain": ("explain", "Show what happened to a job, on one page."),
+        "exec": ("inside", "Run a command beside a running job, in the same surroundings."),
+        "attach": ("inside", "Attach to the terminal of an interactive job."),
+        "ssh-config": ("inside", "Print or write the entries with which ssh reaches running jobs."),
+        "ssh-proxy": ("inside", "Connect ssh to a running job; the entries of ssh-config use it."),
+        "dev": ("dev", "Work in a notebook on the cluster, in your browser."),
+        "forward": ("inside", "Forward ports of this machine to ports of a running job."),
+        "ls": ("inside", "List the files that a job has kept."),
+        "cp": ("inside", "Copy files from or to a job."),
+        "cancel": ("cancel", "Stop jobs for good."),
+        "requeue": ("cancel", "Stop jobs and run them again."),
+        "sleep": ("cancel", "Put jobs to sleep; others use their GPUs."),
+        "wake": ("cancel", "Wake jobs that sleep; they go on where they stopped."),
+        "note": ("nodes", "Write a note about a job, or show its notes."),
+        "retry": ("cancel", "Run the failed elements of arrays again."),
+        "notify": ("notify", "Choose who gets a message when something happens."),
+        "workflow": ("schedule", "Show the jobs of a workflow as a graph."),
+        "schedule": ("schedule", "Run a command, a job file or a workflow at certain times."),
+        "secret": ("notify", "Set, list or remove the secrets of your jobs."),
     },
     "Services": {
-        "serve": "Serve a command behind one URL, or change a service.",
-        "services": "List the services and their load.",
-        "service": "Show one service with its replicas, roll it back, or stop it.",
+        "serve": ("services", "Serve a command behind one URL, or change a service."),
+        "services": ("services", "List the services and their load."),
+        "service": ("services", "Show one service with its replicas, roll it back, or stop it."),
     },
     "Cluster": {
-        "up": "Start a cluster on this machine.",
-        "down": "Stop the cluster and everything that runs on it.",
-        "heads": "List the heads of this cluster, or invite another one.",
-        "upgrade": "Bring this version of Shoal to the cluster; jobs go on.",
-        "join": "Add this machine to a cluster as a node.",
-        "leave": "Remove this machine from the cluster it joined.",
-        "install-service": "Start this machine's part of a cluster at boot.",
-        "slurm-commands": "Write sbatch, srun and the like, for Slurm scripts.",
-        "ends": "Say until when this machine's node lives.",
-        "backup": "Save the cluster in one file, while it works.",
-        "restore": "Bring a cluster back from a backup.",
-        "salvage": "Recover what is readable from a damaged store.",
-        "status": "Show the whole cluster on one screen.",
-        "page": "Print a link that signs you in to the cluster's page.",
-        "top": "Watch jobs, nodes and services live.",
-        "nodes": "List the nodes and what is in use on them.",
-        "cordon": "Start nothing new on nodes; running jobs continue.",
-        "drain": "Move jobs off nodes, and start nothing new on them.",
-        "uncordon": "Open nodes for jobs again.",
-        "label": "Set or remove labels of nodes or jobs.",
-        "taint": "Keep jobs away from nodes, unless they tolerate it.",
-        "supply": "Show where nodes come from, and what was ordered.",
-        "check": "Measure nodes, and compare them with similar nodes.",
-        "policy": "Show, check, compare or change the scheduling policy.",
-        "events": "Show what happened, one sentence per event.",
-        "report": "Show where GPU time and money went.",
-        "prices": "Show, check or change the price list.",
+        "up": ("up", "Start a cluster on this machine."),
+        "down": ("up", "Stop the cluster and everything that runs on it."),
+        "heads": ("up", "List the heads of this cluster, or invite another one."),
+        "upgrade": ("upgrade", "Bring this version of Shoal to the cluster; jobs go on."),
+        "join": ("join", "Add this machine to a cluster as a node."),
+        "leave": ("join", "Remove this machine from the cluster it joined."),
+        "install-service": ("join", "Start this machine's part of a cluster at boot."),
+        "slurm-commands": ("join", "Write sbatch, srun and the like, for Slurm scripts."),
+        "ends": ("nodes", "Say until when this machine's node lives."),
+        "backup": ("backup", "Save the cluster in one file, while it works."),
+        "restore": ("backup", "Bring a cluster back from a backup."),
+        "salvage": ("backup", "Recover what is readable from a damaged store."),
+        "status": ("status", "Show the whole cluster on one screen."),
+        "page": ("login", "Print a link that signs you in to the cluster's page."),
+        "top": ("status", "Watch jobs, nodes and services live."),
+        "nodes": ("nodes", "List the nodes and what is in use on them."),
+        "cordon": ("nodes", "Start nothing new on nodes; running jobs continue."),
+        "drain": ("nodes", "Move jobs off nodes, and start nothing new on them."),
+        "uncordon": ("nodes", "Open nodes for jobs again."),
+        "label": ("nodes", "Set or remove labels of nodes or jobs."),
+        "taint": ("nodes", "Keep jobs away from nodes, unless they tolerate it."),
+        "supply": ("status", "Show where nodes come from, and what was ordered."),
+        "check": ("check", "Measure nodes, and compare them with similar nodes."),
+        "policy": ("policy", "Show, check, compare or change the scheduling policy."),
+        "events": ("explain", "Show what happened, one sentence per event."),
+        "report": ("report", "Show where GPU time and money went."),
+        "prices": ("policy", "Show, check or change the price list."),
     },
     "People": {
-        "tenant": "List, add or remove the tenants whose jobs are kept apart.",
-        "user": "List, add, change or remove users.",
-        "token": "List, add, rotate or remove the tokens with which users sign in.",
-        "audit": "Show who did what, or verify that the audit log is unchanged.",
-        "oidc": "Show, set or remove the sign-in by OpenID Connect.",
-        "whoami": "Show who you are to the cluster: user, tenant, role and token.",
+        "tenant": ("tenant", "List, add or remove the tenants whose jobs are kept apart."),
+        "user": ("tenant", "List, add, change or remove users."),
+        "token": ("token", "List, add, rotate or remove the tokens with which users sign in."),
+        "audit": ("tenant", "Show who did what, or verify that the audit log is unchanged."),
+        "oidc": ("tenant", "Show, set or remove the sign-in by OpenID Connect."),
+        "whoami": ("tenant", "Show who you are to the cluster: user, tenant, role and token."),
     },
     "From other machines": {
-        "login": "Log in to a cluster whose head is another machine.",
-        "logout": "Forget the token of a cluster.",
-        "context": "List the clusters you know, or choose which one commands use.",
-        "completion": "Print what your shell needs to complete verbs and names.",
+        "login": ("login", "Log in to a cluster whose head is another machine."),
+        "logout": ("login", "Forget the token of a cluster."),
+        "context": ("login", "List the clusters you know, or choose which one commands use."),
+        "completion": ("login", "Print what your shell needs to complete verbs and names."),
     },
     "Try it": {
-        "plan": "Plan a cluster: how many GPUs, for how long, at what cost.",
-        "sim": "Replay a trace or your own history under other policies.",
-        "import": "Show where a Slurm site's GPU time went.",
-        "demo": "Watch a small cluster lose a node and recover, in half a minute.",
+        "plan": ("plan", "Plan a cluster: how many GPUs, for how long, at what cost."),
+        "sim": ("sim", "Replay a trace or your own history under other policies."),
+        "import": ("report", "Show where a Slurm site's GPU time went."),
+        "demo": ("demo", "Watch a small cluster lose a node and recover, in half a minute."),
     },
 }
-VERBS = {name: summary for verbs in THEMES.values() for name, summary in verbs.items()}
-
-# Verbs that share a file; the others have a file of their own name.
-FAMILIES = {
-    "backup": ("backup", "restore", "salvage"),
-    "cancel": ("cancel", "requeue", "retry", "sleep", "wake"),
-    "explain": ("explain", "why", "events"),
-    "inside": ("exec", "attach", "ssh-config", "ssh-proxy", "forward", "ls", "cp"),
-    "join": ("join", "leave", "install-service", "slurm-commands"),
-    "login": ("login", "logout", "context", "page", "completion"),
-    "nodes": ("nodes", "cordon", "drain", "uncordon", "label", "note", "taint", "ends"),
-    "notify": ("notify", "secret"),
-    "policy": ("policy", "prices"),
-    "report": ("report", "import"),
-    "schedule": ("schedule", "workflow"),
-    "services": ("services", "service", "serve"),
-    "status": ("status", "top", "supply"),
-    "tenant": ("tenant", "user", "whoami", "oidc", "audit"),
-    "up": ("up", "down", "heads"),
-}
-MODULES = {verb: module for module, verbs in FAMILIES.items() for verb in verbs}
+VERBS = {name: summary for verbs in THEMES.values() for name, (_, summary) in verbs.items()}
+MODULES = {name: module for verbs in THEMES.values() for name, (module, _) in verbs.items()}
 
 # What people type who know other tools.
 OTHER_WORDS = {
@@ -162,7 +143,7 @@ class Verbs(click.Group):
             close = close or get_close_matches(cmd_name, VERBS, n=1)
             hint = f"did you mean: shoal {close[0]}" if close else "see: shoal --help"
             raise Failure(f"there is no verb '{cmd_name[:40]}'; {hint}", USAGE)
-        module = importlib.import_module(f"shoal.cli.verbs.{MODULES.get(cmd_name, cmd_name)}")
+        module = importlib.import_module(f"shoal.cli.verbs.{MODULES[cmd_name]}")
         name = f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name.replace("-", "_")
         command: click.Command = getattr(module, name)
         return command
@@ -179,7 +160,7 @@ class Verbs(click.Group):
         width = min(max(map(len, VERBS)), COLUMN_MAX)
         for theme, verbs in THEMES.items():
             with formatter.section(theme):
-                formatter.write_dl([(f"{name:{width}}", text) for name, text in verbs.items()])
+                formatter.write_dl([(f"{name:{width}}", VERBS[name]) for name in verbs])
         click.Command.format_options(self, ctx, formatter)
         write_verbatim(formatter, EPILOG)
 
