@@ -7,20 +7,12 @@ from bisect import insort
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from harness.published import clustering, fgd, rescaled, task_class, typical
+
 from bench.openb import Node
 from shoal.core.books.foresight import Foresight
 from shoal.core.books.vacancy import Footprint, Vacancy, choices, fits, take
-from shoal.core.scheduling.classic import (
-    best_fit,
-    clustering,
-    dot_product,
-    fgd,
-    packing,
-    rescaled,
-    task_class,
-    typical,
-    unusable,
-)
+from shoal.core.scheduling.classic import best_fit, dot_product, packing, unusable
 
 
 class Spot(NamedTuple):

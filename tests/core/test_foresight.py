@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from harness.published import clustering, fgd, rescaled, task_class, typical
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,17 +11,7 @@ from shoal.core.books import foresight as module
 from shoal.core.books.filling import Filling
 from shoal.core.books.foresight import Foresight, Mix, Scarcity
 from shoal.core.books.vacancy import WHOLE, Footprint, Vacancy, choices, fits, take
-from shoal.core.scheduling.classic import (
-    best_fit,
-    clustering,
-    dot_product,
-    fgd,
-    packing,
-    rescaled,
-    task_class,
-    typical,
-    unusable,
-)
+from shoal.core.scheduling.classic import best_fit, dot_product, packing, unusable
 
 NODE = Vacancy(96_000, 393_216, (WHOLE,) * 8, "G2")
 WORN = Vacancy(20_000, 50_000, (1000, 530, 190, 0), "T4")

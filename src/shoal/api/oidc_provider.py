@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import http.client
-import ssl
+import socket
 import time
 from typing import Any
 from urllib.parse import quote_plus, urlencode, urlsplit
@@ -13,6 +13,7 @@ from urllib.parse import quote_plus, urlencode, urlsplit
 import msgspec
 
 from shoal.api.problems import Refusal
+from shoal.link.http import fetch
 from shoal.model.oidc import OidcConfig
 
 TIMEOUT_S = 10.0
@@ -214,34 +215,19 @@ def _fetch(
 ) -> tuple[int, dict[str, Any]]:
     """No redirects, no proxies, a bounded answer, within a bounded time."""
     parts = urlsplit(url)
-    host = parts.hostname or ""
-    connection: http.client.HTTPConnection
-    if parts.scheme == "https":
-        context = ssl.create_default_context()
-        connection = http.client.HTTPSConnection(
-            host, parts.port, timeout=TIMEOUT_S, context=context
-        )
-    elif parts.scheme == "http" and host in ("127.0.0.1", "localhost", "::1"):
-        connection = http.client.HTTPConnection(host, parts.port, timeout=TIMEOUT_S)
-    else:
+    here = parts.scheme == "http" and parts.hostname in ("127.0.0.1", "localhost", "::1")
+    if parts.scheme != "https" and not here:
         raise Refusal(502, f"{url[:200]} is not a safe address for a provider", "issuer")
-    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     headers = {"Accept": "application/json"}
+    if form is not None:
+        headers["Content-Type"] = "application/x-www-form-urlencoded"
+        if authorization:
+            headers["Authorization"] = authorization
+    asked = urlencode(form).encode() if form is not None else None
     try:
-        if form is None:
-            connection.request("GET", path, headers=headers)
-        else:
-            if authorization:
-                headers["Authorization"] = authorization
-            headers["Content-Type"] = "application/x-www-form-urlencoded"
-            connection.request("POST", path, urlencode(form), headers)
-        with connection.getresponse() as answer:
-            data = answer.read(ANSWER_BYTES_MAX + 1)
-            status = answer.status
+        status, data = fetch(url, asked, headers, _connect, TIMEOUT_S, ANSWER_BYTES_MAX + 1)
     except (OSError, http.client.HTTPException) as error:
         raise Refusal(502, f"the provider does not answer at {url[:200]} ({error})") from None
-    finally:
-        connection.close()
     try:
         body = msgspec.json.decode(data) if len(data) <= ANSWER_BYTES_MAX else None
     except msgspec.DecodeError:
@@ -249,6 +235,10 @@ def _fetch(
     if not isinstance(body, dict):
         raise Refusal(502, f"the provider's answer at {url[:200]} is not JSON ({status})")
     return status, body
+
+
+def _connect(host: str, port: int) -> socket.socket:
+    return socket.create_connection((host, port), TIMEOUT_S)
 
 
 def _reason(body: dict[str, Any]) -> str:

@@ -9,9 +9,10 @@ Nothing is remembered between two looks.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -139,19 +140,26 @@ def _bytes(folder: Path) -> int:
 
 async def watch(loop: ControlLoop) -> None:
     room = LogRoom(loop.logs, lambda job: _tenant(loop, job))
-    await asyncio.sleep(FIRST_LOOK_S)
-    while True:
-        try:
-            await loop.settled()
-        except Unreadable:
-            await asyncio.sleep(LOOK_S)
-            continue
+
+    async def look() -> None:
         jobs = (*loop.state.arrays.values(), *loop.state.jobs.values())
         live = {job.id: job.spec.tenant for job in jobs}
-        began = time.monotonic()
-        sizes = await asyncio.to_thread(room.look, live, loop.state.next_job)
-        _say(loop, sizes)
-        await asyncio.sleep(max(LOOK_S, LOOK_FACTOR * (time.monotonic() - began)))
+        _say(loop, await asyncio.to_thread(room.look, live, loop.state.next_job))
+
+    await look_again(loop, look)
+
+
+async def look_again(loop: ControlLoop, look: Callable[[], Awaitable[None]]) -> None:
+    """From time to time, for ever."""
+    await asyncio.sleep(FIRST_LOOK_S)
+    while True:
+        took_s = 0.0
+        with contextlib.suppress(Unreadable):
+            await loop.settled()
+            began = time.monotonic()
+            await look()
+            took_s = time.monotonic() - began
+        await asyncio.sleep(max(LOOK_S, LOOK_FACTOR * took_s))
 
 
 def _tenant(loop: ControlLoop, job_id: str) -> str:

@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from shoal.control.loop import ControlLoop, Unreadable
+from shoal.control.log_room import FREED_PART, look_again
+from shoal.control.loop import ControlLoop
 from shoal.control.outputs import CHECKPOINT_FOLDERS, GIB, JOB_FOLDER, OutputStore
 from shoal.control.shares import SHARE, kept_shares
 from shoal.model.durations import DAY_MS
@@ -22,10 +23,6 @@ from shoal.model.job import Job
 from shoal.model.kept import Kind
 
 KEPT_MS = 30 * DAY_MS  # after the end of the job
-FREED_PART = 10  # a tenth more than needed is removed, so that not every look removes something
-FIRST_LOOK_S = 5.0
-LOOK_S = 60.0
-LOOK_FACTOR = 50
 NOBODY = ""  # the tenant of files whose job is in no store any more
 
 
@@ -117,20 +114,13 @@ def _bytes(folder: Path) -> int:
 
 async def watch(loop: ControlLoop, store: OutputStore) -> None:
     room = OutputRoom(store, loop.store.job)
-    await asyncio.sleep(FIRST_LOOK_S)
-    while True:
-        try:
-            await loop.settled()
-        except Unreadable:
-            await asyncio.sleep(LOOK_S)
-            continue
+
+    async def look() -> None:
         live = {job.id: job.spec.tenant for job in loop.state.jobs.values()}
-        began = time.monotonic()
         sizes = await asyncio.to_thread(room.look, live, loop.clock.now_ms())
-        if sizes.removed:
-            most = store.limits.total // GIB
-            text = f"outputs take at most {most} GiB and are kept for {KEPT_MS // DAY_MS} days"
-            loop.alarms.raise_("output store", f"{text}: the oldest were removed")
-        else:
-            loop.alarms.clear("output store")
-        await asyncio.sleep(max(LOOK_S, LOOK_FACTOR * (time.monotonic() - began)))
+        most = store.limits.total // GIB
+        text = f"outputs take at most {most} GiB and are kept for {KEPT_MS // DAY_MS} days"
+        problem = f"{text}: the oldest were removed" if sizes.removed else ""
+        loop.alarms.show("output store", problem)
+
+    await look_again(loop, look)

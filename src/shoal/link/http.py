@@ -1,13 +1,17 @@
-"""HTTP by hand: a request and its answer, streamed over a connection of asyncio, within bounds."""
+"""HTTP by hand, within bounds: a request and its answer, streamed over a connection of asyncio; or
+all at once in a thread that may wait."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import ssl
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from http import HTTPStatus
+from http.client import HTTPConnection
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -39,6 +43,55 @@ def last_answer(status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]]
     more = b"".join(b"%s: %s\r\n" % pair for pair in headers)
     ending = b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body)
     return head.encode() + more + ending + body
+
+
+Connect = Callable[[str, int], socket.socket]
+
+
+def fetch(
+    url: str,
+    body: bytes | None,
+    headers: dict[str, str],
+    connect: Connect,
+    within_s: float,
+    body_max: int = 0,
+) -> tuple[int, bytes]:
+    """The status, and `body_max` bytes of the answer, to a GET, or with a body to a POST. It
+    blocks. Redirects are not followed, because they could lead where the URL itself may not, and
+    proxies are not used. OSError, ValueError or HTTPException."""
+    parts = urlsplit(url)
+    host, secure = parts.hostname or "", parts.scheme == "https"
+    usual = 443 if secure else 80
+    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    sock = connect(host, parts.port or usual)
+    with contextlib.closing(sock), ended_after(within_s, lambda: sock):
+        if secure:
+            sock = ssl.create_default_context().wrap_socket(sock, server_hostname=host)
+        connection = HTTPConnection(host, parts.port or usual)
+        connection.default_port = usual
+        connection.sock = sock
+        with contextlib.closing(connection):
+            headers = {**headers, "Connection": "close"}
+            connection.request("GET" if body is None else "POST", target, body, headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read(body_max) if body_max else b""
+
+
+@contextlib.contextmanager
+def ended_after(seconds: float, sock: Callable[[], Any]) -> Iterator[None]:
+    """Time limits of sockets are for each read; this one is for all of it."""
+
+    def end() -> None:
+        with contextlib.suppress(OSError, AttributeError):
+            sock().shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class Relay:

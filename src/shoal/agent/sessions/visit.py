@@ -30,7 +30,6 @@ log = logging.getLogger("shoal.agent")
 
 AWAY_S_MAX = 120.0  # without the client; then it is gone for good
 PAUSE_S = (0.2, 2.0)  # between attempts to enter: the first, and the longest
-LAST_WORD_S_MAX = 10.0  # for a client that should close, as it has heard the end
 
 
 class Visit:

@@ -140,9 +140,6 @@ class DemoState(msgspec.Struct):
     def all_finished(self, submitted: int) -> bool:
         return self.counts()["finished"] == submitted
 
-    def job_named(self, name: str) -> str:
-        return next((job_id for job_id, job in self.jobs.items() if job.name == name), "")
-
     def victim(self, job_id: str) -> str:
         """The node under this job whose loss hits most others, too; empty: it does not run."""
         job = self.jobs.get(job_id)

@@ -8,7 +8,6 @@ notice is sent, and `webhook-signature` is an HMAC-SHA256 of id, time and body.
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import hmac
 import http.client
@@ -16,15 +15,14 @@ import ipaddress
 import smtplib
 import socket
 import ssl
-import threading
 import time
-from collections.abc import Callable, Iterator
 from email.message import EmailMessage
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import msgspec
 
+from shoal.link.http import ended_after, fetch
 from shoal.model.notice import Encryption, Notice, Smtp, What
 
 SEND_S = 10.0  # for all of it: names, connection, TLS, request and answer
@@ -82,7 +80,7 @@ def mail(notice: Notice, address: str, smtp: Smtp, password: str, cluster: str) 
             )
         else:
             server = smtplib.SMTP(smtp.host, smtp.port, timeout=SEND_S)
-        with _guarded(lambda: server.sock), server:
+        with ended_after(SEND_S, lambda: server.sock), server:
             if smtp.encryption is Encryption.STARTTLS:
                 server.starttls(context=context)
             if smtp.user:
@@ -118,30 +116,23 @@ def content(notice: Notice, cluster: str) -> dict[str, Any]:
 def _post(
     url: str, body: bytes, headers: dict[str, str], trusted: bool, allow: tuple[Network, ...]
 ) -> None:
-    """Redirects are not followed: they could lead where the URL itself may not."""
     try:
         parts = urlsplit(url)
-        host, secure = parts.hostname or "", parts.scheme == "https"
-        port = parts.port or (443 if secure else 80)
+        host, _ = parts.hostname, parts.port
     except ValueError:
         raise SendError("the URL cannot be read") from None
     if parts.scheme not in ("http", "https") or not host:
         raise SendError("the URL must begin with https:// or http://")
-    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     headers = {**headers, "Content-Type": "application/json", "User-Agent": "shoal"}
     if parts.username:
         pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
         headers["Authorization"] = "Basic " + base64.b64encode(pair.encode()).decode()
+
+    def connect(host: str, port: int) -> socket.socket:
+        return _connect(host, port, trusted, allow)
+
     try:
-        sock = _connect(host, port, trusted, allow)
-        with contextlib.closing(sock), _guarded(lambda: sock):
-            if secure:
-                sock = ssl.create_default_context().wrap_socket(sock, server_hostname=host)
-            connection = http.client.HTTPConnection(host, port)
-            connection.sock = sock
-            with contextlib.closing(connection):
-                connection.request("POST", target, body, {**headers, "Connection": "close"})
-                status = connection.getresponse().status
+        status, _ = fetch(url, body, headers, connect, SEND_S)
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise SendError(_brief(error)) from None
     if 300 <= status < 400:
@@ -214,23 +205,6 @@ def _is_own(address: Address) -> bool:
         except OSError:
             return False
     return True
-
-
-@contextlib.contextmanager
-def _guarded(sock: Callable[[], Any]) -> Iterator[None]:
-    """Time limits of sockets are for each read; this one is for all of it."""
-
-    def end() -> None:
-        with contextlib.suppress(OSError, AttributeError):
-            sock().shutdown(socket.SHUT_RDWR)
-
-    timer = threading.Timer(SEND_S, end)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 def _brief(error: Exception) -> str:

@@ -63,12 +63,11 @@ JOBS_NAMED_MAX = 20
 
 
 class Found(msgspec.Struct):
-    """The readable part of a store. `lost_rows` are there, but cannot be read."""
+    """The readable part of a store."""
 
     snapshots: list[tuple[int, Snapshot]] = []
     events: dict[int, Event] = {}
     jobs: dict[str, Job] = {}
-    lost_rows: int = 0
     top: int = 0  # the highest number of an event, readable or not
     jobs_top: int = 0  # the highest number of a job that left a folder behind
     cut: bool = False  # whole tables could not be read, so nobody knows where the log ended
@@ -118,22 +117,16 @@ def _read_tables(path: Path, found: Found) -> None:
         rows = list(_rows(source, "snapshots", "seq", found))
         for seq, body, crc in sorted(rows, key=lambda row: -row[0]):
             if _is_new(seq, found):
-                try:
+                with contextlib.suppress(Exception):
                     _take_snapshot(seq, body, crc, found)
-                except Exception:
-                    found.lost_rows += 1
         for seq, body, crc in _rows(source, "events", "seq", found):
             found.top = max(found.top, seq)
-            try:
+            with contextlib.suppress(Unreadable):
                 found.events[seq] = event_of(seq, body, crc)
-            except Unreadable:
-                found.lost_rows += 1
         for number, body, crc in _rows(source, "jobs", "number", found):
-            try:
+            with contextlib.suppress(Unreadable):
                 job = job_of(number, body, crc)
                 found.jobs[job.id] = job
-            except Unreadable:
-                found.lost_rows += 1
     finally:
         source.close()
 
@@ -170,7 +163,6 @@ def _rows(
             else:
                 return
         except sqlite3.DatabaseError:
-            found.lost_rows += order == ""
             found.cut = found.cut or (table == "events" and order == "DESC" and not seen)
 
 

@@ -38,7 +38,7 @@ class Vacancy(NamedTuple):
     memory_mb: int
     gpus: tuple[int, ...]  # milli left on each of its GPUs, the freest first
     model: str
-    held: tuple[int, ...] = ()  # classes of the GPU tasks here; kept for `clustering` only
+    held: tuple[int, ...] = ()  # classes of the GPU tasks here; kept by a benchmark only
 
 
 def fits(vacancy: Vacancy, task: Footprint) -> bool:

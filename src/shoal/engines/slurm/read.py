@@ -28,11 +28,6 @@ NOTHING = ("", "None", "(null)", "N/A", "NONE", "Unknown")
 
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"})
 HELD = frozenset({"REQUEUE_HOLD", "SPECIAL_EXIT"})
-# A suspended job keeps its machines' memory, and its agents are silent; COMPLETING ones end soon.
-GIVEN = frozenset(
-    {"RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT"}
-    | {"RESIZING", "POWER_UP_NODE", "UPDATE_DB", "EXPEDITING"}
-)
 # How an order ends that was neither refused nor taken from us.
 ENDED_WELL = frozenset({"COMPLETED", "TIMEOUT", "DEADLINE"})
 ENDED_BADLY = frozenset(
