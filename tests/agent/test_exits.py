@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +16,7 @@ import msgspec
 import pytest
 
 from shoal.agent.members import Members
-from shoal.machine.exits import MEMBERS, read_exits, remove_exit, write_exit
+from shoal.machine.exits import MEMBERS, Exits, read_exits
 from shoal.model.commands import Acknowledge
 from shoal.model.job import MemberRef
 from shoal.model.node import NodeSpec
@@ -22,23 +25,121 @@ from tests.agent.rig import Rig, rig
 
 REF, KILLED = MemberRef("j1", 1, 0), MemberRef("j2", 1, 0)
 EXIT = MemberExit(REF, 3, "ValueError: no", step=7)
+OTHER = MemberExit(KILLED, 0)
 
 
-def test_an_exit_is_read_as_it_was_written(tmp_path: Path) -> None:
-    (tmp_path / str(REF)).mkdir()
-    write_exit(tmp_path, EXIT)
+def test_an_exit_is_read_as_it_was_kept_until_it_is_stored(tmp_path: Path) -> None:
+    async def live() -> None:
+        exits = Exits(tmp_path)
+        await exits.keep(EXIT)
+        await exits.keep(OTHER)
+        assert read_exits(tmp_path) == (EXIT, OTHER)
+        exits.stored(REF)
+        exits.stored(REF)
+        assert read_exits(tmp_path) == (OTHER,)
+        exits.stored(KILLED)
+        assert read_exits(tmp_path) == ()
+
+    asyncio.run(live())
+    assert (tmp_path / "exits").stat().st_size == 0, "nothing grows"
+
+
+def test_exits_of_the_same_moment_wait_for_the_disk_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fdatasync", synced.append)
+    many = [MemberExit(MemberRef("j1", 1, member), 0) for member in range(200)]
+
+    async def live() -> None:
+        exits = Exits(tmp_path)
+        await asyncio.gather(*(exits.keep(exit_) for exit_ in many))
+
+    asyncio.run(live())
+    assert len(synced) == 1
+    assert read_exits(tmp_path) == tuple(many)
+
+
+def test_the_next_life_goes_on_with_the_journal(tmp_path: Path) -> None:
+    """Also if the last one ended within a line, or was of a version with a file for each."""
+    (tmp_path / str(KILLED)).mkdir()
+    (tmp_path / str(KILLED) / "exit").write_bytes(msgspec.json.encode(OTHER))
+    (tmp_path / "exits").write_bytes(b'{"ref": ["j9", 1, 0], "co')
+
+    async def live() -> None:
+        exits = Exits(tmp_path)
+        await exits.keep(EXIT)
+        assert read_exits(tmp_path) == (EXIT, OTHER)
+        exits.stored(KILLED)
+        assert read_exits(tmp_path) == (EXIT,)
+
+    asyncio.run(live())
     assert read_exits(tmp_path) == (EXIT,)
-    remove_exit(tmp_path, REF)
-    remove_exit(tmp_path, REF)
-    assert read_exits(tmp_path) == ()
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"null", b'{"ref": ["j9", 1, 0], "code": 0}'])
+def test_a_long_journal_is_written_anew_with_what_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.machine.exits.JOURNAL_BYTES_MAX", 2_000)
+
+    async def live() -> None:
+        exits = Exits(tmp_path)
+        await exits.keep(EXIT)
+        for number in range(2, 200):
+            ref = MemberRef(f"j{number}", 1, 0)
+            await exits.keep(MemberExit(ref, 0))
+            exits.stored(ref)
+        assert read_exits(tmp_path) == (EXIT,)
+        assert (tmp_path / "exits").stat().st_size < 3_000
+
+    asyncio.run(live())
+
+
+def test_an_exit_that_is_stored_while_the_disk_is_slow_is_not_reported_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = threading.Event()
+    monkeypatch.setattr(os, "fdatasync", lambda _: slow.wait())
+    monkeypatch.setattr("shoal.machine.exits.WRITE_S_MAX", 0.05)
+
+    async def live() -> None:
+        exits = Exits(tmp_path)
+        await exits.keep(EXIT)  # gives up, so it is reported, and stored
+        exits.stored(REF)
+        slow.set()
+        monkeypatch.undo()
+        await exits.keep(OTHER)
+        assert read_exits(tmp_path) == (OTHER,)
+
+    asyncio.run(live())
+
+
+def test_a_full_disk_leaves_no_half_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def live() -> None:
+        exits = Exits(tmp_path)
+        await exits.keep(EXIT)
+        write = os.write
+        with monkeypatch.context() as full:
+            full.setattr(os, "write", lambda handle, data: write(handle, data[:9]))
+            await exits.keep(OTHER)
+        assert "the disk is full" in caplog.text
+        third = MemberExit(MemberRef("j3", 1, 0), 0)
+        await exits.keep(third)
+        assert read_exits(tmp_path) == (EXIT, third)
+
+    asyncio.run(live())
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"null", b'{"ref": ["j9", 1, 0], "code": 0}', b'"x"'])
 def test_what_is_damaged_is_no_exit(tmp_path: Path, data: bytes) -> None:
     (tmp_path / str(REF)).mkdir()
     (tmp_path / str(REF) / "exit").write_bytes(data)
     assert read_exits(tmp_path) == ()
     assert read_exits(tmp_path / "nowhere") == ()
+    (tmp_path / "exits").write_bytes(data[:3] + b"\n")
+    assert read_exits(tmp_path) == ()
 
 
 def on_disk(node: Rig) -> tuple[MemberRef, ...]:

@@ -28,7 +28,7 @@ from shoal.agent.supplies import Supplies
 from shoal.agent.surroundings import Surroundings
 from shoal.core.nodebook import STOPPED_BEFORE_START_CODE, NodeBook
 from shoal.machine.cgroups import Ceiling, Cgroups, Used
-from shoal.machine.exits import FROM_OUTSIDE, MEMBERS, keep_exit, member_ref, remove_exit
+from shoal.machine.exits import FROM_OUTSIDE, MEMBERS, Exits, member_ref
 from shoal.model.commands import Launch, Prepare, Stop
 from shoal.model.job import Fault, MemberRef
 from shoal.model.progress import BEATS_ENV, Beat
@@ -54,6 +54,7 @@ class Members:
     ) -> None:
         self._directory = directory / MEMBERS
         self._directory.mkdir(exist_ok=True)
+        self._exits = Exits(self._directory)
         self._book = book
         self._supplies = supplies
         self._shipping = shipping
@@ -315,7 +316,7 @@ class Members:
 
     async def _write(self, member: Member, exit_: MemberExit) -> None:
         try:
-            await keep_exit(self._directory, exit_)
+            await self._exits.keep(exit_)
         finally:
             member.unwritten = False
         self.settle(exit_.ref)
@@ -367,7 +368,7 @@ class Members:
         member = self._members.get(ref)
         if member is not None and member.state not in (State.REPORTED, State.LEFTOVER):
             return  # a late acknowledgement cannot concern a member that has not ended
-        remove_exit(self._directory, ref)
+        self._exits.stored(ref)
         if self._arrived(ref):
             self._forget(ref)
         elif member is not None and member.state is State.REPORTED:
