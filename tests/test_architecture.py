@@ -12,6 +12,7 @@ from pathlib import Path
 import conftest
 import pytest
 
+from shoal.calls.table import TABLE
 from tests.state_writes import writes
 
 ROOT = Path(__file__).parent.parent
@@ -110,6 +111,22 @@ def test_the_map_lists_the_phases_of_a_step_in_their_order() -> None:
     shown = (ROOT / "docs" / "ARCHITECTURE.md").read_text().split("## One idea", 1)[1]
     listed = re.findall(r"^ {8}(\w+) {2,}\S", shown.split("The live controller", 1)[0], re.M)
     assert listed == phases
+
+
+def test_the_map_lists_every_feature_with_its_calls_and_its_view() -> None:
+    text = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
+    section = text.split("## Where a feature is", 1)[1].split("\n## ", 1)[0]
+    rows = [re.split(r" ?\| ?", line) for line in section.splitlines() if line.startswith("| `")]
+    features = {
+        f"{path.name}/" if path.is_dir() else path.name
+        for path in (SOURCE / "core/features").iterdir()
+        if not path.name.startswith("__")
+    }
+    assert {row[1].strip("`") for row in rows} == features and len(rows) == len(features)
+    named = {path for row in rows for path in re.findall(r"`(/v1[^`]*)`", row[3])}
+    assert named - {call.path for call in TABLE} == set()
+    views = {name for row in rows for name in re.findall(r"`([^`]+)`", row[5])}
+    assert {name for name in views if not (SOURCE / "web" / name).exists()} == set()
 
 
 def test_no_files_of_the_pure_half_import_each_other_in_a_circle() -> None:
