@@ -256,6 +256,8 @@ class Controller:
             tick.policy = self._wanted
         before = image_of(tick.state) if crash_at is Moment.DECIDED else None
         self.steps += 1
+        if tick.receive():
+            tick.look_up(self._disk)
         decision = tick.decide(self._timeline.now_ms)
         for asked in decision.replies:
             assert isinstance(asked, Asked)

@@ -70,9 +70,11 @@ class Inbox(Protocol):
 
     def gone(self, gone: NodeGone) -> None: ...
 
-    def log(self, chunk: LogChunk, node: str = "") -> int:
-        """Keep a piece of a member's output; returns how many bytes are kept so far. `node`: it
-        comes from another machine, and is kept only if the member was placed there."""
+    def log(self, chunk: LogChunk) -> int:
+        """Keep a piece of a member's output; returns how many bytes are kept so far."""
+
+    def log_from(self, chunk: LogChunk, node: str, answer: Callable[[int], None]) -> None:
+        """The same for another machine: kept only if the member was placed on this node."""
 
     def piece(self, package: str, offset: int, node: str = "") -> PackagePiece:
         """The part of a package that an agent asked for: the answer to `wire.Need`. `node`: it is
@@ -177,8 +179,9 @@ class Used(NamedTuple):
     first_order: int = 0
 
 
-class EventLog(Protocol):
-    """Keeps events so that the state can be rebuilt: everything that a tick needs of a store."""
+class LoopLog(Protocol):
+    """Keeps events so that the state can be rebuilt: what an event loop may hold of a store. It
+    loads before the loop begins, or in a thread; nothing else here reads."""
 
     def used(self, next_job: int, epoch: int) -> Used:
         """Where to go on: with these, or with higher ones if the home has used numbers that the log
@@ -194,6 +197,11 @@ class EventLog(Protocol):
         """Let the next load start at this event, and drop history beyond its bounds; returns the
         finished jobs that were dropped."""
 
+
+class EventLog(LoopLog, Protocol):
+    """Also tells of finished jobs, for requests that name one. Each call may wait for a server, so
+    that an event loop leaves it to a thread."""
+
     def keyed(self, key: str) -> str | None:
         """The finished job that was submitted with this key."""
 
@@ -204,15 +212,10 @@ class EventLog(Protocol):
         """A finished job."""
 
 
-class Store(EventLog, Protocol):
-    """An event log that can also be read: by event, by job, and by what has finished."""
+class LoopStore(LoopLog, Protocol):
+    """What the live loop holds of its store."""
 
     snapshot_seq: int  # of the snapshot that the next load starts at; 0: from the beginning
-    unbroken_from: int  # the log before this event may have holes
-
-    @property
-    def remote(self) -> bool:
-        """A read may wait for another machine, so an event loop leaves it to a thread."""
 
     @property
     def tight(self) -> bool:
@@ -220,6 +223,12 @@ class Store(EventLog, Protocol):
 
     def relax(self) -> None:
         """No longer tight, if the disk has room again. Not while a commit is on its way."""
+
+
+class Store(LoopStore, EventLog, Protocol):
+    """An event log that can also be read: by event, by job, and by what has finished."""
+
+    unbroken_from: int  # the log before this event may have holes
 
     def events(
         self, after: int, limit: int, job: str = "", node: str = "", notable: bool = False

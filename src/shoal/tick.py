@@ -1,11 +1,12 @@
 """One tick of a controller: collect what came in, decide, store, and only then answer and send.
 
-    load -> begin -> (hear, ask, ...) -> decide -> commit -> finish -> (hear, ask, ...) -> ...
-      ^                                    |         |
-      +---------------- fail <-------------+---------+
+    load -> begin -> (hear, ask, ...) -> receive, look_up -> decide -> commit -> finish -> ...
+      ^                                                        |         |
+      +---------------- fail <---------------------------------+---------+
 
 The live loop, the storm, the replay and the tests all drive this class. It does not read a clock,
-start a thread or wait; the only call that blocks is `commit`.
+start a thread or wait. `load`, `look_up` and `commit` block, and may run in a thread; no other
+method has a store that it could read.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from shoal.model.report import (
 )
 from shoal.model.service import ServiceLoad
 from shoal.model.supply import SupplyCommand, SupplyReport
-from shoal.ports import EventLog
+from shoal.ports import EventLog, LoopLog
 
 ASKED_ABOUT = (Submit, SubmitWorkflow, RunSchedule, Retry)  # the store knows more of these
 
@@ -131,7 +132,7 @@ class Tick:
 
     def __init__(
         self,
-        log: EventLog,
+        log: LoopLog,
         policy: Policy | None,
         send: Send,
         *,
@@ -293,8 +294,10 @@ class Tick:
 
     # -- one tick --------------------------------------------------------------------------
 
-    def run(self, now_ms: int) -> Decision:
-        """All three parts in a row, where nothing else can happen in between."""
+    def run(self, now_ms: int, log: EventLog) -> Decision:
+        """All parts in a row, where nothing else can happen in between."""
+        if self.receive():
+            self.look_up(log)
         decision = self.decide(now_ms)
         try:
             self.commit()
@@ -311,25 +314,27 @@ class Tick:
             return False
         self._received += self._asked
         self._asked = []
-        return any(isinstance(request, ASKED_ABOUT) for request, _ in self._received)
+        if any(isinstance(request, ASKED_ABOUT) for request, _ in self._received):
+            return True
+        self._looked_up += [Looked(request, reply) for request, reply in self._received]
+        self._received = []
+        return False
 
-    def look_up(self) -> None:
+    def look_up(self, log: EventLog) -> None:
         """Ask the store about the requests that were received. It reads the state, so no step may
         run meanwhile; but it answers nobody, so it may run in a thread of its own."""
         received, self._received = self._received, []
         for request, reply in received:
             try:
-                self._looked_up.append(self._known(request, reply))
+                self._looked_up.append(self._known(log, request, reply))
             except Exception as error:
                 self._looked_up.append(Looked(request, reply, error))
 
     def decide(self, now_ms: int) -> Decision:
-        """Empty the inbox into one step. If that fails, the next goes without these reports: only
-        if it fails, too, the requests get the error."""
+        """Empty the inbox into one step, with the requests that were received. If that fails, the
+        next goes without these reports: only if it fails, too, the requests get the error."""
         assert self.stage is Stage.READY, self.stage
-        if not self._looked_up:
-            self.receive()
-            self.look_up()
+        assert not self._received, "the store has to be asked about these requests first"
         report, asked = self._collect(now_ms)
         replies = [reply for _, reply in asked]
         spoke = list(dict.fromkeys([one.spec.id for one in report.nodes]))
@@ -390,7 +395,7 @@ class Tick:
             self._send(node, Envelope(self.state.epoch, self._envelopes, tuple(of_node)))
 
     def snapshot(self) -> tuple[int, bytes]:
-        """For `EventLog.snapshot`: the newest stored event, and the state after it."""
+        """For `LoopLog.snapshot`: the newest stored event, and the state after it."""
         assert self.settled, self.stage
         return self.last_seq, msgspec.json.encode(self.state.snapshot())
 
@@ -443,22 +448,22 @@ class Tick:
         self._copied |= {one.job: one for one in report.copied}
         self._spendings = self._spendings or report.spendings
 
-    def _known(self, request: Request, reply: Reply) -> Looked:
+    def _known(self, log: EventLog, request: Request, reply: Reply) -> Looked:
         """The state knows the keys of jobs that live, the store those of jobs that have ended."""
         if reply.done() or not isinstance(request, ASKED_ABOUT):  # done: the client went away
             return Looked(request, reply)
         if isinstance(request, Retry):
-            return Looked(self._with_record(request), reply)
+            return Looked(self._with_record(log, request), reply)
         job_id = None
         if request.key and request.key not in self.state.keys:
-            job_id = self._log.keyed(request.key)
+            job_id = log.keyed(request.key)
         if not isinstance(request, RunSchedule):
-            self._look_up_ends(request)
+            self._look_up_ends(log, request)
         if job_id is None:
             return Looked(request, reply)
         return Looked(request, reply, Accepted(job_id, "this submission was already accepted"))
 
-    def _look_up_ends(self, request: Submit | SubmitWorkflow) -> None:
+    def _look_up_ends(self, log: EventLog, request: Submit | SubmitWorkflow) -> None:
         """How jobs ended that a new one is to wait for. The state knows those that live, and no
         job can end between this look and the step."""
         jobs = request.jobs if isinstance(request, SubmitWorkflow) else (request,)
@@ -466,16 +471,16 @@ class Tick:
             for one in conditions(job.spec.after):
                 known = self.state.live(one.job) is not None or self.state.pending(one.job)
                 if not known and one.job not in self._ends:
-                    ended = self._log.ended(one.job)
+                    ended = log.ended(one.job)
                     if ended is not None:
                         self._ends[one.job] = ended
 
-    def _with_record(self, request: Retry) -> Retry:
+    def _with_record(self, log: EventLog, request: Retry) -> Retry:
         """An array that has finished is in the store; only here it is certain that it still is."""
         array = array_of(request.job) or request.job
         if array in self.state.arrays:
             return request
-        return msgspec.structs.replace(request, record=self._log.job(array))
+        return msgspec.structs.replace(request, record=log.job(array))
 
 
 def _is_open(looked: Looked) -> bool:

@@ -42,7 +42,7 @@ class Cluster:
         for book in self.books.values() if all_report else ():
             self.tick.hear(book.report())
         try:
-            self.tick.run(self.now_ms)
+            self.tick.run(self.now_ms, self.kept)
         except IndexError:
             self.broken += 1
             self.tick.load()

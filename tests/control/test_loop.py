@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import pytest
 
 from shoal.control.logs import LogStore
@@ -19,9 +22,13 @@ from shoal.model.job import Job, JobSpec, MemberRef
 from shoal.model.node import NodeSpec
 from shoal.model.policy import Policy
 from shoal.model.report import Accepted, LogChunk, Refused, Submit
-from shoal.ports import Inbox, StoreError
+from shoal.ports import EventLog, Inbox, LoopLog, LoopStore, Store, StoreError
 
 Result = TypeVar("Result")
+READS = {
+    *(name for name in vars(Store) if not name.startswith("_") and name not in vars(LoopStore)),
+    *(name for name in vars(EventLog) if not name.startswith("_") and name not in vars(LoopLog)),
+}
 SPEC = JobSpec(command=("true",), gpus=1)
 
 
@@ -59,7 +66,22 @@ class BookEngine:
     async def close(self) -> None: ...
 
 
-class FailingStore(SqliteStore):
+class UnreadOnLoops(SqliteStore):
+    """Shoal may not read it on the thread of an event loop; these tests may."""
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        return partial(_read, found) if name in READS and callable(found) else found
+
+
+def _read(call: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    caller = sys._getframe(1).f_globals["__name__"]
+    if caller.startswith("shoal.") and asyncio._get_running_loop() is not None:
+        raise AssertionError(f"{caller} reads the store on the event loop")
+    return call(*args, **options)
+
+
+class FailingStore(UnreadOnLoops):
     failures = 0
 
     def commit(self, events: Sequence[Event], finished: Sequence[Job]) -> int:
@@ -103,6 +125,44 @@ def test_a_submission_is_answered_placed_and_launched(rig: Rig) -> None:
 
     rig.run(work())
     assert isinstance(rig.engine.sent[0].commands[0], Launch)
+
+
+def test_requests_that_name_finished_jobs_are_looked_up_beside_the_loop(rig: Rig) -> None:
+    async def work() -> None:
+        assert await rig.loop.request(Submit(SPEC, key="once")) == Accepted("j1")
+        again = await rig.loop.request(Submit(SPEC, key="once"))
+        assert isinstance(again, Accepted) and again.id == "j1"
+        late = msgspec.structs.replace(SPEC, after=("j9",))
+        refused = await rig.loop.request(Submit(late))
+        assert isinstance(refused, Refused) and refused.field == "after"
+
+    rig.run(work())
+    assert {"keyed", "ended", "job", "history", "events"} <= READS
+
+
+def test_these_tests_would_see_a_read_on_the_loop(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def here(call: Callable[..., Any], *args: Any) -> Any:
+        return call(*args)
+
+    monkeypatch.setattr("shoal.control.loop.asyncio.to_thread", here)
+    with pytest.raises(AssertionError, match=r"shoal\.tick reads the store on the event loop"):
+        rig.run(rig.loop.request(Submit(SPEC, key="once")))
+
+
+def test_output_of_a_job_that_the_state_does_not_know_is_looked_up_beside_the_loop(
+    rig: Rig,
+) -> None:
+    async def work() -> None:
+        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        chunk = LogChunk(MemberRef("j7", 1, 0), 0, b"text")
+        rig.loop.log_from(chunk, "n1", answer.set_result)
+        assert not answer.done()
+        assert await answer == 4, "it is not sent again"
+        assert rig.loop.logs.kept(chunk.ref) == 0, "and not kept"
+
+    rig.run(work())
 
 
 def test_what_cannot_be_stored_is_refused_and_did_not_happen(rig: Rig) -> None:

@@ -11,12 +11,9 @@ import pytest
 
 from shoal.control.filedesk import copied_of
 from shoal.control.output_room import KEPT_MS, OutputRoom
-from shoal.control.outputs import PARTS_MAX, Kept, Limits, OutputStore, may_keep
-from shoal.control.placements import Placements
-from shoal.model.events import JobPlaced, Recorded
-from shoal.model.job import Job, JobSpec, Member, MemberRef
+from shoal.control.outputs import PARTS_MAX, Kept, Limits, OutputStore
+from shoal.model.job import Job, JobSpec, MemberRef
 from shoal.model.kept import FileAnswer, FilePiece, FileWanted, KeptFile, Kind, Snapshot
-from shoal.model.resources import Slice
 
 REF = MemberRef("j1", 1, 0)
 LIMITS = Limits(job=100, total=250, spare=0)
@@ -160,22 +157,7 @@ def test_a_job_keeps_what_fits_and_says_what_does_not(store: OutputStore) -> Non
     assert put(store, "one", bytes(20), ref=MemberRef("j2", 1, 0)).again, "until there is room"
 
 
-def test_only_the_node_of_the_member_writes_and_an_earlier_attempt_replaces_nothing(
-    store: OutputStore,
-) -> None:
-    members = [Member(Slice("n1", ())), Member(Slice("n2", ()))]
-    job = Job(id="j1", number=1, spec=JobSpec(command=("x",)), attempt=2, members=members)
-    slices = (Slice("n8", ()), Slice("n9", ()))
-    first = JobPlaced(at_ms=1, job="j1", attempt=1, slices=slices, master="", why="")
-    places = Placements(lambda *_: [Recorded(1, first)])
-    assert may_keep(places, job, "n8", MemberRef("j1", 1, 1)) is False
-    assert may_keep(places, job, "n8", MemberRef("j1", 1, 2)) is False
-    assert may_keep(places, job, "n1", MemberRef("j1", 2, 0)) is True
-    assert may_keep(places, job, "n1", MemberRef("j1", 2, 1)) is False
-    assert may_keep(places, job, "n1", MemberRef("j1", 2, 7)) is False
-    assert may_keep(places, job, "n1", MemberRef("j1", 3, 0)) is False
-    assert may_keep(places, job, "n9", MemberRef("j1", 1, 1)) is None
-    assert may_keep(places, None, "n1", REF) is False
+def test_what_an_earlier_attempt_writes_replaces_nothing(store: OutputStore) -> None:
     put(store, "a", b"new")
     assert "later attempt" in put(store, "a", b"old", over=False).problem
     assert not put(store, "b", b"old", over=False).problem

@@ -101,7 +101,7 @@ class Cluster:
     def __init__(self, policy: Policy = POLICY) -> None:
         self.now_ms = 1_000
         self.books: dict[str, NodeBook] = {}
-        kept = Kept()
+        kept = self._kept = Kept()
         self.log, self.finished = kept.log, kept.finished
         self.last = Step([], [], [], [], None)
         self._outbox: dict[str, Envelope] = {}  # of the last step
@@ -155,7 +155,7 @@ class Cluster:
             tick.drifted(drift_ms)
         tick.fences = fences
         self._outbox.clear()
-        self.last = tick.run(self.now_ms).step
+        self.last = tick.run(self.now_ms, self._kept).step
         return self.last
 
     def draw(self, seed: int) -> None:

@@ -140,8 +140,11 @@ class Ears:
     def gone(self, gone: NodeGone) -> None:
         self.deaths.append(gone)
 
-    def log(self, chunk: LogChunk, node: str = "") -> int:
+    def log(self, chunk: LogChunk) -> int:
         return self._logs.append(chunk)
+
+    def log_from(self, chunk: LogChunk, node: str, answer: Callable[[int], None]) -> None:
+        answer(self.log(chunk))
 
     def piece(self, package: str, offset: int, node: str = "") -> PackagePiece:
         return self._packages.piece(package, offset)

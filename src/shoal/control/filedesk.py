@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
+from functools import partial
 
 from shoal.control.loop import ControlLoop
-from shoal.control.outputs import FULL, Kept, OutputStore, may_keep
+from shoal.control.outputs import FULL, Kept, OutputStore
+from shoal.control.placements import Place
 from shoal.model.job import MemberRef, Phase
 from shoal.model.kept import (
     Copied,
@@ -20,6 +22,7 @@ from shoal.model.kept import (
 )
 from shoal.tick import Stage
 
+UNKNOWN = "the head cannot look up now where its member was placed"
 NOT_PLACED = "the controller has not placed its member there"
 ALARM = "outputs"
 # As train/checkpoints.py names them.
@@ -34,21 +37,33 @@ class FileDesk:
     def take(
         self, what: FilePiece | Snapshot, node: str, answer: Callable[[FileAnswer], None]
     ) -> None:
+        if self._loop.tick.stage is Stage.UNLOADED or self._loop.store.tight:
+            self._tell(_refused(what, FULL, again=True), answer)
+        else:
+            decided = partial(self._decided, what, node, answer)
+            self._loop.placements.ask(what.ref, node, decided)
+
+    def _decided(
+        self,
+        what: FilePiece | Snapshot,
+        node: str,
+        answer: Callable[[FileAnswer], None],
+        place: Place,
+    ) -> None:
+        """What is here may be replaced by the newest attempt of the job alone."""
         here = asyncio.get_running_loop()
 
         def tell(said: FileAnswer) -> None:
             if not here.is_closed():
                 here.call_soon_threadsafe(self._tell, said, answer)
 
-        kind = what.kind if isinstance(what, FilePiece) else Kind.CHECKPOINT
-        if self._loop.tick.stage is Stage.UNLOADED or self._loop.store.tight:
-            self._tell(FileAnswer(kind, what.serial, 0, FULL, again=True), answer)
-            return
-        may = may_keep(self._loop.placements, self._loop.job_of(what.ref), node, what.ref)
-        if may is False or (may is None and kind is Kind.CHECKPOINT):
-            answer(FileAnswer(kind, what.serial, 0, NOT_PLACED))
+        newest = place is Place.NEWEST
+        if place is Place.UNKNOWN:
+            self._tell(_refused(what, UNKNOWN, again=True), answer)
+        elif place is Place.NOWHERE or not (newest or _kind(what) is Kind.OUTPUT):
+            answer(_refused(what, NOT_PLACED))
         elif isinstance(what, FilePiece):
-            self.store.take(what, node, over=bool(may), answer=tell)
+            self.store.take(what, node, over=newest, answer=tell)
         else:
             bound = self._loop.policy.checkpoint_copy_mb << 20
 
@@ -83,6 +98,14 @@ class FileDesk:
                 files = [file for files in index.of.values() for file in files]
                 ref = MemberRef(job.id, index.attempt, 0)
                 self._loop.tick.copied(copied_of(Kept(ref, tuple(files))))
+
+
+def _kind(what: FilePiece | Snapshot) -> Kind:
+    return what.kind if isinstance(what, FilePiece) else Kind.CHECKPOINT
+
+
+def _refused(what: FilePiece | Snapshot, why: str, *, again: bool = False) -> FileAnswer:
+    return FileAnswer(_kind(what), what.serial, 0, why, again=again)
 
 
 def copied_of(kept: Kept) -> Copied:

@@ -16,7 +16,7 @@ from shoal.control.counters import Counters
 from shoal.control.leading import alone
 from shoal.control.logs import LogStore
 from shoal.control.packages import PackageStore, may_fetch
-from shoal.control.placements import Placements
+from shoal.control.placements import Place, Placements
 from shoal.control.plugins import PolicyFunctions
 from shoal.control.secretstore import SecretStore, hand_over
 from shoal.core.invariants import verify
@@ -25,7 +25,6 @@ from shoal.database.base import Deposed
 from shoal.model.budget import Spending
 from shoal.model.commands import Envelope
 from shoal.model.events import Event, IdentityEvent, jobs_of
-from shoal.model.job import Job, MemberRef
 from shoal.model.policy import Policy
 from shoal.model.report import (
     Answer,
@@ -44,7 +43,17 @@ from shoal.model.secret import SealedSecrets, SecretsWanted
 from shoal.model.series import NodeSample
 from shoal.model.service import ServiceLoad
 from shoal.model.supply import SupplyReport
-from shoal.ports import Clock, Engine, Files, Follower, Store, StoreDamaged, StoreError, StoreFull
+from shoal.ports import (
+    Clock,
+    Engine,
+    Files,
+    Follower,
+    LoopStore,
+    Store,
+    StoreDamaged,
+    StoreError,
+    StoreFull,
+)
 from shoal.tick import Decision, Stage, Tick
 
 log = logging.getLogger("shoal.control")
@@ -88,8 +97,9 @@ class ControlLoop:
         self.secrets: SecretStore | None = None
         self.files: Files | None = None
         self.engine_kind = engine_kind
-        self.store = store
-        self.placements = Placements(lambda job, most: self.store.history(job, most))
+        self.store = store  # for readers and threads
+        self._log: LoopStore = store
+        self.placements = Placements(lambda job: self.tick.state.jobs.get(job), store)
         self.tick = Tick(store, policy, self._send, fences=engine.fences)
         self.tick.draw = partial(secrets.randbits, PORT_SEED_BITS)
         self.functions = PolicyFunctions()
@@ -189,9 +199,9 @@ class ControlLoop:
         return await future
 
     def _tight(self) -> bool:
-        if self.store.tight and self.tick.settled:
-            self.store.relax()  # otherwise a cluster where nothing happens would stay tight
-        return self.store.tight
+        if self._log.tight and self.tick.settled:
+            self._log.relax()  # otherwise a cluster where nothing happens would stay tight
+        return self._log.tight
 
     def look_at_policy(self) -> None:
         """Functions of users may be missing or fail; then a shipped one takes their place."""
@@ -229,10 +239,19 @@ class ControlLoop:
         if self.tick.drifted(drift_ms):
             self._wake.set()
 
-    def log(self, chunk: LogChunk, node: str = "") -> int:
+    def log_from(self, chunk: LogChunk, node: str, answer: Callable[[int], None]) -> None:
+        def keep(place: Place) -> None:
+            if place is Place.NOWHERE:
+                answer(chunk.offset + len(chunk.data))  # it must not send it again
+            elif place is Place.UNKNOWN:
+                answer(self.logs.kept(chunk.ref))  # it sends it again
+            else:
+                answer(self.log(chunk))
+
+        self.placements.ask(chunk.ref, node, keep)
+
+    def log(self, chunk: LogChunk) -> int:
         self.check()
-        if node and not self.placements.had(self.job_of(chunk.ref), node, chunk.ref):
-            return chunk.offset + len(chunk.data)  # it must not send it again
         try:
             if self._tight():  # the room that is left is for the log of events
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -246,10 +265,6 @@ class ControlLoop:
         if chunk.data:
             self._notify([chunk.ref.job])
         return kept
-
-    def job_of(self, ref: MemberRef) -> Job | None:
-        """The member's job, alive or finished."""
-        return self.tick.state.jobs.get(ref.job) or self.store.job(ref.job)
 
     def piece(self, package: str, offset: int, node: str = "") -> PackagePiece:
         if node and not may_fetch(self.tick.state, node, package):
@@ -310,8 +325,8 @@ class ControlLoop:
 
     async def _run_tick(self) -> int | None:
         began = time.perf_counter()
-        if self.tick.receive() and self.store.remote:
-            await asyncio.to_thread(self.tick.look_up)
+        if self.tick.receive():
+            await asyncio.to_thread(self.tick.look_up, self.store)
         self._decided_ms = self.clock.now_ms()
         decision = self.tick.decide(self._decided_ms)
         self.counters.steps.add(time.perf_counter() - began)
@@ -365,7 +380,7 @@ class ControlLoop:
         start, last = self._published, self.last_seq
         read = partial(self.store.events, start, last - start)
         try:
-            found = await asyncio.to_thread(read) if self.store.remote else read()
+            found = await asyncio.to_thread(read)
         except StoreError as error:
             log.error("followers have to read what they missed themselves: %s", error)
             found = []
@@ -385,13 +400,13 @@ class ControlLoop:
 
     async def _keep_snapshot(self) -> None:
         """Now and then, so that the next start is quick. One that fails is only tried again."""
-        if self.last_seq - max(self._snapshot_tried, self.store.snapshot_seq) < EVENTS_PER_SNAPSHOT:
+        if self.last_seq - max(self._snapshot_tried, self._log.snapshot_seq) < EVENTS_PER_SNAPSHOT:
             return
         verify(self.state)
         seq, body = self.tick.snapshot()
         self._snapshot_tried = seq
         try:
-            dropped = await asyncio.to_thread(self.store.snapshot, seq, body)
+            dropped = await asyncio.to_thread(self._log.snapshot, seq, body)
         except StoreError as error:
             self.alarms.raise_("snapshot", f"no snapshot can be written: {error}")
             return
@@ -406,8 +421,7 @@ class ControlLoop:
 
     async def _begin(self) -> None:
         store = partial(self.tick.store_epoch, self.clock.now_ms())
-        event = await asyncio.to_thread(store) if self.store.remote else store()
-        self.tick.begun(event)
+        self.tick.begun(await asyncio.to_thread(store))
         self.look_at_policy()
 
     async def _recover(self) -> None:

@@ -27,10 +27,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from shoal.control.placements import Placements
 from shoal.control.workplace import Workplace
 from shoal.machine.files import sync_folder
-from shoal.model.job import Job, MemberRef
+from shoal.model.job import MemberRef
 from shoal.model.kept import (
     FILES_MAX,
     PIECE_BYTES,
@@ -528,14 +527,6 @@ class OutputStore(KeptFiles):
 
     def _write_index(self, job: str, index: Index) -> None:
         self._work.write(self.root / job / "index.json", msgspec.json.encode(index))
-
-
-def may_keep(places: Placements, job: Job | None, node: str, ref: MemberRef) -> bool | None:
-    """May this node write for the member? None: only what is not there yet, because a later attempt
-    has begun."""
-    if job is None or not places.had(job, node, ref):
-        return False
-    return True if ref.attempt == job.attempt else None
 
 
 def _key(piece: FilePiece) -> Key:

@@ -52,7 +52,6 @@ class Database(Protocol):
     name: str  # for people: a path, or a server and its database, without a password
     words: Words
     generation: int  # grows when the connection that writes was made again
-    remote: bool  # it is a server: any call may take long
 
     def prepare(
         self, part: str, version: int, schema: str, steps: Mapping[int, str] | None = None

@@ -41,8 +41,6 @@ class PostgresDatabase:
     """One connection that writes, and a few that read. All of them are made when they are needed
     first, and made again when the server has been away. Without a lease it only reads."""
 
-    remote = True
-
     def __init__(self, url: str, lease: Lease | None = None) -> None:
         self.name = name_of(url)
         self.words = WORDS

@@ -37,7 +37,6 @@ class SqliteDatabase:
     without it, the newest commits may be lost then, but the file stays whole."""
 
     generation = 0  # the file has no connection that could break
-    remote = False
 
     def __init__(self, path: Path, durable: bool = True, advice: str = "") -> None:
         """`advice`: what to do about a damaged file, for people."""

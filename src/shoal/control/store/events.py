@@ -233,10 +233,6 @@ class EventStore:
         return max(seq or 0 for (seq,) in rows)
 
     @property
-    def remote(self) -> bool:
-        return self.database.remote
-
-    @property
     def tight(self) -> bool:
         return False  # a server's disk is its administrator's
 

@@ -222,7 +222,7 @@ class Line:
                 if self._is_own(still.node) and not inbox.still(still):
                     self.send(Ask())
             case Log(chunk):
-                self.send(Kept(chunk.ref, inbox.log(chunk, self.node)))
+                inbox.log_from(chunk, self.node, lambda size: self.send(Kept(chunk.ref, size)))
             case Need(package, offset):
                 # An agent without an answer asks again.
                 if self.link.backlog_bytes < PIECES_BYTES_MAX:

@@ -218,6 +218,8 @@ class Replay:
         self.levels.advance(self.now_ms)
         self._collect()
         tick, begin_ns = self.tick, time.perf_counter_ns()
+        if tick.receive():
+            tick.look_up(self)
         decision = tick.decide(self.now_ms)
         self.outcome.step_ns.append(time.perf_counter_ns() - begin_ns)
         self.ledger.stepped(decision.believed, decision.step.events, self.now_ms)
