@@ -71,7 +71,8 @@ def table_of(
     rows: Sequence[JobRow], names: Sequence[str], now_ms: int
 ) -> tuple[list[Column], list[list[Cell]]]:
     columns = [COLUMNS[name] for name in names]
-    cells = [[_cell(column, column.of_row(row, now_ms)) for column in columns] for row in rows]
+    drawn = [(column.of_row, _drawn(column)) for column in columns]
+    cells = [[draw(of_row(row, now_ms)) for of_row, draw in drawn] for row in rows]
     return [_laid_out(column) for column in columns], cells
 
 
@@ -79,13 +80,13 @@ def _laid_out(column: JobColumn) -> Column:
     return LAID_OUT.get(column.name) or Column(column.name.upper(), right=column.kind in RIGHT)
 
 
-def _cell(column: JobColumn, value: Value) -> Cell:
+def _drawn(column: JobColumn) -> Callable[[Value], Cell]:
     if column.kind is Kind.MOMENT:
-        return Cell(_moment(value), pretty=_moment(value).replace("T", " "))
+        return lambda value: Cell(_moment(value), pretty=_moment(value).replace("T", " "))
     if column.kind is Kind.DURATION:
-        return Cell("" if value is None else duration_text(int(value)), "dim")
-    text = "" if value is None else str(value)
-    return DRAWN.get(column.name, Cell)(text)
+        return lambda value: Cell("" if value is None else duration_text(int(value)), "dim")
+    draw = DRAWN.get(column.name, Cell)
+    return lambda value: draw("" if value is None else str(value))
 
 
 def _moment(value: Value) -> str:
