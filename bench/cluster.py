@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from shoal.core.nodebook import NodeBook
+from shoal.core.state.events.runs import JobPlaced
 from shoal.core.state.state import State
 from shoal.core.step import Step, step
 from shoal.model.commands import Command, Envelope
-from shoal.model.events import JobPlaced
 from shoal.model.job import Job, JobSpec, MemberRef, Phase
 from shoal.model.node import NodeSpec
 from shoal.model.policy import Policy

@@ -28,7 +28,7 @@ from bench.figures import machine, percentile, ratio, spread, table
 from shoal.client import Address, Client
 from shoal.control.home import ClusterConfig, Home
 from shoal.control.lifecycle import bring_up, take_down
-from shoal.model.events import NodeLost
+from shoal.core.state.events.nodes import NodeLost
 from shoal.model.job import JobSpec
 from shoal.model.node import NodeSpec
 

@@ -39,7 +39,9 @@ from harness.postgres import Postgres
 
 from bench.figures import machine, percentile, table
 from shoal.client import Client, ShoalError
-from shoal.model.events import JobFinished, JobSubmitted, Recorded
+from shoal.core.state.events.log import Recorded
+from shoal.core.state.events.queue import JobSubmitted
+from shoal.core.state.events.runs import JobFinished
 from shoal.model.job import JobSpec, Outcome
 
 CLIENTS = 6

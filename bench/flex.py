@@ -25,14 +25,9 @@ import msgspec
 from bench.figures import machine, table
 from bench.llm_load import Fleet, LoadError, Request, read_azure, read_day, work_over_time
 from shoal.core.policies import SHIPPED
+from shoal.core.state.events.runs import JobFinished, JobRequeued, JobStopping
+from shoal.core.state.events.services import ReplicaDraining, ReplicaReady
 from shoal.core.state.state import State
-from shoal.model.events import (
-    JobFinished,
-    JobRequeued,
-    JobStopping,
-    ReplicaDraining,
-    ReplicaReady,
-)
 from shoal.model.job import Job, JobSpec, Phase, StopCause
 from shoal.model.report import Request as AnyRequest
 from shoal.model.report import SetService

@@ -20,11 +20,14 @@ from pathlib import Path
 import msgspec
 
 from bench.figures import machine, table
+from shoal.core.state.events.log import Event
+from shoal.core.state.events.nodes import NodeJoined, NodeReady
+from shoal.core.state.events.queue import JobSubmitted
+from shoal.core.state.events.runs import JobFinished, JobPlaced, JobRunning, MemberExited
 from shoal.ledger.accounts import HOUR_MS
 from shoal.ledger.book import Book
 from shoal.ledger.report import Tariff, view
 from shoal.ledger.store import LedgerStore
-from shoal.model import events as ev
 from shoal.model.job import JobSpec, MemberRef, Outcome
 from shoal.model.ledger import By, PriceList
 from shoal.model.node import NodeSpec
@@ -35,7 +38,7 @@ GPUS = 8
 EVENTS_PER_WRITE = 5_000
 
 
-def history(nodes: int, jobs: int) -> Iterator[ev.Event]:
+def history(nodes: int, jobs: int) -> Iterator[Event]:
     """One-GPU jobs that run for about half an hour; all GPUs are in use."""
     rng = random.Random(1)
     free = [(f"n{n}", gpu) for n in range(nodes) for gpu in range(GPUS)]
@@ -43,8 +46,8 @@ def history(nodes: int, jobs: int) -> Iterator[ev.Event]:
         spec = NodeSpec(
             id=f"n{number}", gpus=GPUS, cpu_milli=64_000, memory_mb=500_000, gpu_model="H100"
         )
-        yield ev.NodeJoined(at_ms=0, node=spec.id, spec=spec, incarnation=1)
-        yield ev.NodeReady(at_ms=0, node=spec.id)
+        yield NodeJoined(at_ms=0, node=spec.id, spec=spec, incarnation=1)
+        yield NodeReady(at_ms=0, node=spec.id)
     ends: list[tuple[int, str, str, int]] = []
     now_ms = 0
     for number in range(jobs):
@@ -54,20 +57,20 @@ def history(nodes: int, jobs: int) -> Iterator[ev.Event]:
             free.append((node, gpu))
         job, (node, gpu) = f"j{number}", free.pop()
         spec_ = JobSpec(command=("x",), gpus=1, tenant=f"t{number % 20}", user=f"u{number % 100}")
-        yield ev.JobSubmitted(at_ms=now_ms, job=job, spec=spec_)
+        yield JobSubmitted(at_ms=now_ms, job=job, spec=spec_)
         slices = (Slice(node, (gpu,)),)
-        yield ev.JobPlaced(at_ms=now_ms, job=job, attempt=1, slices=slices, master="", why="")
-        yield ev.JobRunning(at_ms=now_ms + 1, job=job, attempt=1)
+        yield JobPlaced(at_ms=now_ms, job=job, attempt=1, slices=slices, master="", why="")
+        yield JobRunning(at_ms=now_ms + 1, job=job, attempt=1)
         heapq.heappush(ends, (now_ms + int(rng.expovariate(1 / 1_800_000)), job, node, gpu))
     while ends:
         now_ms, job, node, _ = heapq.heappop(ends)
         yield from over(now_ms, job, node)
 
 
-def over(at_ms: int, job: str, node: str) -> Iterator[ev.Event]:
-    yield ev.MemberExited(at_ms=at_ms, job=job, attempt=1, member=0, node=node, code=0)
+def over(at_ms: int, job: str, node: str) -> Iterator[Event]:
+    yield MemberExited(at_ms=at_ms, job=job, attempt=1, member=0, node=node, code=0)
     done = Outcome.SUCCEEDED
-    yield ev.JobFinished(at_ms=at_ms, job=job, attempt=1, outcome=done, code=0, why="")
+    yield JobFinished(at_ms=at_ms, job=job, attempt=1, outcome=done, code=0, why="")
 
 
 def measure(nodes: int, jobs: int) -> dict[str, float]:
@@ -127,12 +130,12 @@ def beats_per_s(members: int = 1000, rounds: int = 100) -> float:
     """A gang that sends a beat for each member every second."""
     book = Book()
     spec = NodeSpec(id="n", gpus=256, cpu_milli=1, memory_mb=1)
-    book.take(ev.NodeJoined(at_ms=0, node="n", spec=spec, incarnation=1))
+    book.take(NodeJoined(at_ms=0, node="n", spec=spec, incarnation=1))
     job = JobSpec(command=("x",), gpus=1, gpu_milli=100, members=members)
-    book.take(ev.JobSubmitted(at_ms=0, job="j", spec=job))
+    book.take(JobSubmitted(at_ms=0, job="j", spec=job))
     slices = tuple(Slice("n", (number % 256,), gpu_milli=100) for number in range(members))
-    book.take(ev.JobPlaced(at_ms=0, job="j", attempt=1, slices=slices, master="", why=""))
-    book.take(ev.JobRunning(at_ms=0, job="j", attempt=1))
+    book.take(JobPlaced(at_ms=0, job="j", attempt=1, slices=slices, master="", why=""))
+    book.take(JobRunning(at_ms=0, job="j", attempt=1))
     began = time.process_time()
     for second in range(1, rounds + 1):
         book.advance(second * 1000)

@@ -29,18 +29,17 @@ from shoal.control.loop import EVENTS_PER_SNAPSHOT
 from shoal.control.past.following import Bars
 from shoal.control.store.sqlite import SqliteStore
 from shoal.core.state.apply import apply
-from shoal.core.state.state import State
-from shoal.model.events import (
-    Event,
+from shoal.core.state.events.log import Event
+from shoal.core.state.events.nodes import NodeJoined, NodeReady
+from shoal.core.state.events.queue import JobSubmitted
+from shoal.core.state.events.runs import (
     JobFinished,
     JobPlaced,
     JobRunning,
-    JobSubmitted,
     MemberExited,
     MembersStarted,
-    NodeJoined,
-    NodeReady,
 )
+from shoal.core.state.state import State
 from shoal.model.job import Job, JobSpec, Outcome, Phase
 from shoal.model.node import NodeSpec
 from shoal.model.policy import Policy

@@ -19,9 +19,9 @@ import msgspec
 from bench.figures import machine, percentile, ratio, table
 from shoal.core.policies import SHIPPED
 from shoal.core.scheduling.functions import FUNCTIONS
+from shoal.core.state.events.runs import JobPlaced
 from shoal.core.state.state import State
 from shoal.core.step import step
-from shoal.model.events import JobPlaced
 from shoal.model.job import JobSpec
 from shoal.model.node import NodeSpec
 from shoal.model.policy import Policy

@@ -17,7 +17,7 @@ from shoal.cli.up.hardware import detect, this_machine
 from shoal.client import Client
 from shoal.control.home import ClusterConfig, Home
 from shoal.control.lifecycle import bring_up, take_down
-from shoal.model.events import JobAsleep, JobAwake
+from shoal.core.state.events.sleep import JobAsleep, JobAwake
 from shoal.model.job import JobSpec, Restart
 from shoal.model.node import NodeSpec
 from shoal.model.policy import Policy

@@ -12,7 +12,7 @@ from typing import Any
 
 from harness.history import FAIL, OK, UNKNOWN, Op, Seen, checksum
 from shoal.client import Client, ShoalError
-from shoal.model.events import Recorded
+from shoal.core.state.events.log import Recorded
 from shoal.model.job import JobSpec
 from shoal.model.views import JobRow
 

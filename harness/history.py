@@ -24,19 +24,21 @@ from itertools import pairwise
 
 import msgspec
 
-from shoal.model.events import (
+from shoal.core.state.events.arrays import (
     ArrayCancelled,
     ArrayFinished,
     ArrayRetried,
     ArraySubmitted,
+)
+from shoal.core.state.events.log import Recorded
+from shoal.core.state.events.queue import JobSubmitted
+from shoal.core.state.events.runs import (
     JobAdopted,
     JobFinished,
     JobPlaced,
     JobRequeued,
     JobRunning,
     JobStopping,
-    JobSubmitted,
-    Recorded,
 )
 from shoal.model.job import Outcome, StopCause
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shoal.model.events import Event, JobFinished, JobPlaced, JobReleased, JobSubmitted
+from shoal.core.state.events.log import Event
+from shoal.core.state.events.queue import JobReleased, JobSubmitted
+from shoal.core.state.events.runs import JobFinished, JobPlaced
 from shoal.model.job import JobSpec, Outcome
 from shoal.model.report import CancelWorkflow, Request, Submit, SubmitWorkflow
 from storm.lives import Untruth

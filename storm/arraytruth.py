@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from shoal.model.events import (
+from shoal.core.state.events.arrays import (
     ArrayCancelled,
     ArrayFinished,
     ArrayRetried,
     ArraySubmitted,
-    Event,
-    JobFinished,
-    JobSubmitted,
 )
+from shoal.core.state.events.log import Event
+from shoal.core.state.events.queue import JobSubmitted
+from shoal.core.state.events.runs import JobFinished
 from shoal.model.ids import array_of
 from shoal.model.job import JobSpec, Outcome
 from shoal.model.report import Cancel, Request, Retry

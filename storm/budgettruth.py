@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from shoal.core.features.budget import GPU_US_PER_GPU_HOUR
+from shoal.core.state.events.budgets import BudgetEvent, BudgetFreed, BudgetHeld, BudgetWarned
+from shoal.core.state.events.runs import JobStopping
 from shoal.model.budget import Spending
-from shoal.model.events import BudgetEvent, BudgetFreed, BudgetHeld, BudgetWarned, JobStopping
 from shoal.model.job import JobSpec, Restart, StopCause
 from shoal.model.policy import Policy, Tenant
 from storm.lives import Untruth

@@ -6,20 +6,12 @@ import random
 
 import msgspec
 
-from shoal.model.events import (
-    ArrayFinished,
-    ArrayRetried,
-    ArraySubmitted,
-    Event,
-    JobAdopted,
-    JobFinished,
-    JobPlaced,
-    JobRequeued,
-    JobSubmitted,
-    PolicyChanged,
-    ServiceSet,
-    ServiceStopped,
-)
+from shoal.core.state.events.arrays import ArrayFinished, ArrayRetried, ArraySubmitted
+from shoal.core.state.events.cluster import PolicyChanged
+from shoal.core.state.events.log import Event
+from shoal.core.state.events.queue import JobSubmitted
+from shoal.core.state.events.runs import JobAdopted, JobFinished, JobPlaced, JobRequeued
+from shoal.core.state.events.services import ServiceSet, ServiceStopped
 from shoal.model.ids import array_of
 from shoal.model.policy import Policy, Tenant
 from storm.lives import Untruth

@@ -11,9 +11,9 @@ import msgspec
 from shoal.core.invariants import Violation
 from shoal.core.scheduling.functions import FUNCTIONS
 from shoal.core.state.apply import replay
+from shoal.core.state.events.log import Event
 from shoal.core.state.load import restore
 from shoal.core.state.state import Snapshot, State
-from shoal.model.events import Event
 from shoal.model.job import Job
 from shoal.model.report import Ended
 from shoal.ports import StoreError, Used

@@ -5,17 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from shoal.model.events import (
-    ControllerStarted,
-    Event,
-    JobCheckpointed,
-    JobPlaced,
-    JobStopping,
-    NodeEnding,
-    NodeIntended,
-    NodeLost,
-    PolicyChanged,
-)
+from shoal.core.state.events.cluster import ControllerStarted, PolicyChanged
+from shoal.core.state.events.log import Event
+from shoal.core.state.events.nodes import NodeEnding, NodeIntended, NodeLost
+from shoal.core.state.events.runs import JobCheckpointed, JobPlaced, JobStopping
 from shoal.model.job import Restart, StopCause
 from shoal.model.node import NodeIntent
 from shoal.model.policy import Policy

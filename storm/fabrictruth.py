@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from shoal.model.events import EventBase, FabricMeasured, PolicyChanged
+from shoal.core.state.events.base import EventBase
+from shoal.core.state.events.cluster import PolicyChanged
+from shoal.core.state.events.nodes import FabricMeasured
 from shoal.model.node import NodeSpec
 from shoal.model.policy import Places, Policy
 from storm.lives import Untruth

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from shoal.model.events import JobClaimed, JobDozing, JobPlaced, JobStopping
+from shoal.core.state.events.queue import JobClaimed
+from shoal.core.state.events.runs import JobPlaced, JobStopping
+from shoal.core.state.events.sleep import JobDozing
 from shoal.model.job import JobSpec, SleepCause, StopCause, Within
 from shoal.model.node import NodeSpec
 from shoal.model.policy import Policy, Preempt

@@ -7,15 +7,9 @@ from collections.abc import Mapping
 import msgspec
 
 from shoal.core.answers.bound import divided, shares_of
-from shoal.model.events import (
-    JobCheckpointed,
-    JobClaimed,
-    JobPlaced,
-    JobStopping,
-    MemberExited,
-    NodeIntended,
-    NodeJudged,
-)
+from shoal.core.state.events.nodes import NodeIntended, NodeJudged
+from shoal.core.state.events.queue import JobClaimed
+from shoal.core.state.events.runs import JobCheckpointed, JobPlaced, JobStopping, MemberExited
 from shoal.model.health import HealthRule, Standing
 from shoal.model.job import StopCause
 from shoal.model.node import NodeIntent

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from shoal.core.state.events.runs import (
+    JobAdopted,
+    JobFinished,
+    JobPlaced,
+    JobRequeued,
+    JobStopping,
+)
 from shoal.model.commands import Launch
-from shoal.model.events import JobAdopted, JobFinished, JobPlaced, JobRequeued, JobStopping
 from shoal.model.job import JobSpec, MemberRef, Outcome, Restart, StopCause
 from shoal.model.node import NodeSpec
 from shoal.model.policy import Policy

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shoal.cron import due_after, parse, zone_of
-from shoal.model.events import (
-    Event,
-    JobSubmitted,
+from shoal.core.state.events.log import Event
+from shoal.core.state.events.queue import JobSubmitted
+from shoal.core.state.events.schedules import (
     ScheduleEvent,
     ScheduleMissed,
     SchedulePaused,
@@ -16,6 +15,7 @@ from shoal.model.events import (
     ScheduleSet,
     ScheduleSkipped,
 )
+from shoal.cron import due_after, parse, zone_of
 from shoal.model.schedule import ScheduleSpec
 from storm.lives import Untruth
 

@@ -6,16 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from shoal.core.features.service.serve import TRIES_MAX
-from shoal.model.events import (
-    Event,
-    EventBase,
-    JobAwake,
-    JobDozing,
-    JobFinished,
-    JobPlaced,
-    JobRequeued,
-    JobStopping,
-    JobSubmitted,
+from shoal.core.state.events.base import EventBase
+from shoal.core.state.events.log import Event
+from shoal.core.state.events.queue import JobSubmitted
+from shoal.core.state.events.runs import JobFinished, JobPlaced, JobRequeued, JobStopping
+from shoal.core.state.events.services import (
     ReplicaDraining,
     ReplicaReady,
     ServiceScaled,
@@ -23,6 +18,7 @@ from shoal.model.events import (
     ServiceStopped,
     ServiceStopping,
 )
+from shoal.core.state.events.sleep import JobAwake, JobDozing
 from shoal.model.job import JobSpec, MemberRef, Outcome, StopCause
 from shoal.model.report import Request, SetService, StopService
 from shoal.model.service import Rollout, ServiceSpec

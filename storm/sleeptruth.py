@@ -5,22 +5,24 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from shoal.model.events import (
-    Event,
+from shoal.core.state.events.cluster import PolicyChanged
+from shoal.core.state.events.log import Event
+from shoal.core.state.events.nodes import NodeEnding
+from shoal.core.state.events.runs import (
     JobAdopted,
-    JobAsleep,
-    JobAwake,
-    JobDozing,
     JobFinished,
     JobPlaced,
     JobRequeued,
     JobRunning,
     JobStopping,
+)
+from shoal.core.state.events.sleep import (
+    JobAsleep,
+    JobAwake,
+    JobDozing,
     JobTouched,
     JobWaking,
     MembersAsleep,
-    NodeEnding,
-    PolicyChanged,
     SleepRefused,
     WakeRefused,
 )

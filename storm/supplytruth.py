@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shoal.model.events import Event, NodesOrdered, OrderEnded, PolicyChanged
+from shoal.core.state.events.cluster import PolicyChanged
+from shoal.core.state.events.log import Event
+from shoal.core.state.events.supply import NodesOrdered, OrderEnded
 from shoal.model.policy import Policy
 from shoal.model.supply import Provision
 from storm.contacts import Contacts

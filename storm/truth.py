@@ -12,38 +12,33 @@ from typing import Any
 
 from shoal.core.nodebook import STOPPED_BEFORE_START_CODE
 from shoal.core.phases.observe import FENCE_MS
-from shoal.model.commands import Envelope, Launch
-from shoal.model.events import (
-    BudgetFreed,
-    BudgetHeld,
-    BudgetWarned,
-    ControllerStarted,
-    Event,
-    EventBase,
-    JobAdopted,
-    JobCheckpointed,
-    JobClaimed,
-    JobDozing,
-    JobFinished,
-    JobPlaced,
-    JobRequeued,
-    JobRunning,
-    JobStopping,
-    JobSubmitted,
-    JobUnclaimed,
-    JobWaking,
-    MemberExited,
-    MemberLost,
+from shoal.core.state.events.base import EventBase
+from shoal.core.state.events.budgets import BudgetFreed, BudgetHeld, BudgetWarned
+from shoal.core.state.events.cluster import ControllerStarted, PolicyChanged
+from shoal.core.state.events.identity import TenantAdded, TenantRemoved
+from shoal.core.state.events.log import Event
+from shoal.core.state.events.nodes import (
     NodeIntended,
     NodeJoined,
     NodeJudged,
     NodeLost,
     NodeReady,
     NodeSilent,
-    PolicyChanged,
-    TenantAdded,
-    TenantRemoved,
 )
+from shoal.core.state.events.queue import JobClaimed, JobSubmitted, JobUnclaimed
+from shoal.core.state.events.runs import (
+    JobAdopted,
+    JobCheckpointed,
+    JobFinished,
+    JobPlaced,
+    JobRequeued,
+    JobRunning,
+    JobStopping,
+    MemberExited,
+    MemberLost,
+)
+from shoal.core.state.events.sleep import JobDozing, JobWaking
+from shoal.model.commands import Envelope, Launch
 from shoal.model.health import Standing
 from shoal.model.job import Fault, MemberRef, Outcome, StopCause
 from shoal.model.node import NodeIntent, NodeSpec

@@ -4,16 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from shoal.model.events import (
-    Event,
-    JobAdopted,
-    JobFinished,
-    JobPlaced,
-    JobReleased,
-    JobRequeued,
-    JobSubmitted,
-    JobWaited,
-)
+from shoal.core.state.events.log import Event
+from shoal.core.state.events.queue import JobReleased, JobSubmitted, JobWaited
+from shoal.core.state.events.runs import JobAdopted, JobFinished, JobPlaced, JobRequeued
 from shoal.model.job import JobSpec
 from shoal.model.notice import wanted_of
 from storm.lives import Untruth

@@ -5,8 +5,8 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 
+from shoal.core.state.events.log import Event
 from shoal.model.commands import Envelope, Launch
-from shoal.model.events import Event
 from shoal.model.job import Fault, MemberRef
 from shoal.model.node import NodeSpec
 from shoal.model.report import Answer, NodeReport, Request, Still

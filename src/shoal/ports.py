@@ -8,9 +8,9 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from shoal.core.state.events.log import Event, Recorded
 from shoal.core.state.state import State
 from shoal.model.commands import Envelope
-from shoal.model.events import Event, Recorded
 from shoal.model.finding import EVERY_JOB, Found, JobFilter, Mark, Order
 from shoal.model.job import Job
 from shoal.model.kept import FileAnswer, FilePiece, FileSent, FileWanted, Snapshot

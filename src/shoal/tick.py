@@ -22,6 +22,7 @@ from shoal.core.invariants import verify, verify_touched
 from shoal.core.phases.timekeeping import JUMP_MS
 from shoal.core.scheduling.functions import FUNCTIONS
 from shoal.core.state.apply import apply
+from shoal.core.state.events.cluster import ControllerStarted
 from shoal.core.state.state import Functions, State
 from shoal.core.step import Step, step
 from shoal.cron import dues_of
@@ -29,7 +30,6 @@ from shoal.model.after import conditions
 from shoal.model.budget import Spending
 from shoal.model.commands import Command, Envelope
 from shoal.model.durations import duration_text
-from shoal.model.events import ControllerStarted
 from shoal.model.ids import array_of
 from shoal.model.kept import Copied
 from shoal.model.node import NodeHealth

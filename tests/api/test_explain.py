@@ -7,7 +7,7 @@ from pathlib import Path
 from shoal.api.explain import explanation_of, why_view
 from shoal.api.principal import THE_OPERATOR
 from shoal.api.reach import Reach
-from shoal.model.events import JobCheckpointed, JobRunning
+from shoal.core.state.events.runs import JobCheckpointed, JobRunning
 from shoal.model.report import Submit
 from tests.control.test_loop import SPEC, Rig
 

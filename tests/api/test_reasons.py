@@ -20,8 +20,10 @@ from shoal.core.answers.advice import advise
 from shoal.core.answers.outlook import outlook
 from shoal.core.features.notices import notices_of
 from shoal.core.state.apply import apply
+from shoal.core.state.events.base import JobEvent
+from shoal.core.state.events.log import Event, Recorded
+from shoal.core.state.events.nodes import NodeJudged
 from shoal.model.commands import Stop
-from shoal.model.events import Event, JobEvent, NodeJudged, Recorded
 from shoal.model.health import Record, Standing, Suspicion
 from shoal.model.identity import Identity, Role, User
 from shoal.model.job import Job

@@ -14,7 +14,7 @@ import pytest
 
 from shoal.api.audit import SAME_MAX
 from shoal.client import Client
-from shoal.model.events import JobCheckpointed
+from shoal.core.state.events.runs import JobCheckpointed
 from shoal.model.identity import Role
 from shoal.model.people import NewToken
 from tests.live.cluster import Live, live_cluster

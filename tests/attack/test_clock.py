@@ -13,12 +13,12 @@ from shoal.control.clock import Clocks, SystemClock
 from shoal.control.logs import LogStore
 from shoal.control.loop import ControlLoop
 from shoal.control.store.sqlite import SqliteStore
+from shoal.core.state.events.cluster import ClockJumped
 from shoal.core.state.load import restore
 from shoal.core.state.state import State
 from shoal.core.step import step
 from shoal.database.settings import FileSettings
 from shoal.ledger.live import LiveLedger
-from shoal.model.events import ClockJumped
 from shoal.model.job import JobSpec
 from shoal.model.ledger import By
 from shoal.model.policy import Policy

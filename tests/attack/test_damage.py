@@ -20,11 +20,12 @@ from shoal.control.store.marks import JOBS_AHEAD, Numbers
 from shoal.control.store.salvage import salvage
 from shoal.control.store.sqlite import SqliteStore
 from shoal.core.invariants import verify
+from shoal.core.state.events.cluster import ControllerStarted
+from shoal.core.state.events.identity import IdentityEvent
 from shoal.database.settings import FileSettings
 from shoal.ledger.live import LiveLedger
 from shoal.ledger.store import LedgerStore
 from shoal.machine.files import write_private
-from shoal.model.events import ControllerStarted, IdentityEvent
 from shoal.model.identity import Role, Token, User
 from shoal.model.job import JobSpec
 from shoal.model.ledger import By

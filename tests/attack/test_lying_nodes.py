@@ -18,9 +18,9 @@ from shoal.control.loop import ControlLoop
 from shoal.control.packages import PackageStore
 from shoal.control.store.sqlite import SqliteStore
 from shoal.core.nodebook import NodeBook
+from shoal.core.state.events.cluster import ControllerStarted
 from shoal.link.channel import Dialled, dial
 from shoal.link.wire import Commands, Heard, LinkFile, Log, Need, Piece
-from shoal.model.events import ControllerStarted
 from shoal.model.job import JobSpec, MemberRef, Phase
 from shoal.model.node import JOINED, NodeHealth, NodeSpec
 from shoal.model.policy import Policy

@@ -20,9 +20,9 @@ import pytest
 from harness.waiting import until
 
 from shoal.control.lifecycle import take_down
+from shoal.core.state.events.runs import JobRequeued, MemberLost
 from shoal.gateway.presence import Presence
 from shoal.machine.listening import holder_text, listeners
-from shoal.model.events import JobRequeued, MemberLost
 from shoal.model.job import Fault
 from tests.gateway.world import get
 from tests.live.cluster import Live, live_cluster

@@ -16,7 +16,9 @@ import pytest
 from harness.waiting import until
 
 from shoal.client import Client, ShoalError
-from shoal.model.events import JobFinished, JobSubmitted, PolicyChanged
+from shoal.core.state.events.cluster import PolicyChanged
+from shoal.core.state.events.queue import JobSubmitted
+from shoal.core.state.events.runs import JobFinished
 from shoal.model.job import JobSpec
 from shoal.model.ledger import Price, PriceList
 from shoal.model.node import NodeIntent

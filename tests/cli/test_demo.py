@@ -26,17 +26,15 @@ from shoal.cli.demo.state import DemoState, Point, Serving, Sights, Training, cu
 from shoal.client import Client
 from shoal.control.home import Home
 from shoal.control.lifecycle import take_down
-from shoal.model.events import (
-    Event,
+from shoal.core.state.events.log import Event
+from shoal.core.state.events.nodes import NodeJoined, NodeLost, NodeReady
+from shoal.core.state.events.queue import JobSubmitted
+from shoal.core.state.events.runs import (
     JobCheckpointed,
     JobFinished,
     JobPlaced,
     JobRequeued,
     JobRunning,
-    JobSubmitted,
-    NodeJoined,
-    NodeLost,
-    NodeReady,
 )
 from shoal.model.job import JobSpec, Outcome, StopCause
 from shoal.model.node import NodeSpec

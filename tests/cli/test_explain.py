@@ -8,9 +8,8 @@ from typing import cast
 
 from shoal.cli.screen.explanation import WIDTH, page
 from shoal.core.answers.explain import attempts_of, learned_of
+from shoal.core.state.events.base import JobEvent, Reader
 from shoal.ledger.accounts import ABOUT, Account
-from shoal.model.eventbase import Reader
-from shoal.model.events import JobEvent
 from shoal.model.explanation import Explanation
 from shoal.model.job import Note
 from shoal.model.ledger import AccountSum, CostView

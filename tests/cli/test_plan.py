@@ -12,7 +12,10 @@ import pytest
 from shoal.cli.app import call
 from shoal.control.home import Home
 from shoal.control.store.sqlite import SqliteStore
-from shoal.model.events import Event, JobFinished, JobPlaced, JobRunning, JobSubmitted, NodeJoined
+from shoal.core.state.events.log import Event
+from shoal.core.state.events.nodes import NodeJoined
+from shoal.core.state.events.queue import JobSubmitted
+from shoal.core.state.events.runs import JobFinished, JobPlaced, JobRunning
 from shoal.model.job import JobSpec, Outcome
 from shoal.model.node import NodeSpec
 from shoal.model.resources import Slice

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shoal.calls.histories import WhyView
 from shoal.cli.checks import network, storage
 from shoal.cli.screen import show, sim_tables
 from shoal.cli.screen.tables import Cell, Column, Line, _words, cells_of, lay_out, shown
@@ -40,15 +41,7 @@ from shoal.model.schedule import ScheduleView
 from shoal.model.secret import SecretView
 from shoal.model.storage import StorageView
 from shoal.model.supply import SuppliesView
-from shoal.model.views import (
-    CheckView,
-    HeadView,
-    JobRow,
-    NodeView,
-    ServiceView,
-    StatusView,
-    WhyView,
-)
+from shoal.model.views import CheckView, HeadView, JobRow, NodeView, ServiceView, StatusView
 from shoal.model.workflow import WorkflowEdge, WorkflowNode, WorkflowView
 from tests.cli.filled import MOMENT_MS, filled, long_name
 

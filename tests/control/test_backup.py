@@ -28,10 +28,10 @@ from shoal.control.home import ClusterConfig, Home
 from shoal.control.lifecycle import LifecycleError, bring_up
 from shoal.control.store.marks import JOBS_AHEAD, Numbers
 from shoal.control.store.sqlite import SqliteStore
+from shoal.core.state.events.cluster import ClockJumped
 from shoal.core.state.state import State
 from shoal.ledger.store import LedgerStore
 from shoal.machine.files import lock
-from shoal.model.events import ClockJumped
 from shoal.model.job import JobSpec
 from shoal.model.report import Submit
 from tests.control.test_sqlite_store import as_bytes, history

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from shoal.core.nodebook import NodeBook
+from shoal.core.state.events.cluster import ControllerStarted
 from shoal.core.step import step as real
-from shoal.model.events import ControllerStarted
 from shoal.model.node import NodeHealth
 from shoal.model.report import Accepted, Answer, NodeGone, Nothing, Submit
 from shoal.tick import ASIDE_FIRST_MS, ASIDE_MS_MAX, Tick

@@ -16,8 +16,9 @@ from shoal.control.logs import LogStore
 from shoal.control.loop import ControlLoop
 from shoal.control.store.sqlite import SqliteStore
 from shoal.core.nodebook import NodeBook
+from shoal.core.state.events.log import Event
+from shoal.core.state.events.runs import JobPlaced, JobRunning
 from shoal.model.commands import Envelope, Launch
-from shoal.model.events import Event, JobPlaced, JobRunning
 from shoal.model.job import Job, JobSpec, MemberRef
 from shoal.model.node import NodeSpec
 from shoal.model.policy import Policy

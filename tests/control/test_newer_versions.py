@@ -20,11 +20,11 @@ from shoal.control.clock import Anchor, SystemClock
 from shoal.control.home import ClusterConfig, Home
 from shoal.control.store.marks import Marks, Numbers
 from shoal.control.store.sqlite import SqliteStore
+from shoal.core.state.events.cluster import ControllerStarted
 from shoal.core.state.state import State
 from shoal.database.formats import FORMAT
 from shoal.link.wire import LinkFile
 from shoal.machine.files import FORMAT_FILE, LINK_FILE, SPEC
-from shoal.model.events import ControllerStarted
 from shoal.model.node import NodeSpec
 from shoal.ports import StoreDamaged, StoreError
 

@@ -11,7 +11,8 @@ import pytest
 
 from shoal.control import placements
 from shoal.control.placements import Place, Placements
-from shoal.model.events import JobPlaced, Recorded
+from shoal.core.state.events.log import Recorded
+from shoal.core.state.events.runs import JobPlaced
 from shoal.model.job import Job, JobSpec, Member, MemberRef
 from shoal.model.resources import Slice
 from shoal.ports import Store, StoreError

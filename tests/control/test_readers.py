@@ -17,8 +17,9 @@ from shoal.control.gateway_link import GatewayLink
 from shoal.control.logs import LogStore
 from shoal.control.loop import ControlLoop, Unreadable
 from shoal.control.store.sqlite import SqliteStore
+from shoal.core.state.events.log import Event
+from shoal.core.state.events.runs import JobPlaced
 from shoal.core.state.state import State
-from shoal.model.events import Event, JobPlaced
 from shoal.model.job import Job, Outcome, Phase
 from shoal.model.policy import Policy
 from shoal.model.report import SetService

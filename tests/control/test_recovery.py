@@ -12,8 +12,10 @@ import pytest
 from shoal.control.logs import LogStore
 from shoal.control.loop import ControlLoop
 from shoal.control.store.sqlite import SqliteStore
+from shoal.core.state.events.cluster import ControllerStarted
+from shoal.core.state.events.log import Event
+from shoal.core.state.events.queue import JobSubmitted
 from shoal.core.state.state import State
-from shoal.model.events import ControllerStarted, Event, JobSubmitted
 from shoal.model.job import Job, JobSpec, MemberRef
 from shoal.model.policy import Policy
 from shoal.model.report import Accepted, Cancel, Submit

@@ -12,7 +12,7 @@ import pytest
 from shoal.control import secretstore
 from shoal.control.alarms import Alarms
 from shoal.control.secretstore import SecretError, SecretStore
-from shoal.model.events import TenantRemoved
+from shoal.core.state.events.identity import TenantRemoved
 from shoal.model.report import Report
 from shoal.model.secret import registry_secret
 from tests.needs import need_root

@@ -16,9 +16,9 @@ from shoal.control.logs import LogStore
 from shoal.control.loop import ControlLoop
 from shoal.control.store.marks import Numbers
 from shoal.control.store.sqlite import SqliteStore
+from shoal.core.state.events.cluster import ClockJumped
 from shoal.database.settings import FileSettings
 from shoal.ledger.live import LiveLedger
-from shoal.model.events import ClockJumped
 from shoal.model.job import JobSpec, MemberRef
 from shoal.model.policy import Policy
 from shoal.model.report import Accepted, Submit

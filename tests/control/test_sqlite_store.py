@@ -12,10 +12,11 @@ import pytest
 
 from shoal.control.store import keeping
 from shoal.control.store.sqlite import SqliteStore
+from shoal.core.state.events.nodes import NodeReady
+from shoal.core.state.events.runs import JobCheckpointed, JobFinished
 from shoal.core.state.state import State
 from shoal.core.step import Step, step
 from shoal.database import sqlite as sqlite_driver
-from shoal.model.events import JobCheckpointed, JobFinished, NodeReady
 from shoal.model.finding import JobFilter
 from shoal.model.job import JobSpec, MemberRef, Outcome
 from shoal.model.node import NodeSpec

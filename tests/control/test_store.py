@@ -18,6 +18,12 @@ from shoal.control.store import events as event_store
 from shoal.control.store import keeping
 from shoal.control.store.events import EventStore, Warm
 from shoal.control.store.marks import ATTEMPTS_AHEAD, JOBS_AHEAD, ServedNumbers
+from shoal.core.state.events.base import JobEvent, NodeEvent
+from shoal.core.state.events.cluster import ControllerStarted
+from shoal.core.state.events.log import QUIET, Event, Recorded
+from shoal.core.state.events.nodes import NodeReady
+from shoal.core.state.events.queue import JobLabelled, JobSubmitted
+from shoal.core.state.events.runs import JobCheckpointed, JobFinished, JobRunning
 from shoal.core.state.state import State
 from shoal.database.base import Database
 from shoal.database.lease import Lease
@@ -25,20 +31,6 @@ from shoal.database.postgres import PostgresDatabase
 from shoal.database.sqlite import SqliteDatabase
 from shoal.model.array import ELEMENT_NUMBERS
 from shoal.model.columns import COLUMNS
-from shoal.model.events import (
-    QUIET,
-    ControllerStarted,
-    Event,
-    JobCheckpointed,
-    JobEvent,
-    JobFinished,
-    JobLabelled,
-    JobRunning,
-    JobSubmitted,
-    NodeEvent,
-    NodeReady,
-    Recorded,
-)
 from shoal.model.finding import EVERY_JOB, LAST_ENDED, JobFilter, Order
 from shoal.model.job import Job, JobSpec, Outcome, Phase
 from shoal.ports import StoreDamaged, StoreError, Used

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from shoal.core.state.events.log import Event
+from shoal.core.state.events.nodes import NodeReady
+from shoal.core.state.events.runs import JobFinished
 from shoal.head.controller import Tidy
-from shoal.model.events import Event, JobFinished, NodeReady
 from shoal.model.job import Outcome
 from shoal.model.report import Report
 

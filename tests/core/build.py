@@ -12,11 +12,11 @@ from hypothesis import settings
 from shoal.core.nodebook import Action, NodeBook
 from shoal.core.scheduling.functions import FUNCTIONS
 from shoal.core.state.apply import replay
+from shoal.core.state.events.log import Event
 from shoal.core.state.state import Node, State
 from shoal.core.step import Step
 from shoal.model.budget import Spending
 from shoal.model.commands import Command, Envelope
-from shoal.model.events import Event
 from shoal.model.job import Job, JobSpec, MemberRef
 from shoal.model.node import NodeIntent, NodeSpec
 from shoal.model.policy import Policy

@@ -11,16 +11,10 @@ import msgspec
 
 from shoal.core.nodebook import NodeBook
 from shoal.core.policies import SHIPPED
+from shoal.core.state.events.log import Event
+from shoal.core.state.events.queue import JobClaimed, JobReserved, JobUnclaimed
+from shoal.core.state.events.runs import JobFinished, JobPlaced, JobStopping
 from shoal.model.commands import Check, Dismiss, Launch, Prepare
-from shoal.model.events import (
-    Event,
-    JobClaimed,
-    JobFinished,
-    JobPlaced,
-    JobReserved,
-    JobStopping,
-    JobUnclaimed,
-)
 from shoal.model.health import CheckResult
 from shoal.model.job import MemberRef, StopCause
 from shoal.model.node import NodeSpec

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.core.state.accounts import Account, Accounts, share_of
-from shoal.model.events import JobPlaced, JobSubmitted
+from shoal.core.state.events.queue import JobSubmitted
+from shoal.core.state.events.runs import JobPlaced
 from shoal.model.policy import Policy, Tenant, problem_with
 from shoal.model.resources import Demand, Kind
 from tests.core.build import Cluster, examples

@@ -6,7 +6,9 @@ import msgspec
 import pytest
 
 from shoal.core.answers.why import explain
-from shoal.model.events import JobPromoted, JobRequeued, NodeJudged
+from shoal.core.state.events.nodes import NodeJudged
+from shoal.core.state.events.queue import JobPromoted
+from shoal.core.state.events.runs import JobRequeued
 from shoal.model.health import Standing
 from shoal.model.job import Outcome, Phase, StopCause
 from shoal.model.node import NodeIntent

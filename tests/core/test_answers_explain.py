@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shoal.core.answers.explain import attempts_of, last_lines, learned_of
-from shoal.model.events import NodeChecked
+from shoal.core.state.events.nodes import NodeChecked
 from shoal.model.explanation import AttemptRecord, Cause
 from shoal.model.health import CheckResult
 from shoal.model.node import NodeIntent

@@ -11,7 +11,8 @@ import pytest
 
 from shoal.core.answers.why import waiting_reason
 from shoal.core.policies import SHIPPED
-from shoal.model.events import JobPlaced, JobReserved
+from shoal.core.state.events.queue import JobReserved
+from shoal.core.state.events.runs import JobPlaced
 from shoal.model.job import Phase
 from shoal.model.node import NodeIntent
 from shoal.model.policy import Policy, Preempt

@@ -10,9 +10,9 @@ import pytest
 
 from shoal.core.features import caps
 from shoal.core.state.accounts import Accounts
+from shoal.core.state.events.schedules import ScheduleRan, ScheduleSkipped
 from shoal.core.state.load import restore
 from shoal.core.state.tally import Tally
-from shoal.model.events import ScheduleRan, ScheduleSkipped
 from shoal.model.identity import Role, User
 from shoal.model.job import Job, Phase
 from shoal.model.policy import Policy, Tenant

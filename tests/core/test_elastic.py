@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from shoal.model.events import JobPlaced, JobSubmitted
+from shoal.core.state.events.queue import JobSubmitted
+from shoal.core.state.events.runs import JobPlaced
 from shoal.model.job import Phase, StopCause
 from shoal.model.policy import Policy, Preempt
 from tests.core.build import Cluster

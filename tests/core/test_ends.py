@@ -10,7 +10,7 @@ import pytest
 from shoal.core.answers.why import explain
 from shoal.core.scheduling import cycle
 from shoal.core.scheduling.fit import fit
-from shoal.model.events import NodeIntended
+from shoal.core.state.events.nodes import NodeIntended
 from shoal.model.job import Job, Phase, StopCause
 from shoal.model.node import TOLD_TO_END, End, NodeHealth, NodeIntent
 from shoal.model.reason import render

@@ -7,10 +7,10 @@ import msgspec
 from shoal.core.features.fabric.links import weak_links
 from shoal.core.nodebook import PAIRS_TOLD_MAX
 from shoal.core.state.apply import apply
+from shoal.core.state.events.nodes import FabricMeasured, NodeChecked
 from shoal.core.state.heard import Touring
 from shoal.core.state.load import restore
 from shoal.model.commands import Check
-from shoal.model.events import FabricMeasured, NodeChecked
 from shoal.model.fabric import Fabric, Pair, Weak
 from shoal.model.health import CheckResult, Standing
 from shoal.model.job import Within

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shoal.core.answers.why import explain
-from shoal.model.events import JobRunning, MemberLost
+from shoal.core.state.events.runs import JobRunning, MemberLost
 from shoal.model.health import Standing
 from shoal.model.job import Fault, Job, MemberRef, Outcome, Phase
 from shoal.model.node import NodeIntent

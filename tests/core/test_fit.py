@@ -15,9 +15,11 @@ from shoal.core.scheduling.fit import GangFit, fit, room_for, shortage, slices
 from shoal.core.scheduling.functions import FUNCTIONS
 from shoal.core.state.apply import apply
 from shoal.core.state.apply_room import change
+from shoal.core.state.events.nodes import NodeJoined, NodeReady
+from shoal.core.state.events.queue import JobSubmitted
+from shoal.core.state.events.runs import JobPlaced
 from shoal.core.state.queue import Gang, gang_of_spec
 from shoal.core.state.state import State
-from shoal.model.events import JobPlaced, JobSubmitted, NodeJoined, NodeReady
 from shoal.model.job import JobSpec, Within
 from shoal.model.node import NodeSpec
 from shoal.model.resources import Demand, Slice

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from shoal.core.answers.why import waiting_reason
-from shoal.model.events import JobClaimed, JobStopping
+from shoal.core.state.events.queue import JobClaimed
+from shoal.core.state.events.runs import JobStopping
 from shoal.model.job import StopCause
 from shoal.model.policy import Policy
 from shoal.model.reason import render

@@ -8,11 +8,11 @@ from storm.fuzz import run_seed
 from shoal.core.invariants import verify
 from shoal.core.phases import observe
 from shoal.core.phases.observe import FORGOTTEN_MS
-from shoal.core.state import apply_node
 from shoal.core.state.apply_room import drop_node
+from shoal.core.state.events import nodes
+from shoal.core.state.events.nodes import NodeJoined
 from shoal.core.state.load import restore
 from shoal.core.state.state import Node, State
-from shoal.model.events import NodeJoined
 from shoal.model.node import JOINED, LabelChange, NodeIntent
 from shoal.model.report import SetIntent, SetLabels
 from tests.core.build import Cluster
@@ -119,7 +119,7 @@ def test_a_storm_in_which_nodes_are_forgotten_soon(monkeypatch: pytest.MonkeyPat
         forgotten.append(name)
         return drop_node(state, name)
 
-    monkeypatch.setattr(apply_node, "drop_node", drop)
+    monkeypatch.setattr(nodes, "drop_node", drop)
     for seed in (9200022, 9200029, 9200036):
         run_seed(seed)
     assert forgotten

@@ -128,7 +128,7 @@ def test_a_tenant_that_is_added_again_is_another_one() -> None:
 def test_a_name_that_was_forgotten_counts_as_one_that_was_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for module in ("core.features.identity", "core.state.apply_identity"):
+    for module in ("core.features.identity", "core.state.events.identity"):
         monkeypatch.setattr(f"shoal.{module}.REMOVED_MAX", 2)
     cluster = Cluster()
     for name in ("a", "b", "c"):

@@ -10,8 +10,10 @@ import pytest
 from shoal.core.answers.why import verify_reasons
 from shoal.core.invariants import Violation, verify, verify_touched
 from shoal.core.state.apply import apply
+from shoal.core.state.events.nodes import NodeReady
+from shoal.core.state.events.queue import JobSubmitted
+from shoal.core.state.events.runs import JobRunning
 from shoal.core.state.state import State
-from shoal.model.events import JobRunning, JobSubmitted, NodeReady
 from shoal.model.job import Job, MemberStatus, Phase
 from shoal.model.node import NodeHealth, NodeIntent
 from shoal.model.resources import Slice

@@ -7,9 +7,9 @@ import pytest
 
 from shoal.core.features import identity as keys_phase
 from shoal.core.invariants import Violation, verify
+from shoal.core.state.events.identity import KeyRemoved
 from shoal.core.state.load import restore
 from shoal.core.state.state import Snapshot
-from shoal.model.events import KeyRemoved
 from shoal.model.identity import NodeKey
 from shoal.model.node import JOINED, NodeIntent, NodeSpec
 from shoal.model.report import (

@@ -5,15 +5,12 @@ from __future__ import annotations
 import msgspec
 
 from shoal.core.features.notices import notices_of
-from shoal.model.events import (
-    BudgetHeld,
-    Event,
-    JobFinished,
-    JobWaited,
-    NodeLost,
-    Recorded,
-    ScheduleMissed,
-)
+from shoal.core.state.events.budgets import BudgetHeld
+from shoal.core.state.events.log import Event, Recorded
+from shoal.core.state.events.nodes import NodeLost
+from shoal.core.state.events.queue import JobWaited
+from shoal.core.state.events.runs import JobFinished
+from shoal.core.state.events.schedules import ScheduleMissed
 from shoal.model.identity import EVERY_TENANT, OPERATOR, Identity, Role, User
 from shoal.model.job import Job, Outcome
 from shoal.model.notice import Rule

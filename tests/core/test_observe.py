@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from shoal.core.state.apply import apply
+from shoal.core.state.events.cluster import ControllerStarted
 from shoal.core.state.expect import ran_ms
 from shoal.model.commands import Acknowledge, Stop
-from shoal.model.events import ControllerStarted
 from shoal.model.job import MemberRef, Outcome, Phase
 from shoal.model.node import NodeHealth, NodeIntent
 from shoal.model.policy import Policy

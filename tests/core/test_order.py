@@ -11,9 +11,9 @@ from shoal.core.scheduling.functions import FUNCTIONS
 from shoal.core.scheduling.order import Walk, place_in_line
 from shoal.core.state.apply_queue import add_job, join_queue, leave_queue, wake_delayed
 from shoal.core.state.estimates import ENOUGH
+from shoal.core.state.events.queue import JobPromoted
 from shoal.core.state.load import restore
 from shoal.core.state.state import State
-from shoal.model.events import JobPromoted
 from shoal.model.job import Job, Phase
 from shoal.model.policy import Policy
 from tests.core.build import Cluster, examples, job_spec

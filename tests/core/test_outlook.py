@@ -11,9 +11,9 @@ from storm.fuzz import Run, Size
 from shoal.core.answers.outlook import NO_TIME, Outlook, outlook
 from shoal.core.answers.why import Waits, reason_of
 from shoal.core.policies import SHIPPED
+from shoal.core.state.events.queue import JobReserved
 from shoal.core.state.state import State
 from shoal.model.budget import BudgetPeriod, Spending
-from shoal.model.events import JobReserved
 from shoal.model.job import Phase
 from shoal.model.node import NodeIntent
 from shoal.model.policy import Policy, Tenant

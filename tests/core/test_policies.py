@@ -10,9 +10,10 @@ import pytest
 from shoal.core.policies import SHIPPED
 from shoal.core.scheduling.functions import FUNCTIONS
 from shoal.core.state.apply import replay
+from shoal.core.state.events.cluster import PolicyChanged
+from shoal.core.state.events.runs import JobPlaced
 from shoal.core.state.load import restore
 from shoal.core.state.state import Snapshot, State
-from shoal.model.events import JobPlaced, PolicyChanged
 from shoal.model.job import Phase
 from shoal.model.policy import Policy, Preempt, Tenant, problem_with
 from tests.core.build import POLICY, Cluster, kinds

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from shoal.core.state.apply import replay
+from shoal.core.state.events.cluster import ClusterRestored, ControllerStarted
+from shoal.core.state.events.runs import JobPlaced
 from shoal.core.state.state import State
 from shoal.model.commands import Stop
-from shoal.model.events import ClusterRestored, ControllerStarted, JobPlaced
 from shoal.model.job import MemberRef, Phase
 from shoal.model.node import NodeIntent
 from tests.core.build import Cluster

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from shoal.core.scheduling.roots import copying, travels
-from shoal.model.events import JobPlaced
+from shoal.core.state.events.runs import JobPlaced
 from shoal.model.kept import Copied
 from shoal.model.policy import Policy
 from tests.core.build import Cluster

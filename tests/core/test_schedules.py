@@ -8,8 +8,13 @@ import msgspec
 import pytest
 
 from shoal.core.phases.reconcile import GangView
+from shoal.core.state.events.schedules import (
+    ScheduleMissed,
+    SchedulePaused,
+    ScheduleRan,
+    ScheduleSkipped,
+)
 from shoal.cron import next_due
-from shoal.model.events import ScheduleMissed, SchedulePaused, ScheduleRan, ScheduleSkipped
 from shoal.model.identity import Role, User
 from shoal.model.reason import render
 from shoal.model.report import (

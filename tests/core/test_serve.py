@@ -12,9 +12,10 @@ import pytest
 from shoal.core.answers.why import explain
 from shoal.core.features.service.rollout import stalled
 from shoal.core.features.service.serve import DOWN_MS, TRIES_MAX
+from shoal.core.state.events.queue import JobSubmitted
+from shoal.core.state.events.services import ReplicaDraining, ServiceSet, ServiceStopped
 from shoal.core.state.load import restore
 from shoal.model.commands import Launch
-from shoal.model.events import JobSubmitted, ReplicaDraining, ServiceSet, ServiceStopped
 from shoal.model.job import Job, MemberRef, Outcome, Phase
 from shoal.model.node import NodeIntent
 from shoal.model.reason import render

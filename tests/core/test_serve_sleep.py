@@ -8,11 +8,13 @@ import msgspec
 import pytest
 
 from shoal.core.features.service.sleep import TOLD_MS, stays_awake
+from shoal.core.state.events.queue import JobSubmitted
+from shoal.core.state.events.services import ReplicaReady
+from shoal.core.state.events.sleep import JobAwake, JobDozing
 from shoal.core.state.load import restore
 from shoal.forms.failure import BadField
 from shoal.forms.service import to_service
 from shoal.model.commands import Sleep, Wake
-from shoal.model.events import JobAwake, JobDozing, JobSubmitted, ReplicaReady
 from shoal.model.job import Job, Phase, SleepCause
 from shoal.model.node import NodeIntent
 from shoal.model.policy import Policy, Sleeping

@@ -8,11 +8,13 @@ import msgspec
 
 from shoal.core.answers.why import explain
 from shoal.core.scheduling.sleeping import doze
+from shoal.core.state.events.runs import JobFinished
+from shoal.core.state.events.sleep import JobTouched
+from shoal.core.state.events.supply import OrderUnused
 from shoal.core.state.load import restore
 from shoal.core.state.round import Round
 from shoal.core.state.state import Snapshot
 from shoal.model.budget import BudgetPeriod, Spending
-from shoal.model.events import JobFinished, JobTouched, OrderUnused
 from shoal.model.job import MemberRef, Outcome, Phase, SleepCause
 from shoal.model.node import NodeIntent
 from shoal.model.policy import Tenant

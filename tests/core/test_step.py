@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 
+from shoal.core.state.events.runs import JobPlaced
 from shoal.core.step import step
 from shoal.model.commands import Acknowledge, Launch
-from shoal.model.events import JobPlaced
 from shoal.model.job import Outcome, Phase
 from shoal.model.policy import Policy
 from shoal.model.report import Accepted, Cancel, Refused, Report, Submit

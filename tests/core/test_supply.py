@@ -9,11 +9,12 @@ from shoal.core.answers.outlook import outlook
 from shoal.core.answers.why import waiting_reason
 from shoal.core.features.supply.orders import judge_nodes
 from shoal.core.state.apply import apply
+from shoal.core.state.events.nodes import NodeIntended, NodeJudged
+from shoal.core.state.events.supply import NodesOrdered, OrderEnded
 from shoal.core.state.load import restore
 from shoal.core.state.round import Round
 from shoal.core.state.state import Snapshot
 from shoal.model.commands import Dismiss
-from shoal.model.events import NodeIntended, NodeJudged, NodesOrdered, OrderEnded
 from shoal.model.health import Record, Standing
 from shoal.model.job import Phase, Restart
 from shoal.model.node import NodeHealth, NodeIntent

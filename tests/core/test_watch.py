@@ -9,8 +9,9 @@ import pytest
 from shoal.core.answers.why import explain
 from shoal.core.features.health import SAVED_MS
 from shoal.core.invariants import Violation, verify
+from shoal.core.state.events.nodes import NodeChecked, NodeJudged, NodeLost
+from shoal.core.state.events.runs import JobCheckpointed, JobStopping
 from shoal.model.commands import Stop
-from shoal.model.events import JobCheckpointed, JobStopping, NodeChecked, NodeJudged, NodeLost
 from shoal.model.health import Standing
 from shoal.model.job import MemberRef, Outcome, Phase, StopCause
 from shoal.model.node import NodeIntent

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from shoal.core.features.health import check_id
+from shoal.core.state.events.log import Event
 from shoal.core.step import Step
 from shoal.model.commands import Check
-from shoal.model.events import Event
 from shoal.model.health import CheckResult, Standing
 from shoal.model.job import MemberRef
 from shoal.model.policy import Policy

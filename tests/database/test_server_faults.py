@@ -18,18 +18,15 @@ from harness.waiting import until
 
 from shoal.control.store.events import EventStore
 from shoal.control.store.marks import JOBS_AHEAD
+from shoal.core.state.events.cluster import ControllerStarted, PolicyChanged
+from shoal.core.state.events.log import Event
+from shoal.core.state.events.runs import JobPlaced
+from shoal.core.state.events.supply import NodesOrdered
 from shoal.database import postgres as near
 from shoal.database.base import Deposed, StoreAway
 from shoal.database.lease import Lease
 from shoal.database.postgres import PostgresDatabase
 from shoal.database.server import Server, clear_error, name_of
-from shoal.model.events import (
-    ControllerStarted,
-    Event,
-    JobPlaced,
-    NodesOrdered,
-    PolicyChanged,
-)
 from shoal.model.policy import Policy
 from shoal.model.supply import Supply
 from shoal.ports import StoreDamaged, StoreError, StoreFull

@@ -20,7 +20,7 @@ import msgspec
 
 ROOTS = {
     "stored": (
-        "shoal.model.events:Event",
+        "shoal.core.state.events.log:Event",
         "shoal.core.state.state:Snapshot",
         "shoal.model.job:Job",
     ),

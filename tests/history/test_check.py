@@ -8,16 +8,15 @@ import pytest
 from harness.history import FAIL, OK, UNKNOWN, Launched, Op, Seen, check, checksum
 from harness.records import launched_on
 
-from shoal.model.array_events import ArrayRetried
-from shoal.model.events import (
-    Event,
+from shoal.core.state.events.arrays import ArrayRetried
+from shoal.core.state.events.log import Event, Recorded
+from shoal.core.state.events.queue import JobSubmitted
+from shoal.core.state.events.runs import (
     JobFinished,
     JobPlaced,
     JobRequeued,
     JobRunning,
     JobStopping,
-    JobSubmitted,
-    Recorded,
 )
 from shoal.model.job import JobSpec, Outcome, StopCause
 

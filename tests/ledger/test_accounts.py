@@ -7,11 +7,38 @@ from typing import Any
 
 import pytest
 
+from shoal.core.state.events.budgets import BudgetFreed, BudgetHeld
+from shoal.core.state.events.cluster import ControllerStarted, PolicyChanged
+from shoal.core.state.events.log import Event
+from shoal.core.state.events.nodes import (
+    NodeIntended,
+    NodeJoined,
+    NodeJudged,
+    NodeLost,
+    NodeReady,
+    NodeSilent,
+)
+from shoal.core.state.events.queue import (
+    JobClaimed,
+    JobReleased,
+    JobReserved,
+    JobSubmitted,
+    JobUnclaimed,
+)
+from shoal.core.state.events.runs import (
+    JobCheckpointed,
+    JobFinished,
+    JobPlaced,
+    JobRequeued,
+    JobRunning,
+    JobStopping,
+    MemberExited,
+    MemberLost,
+)
+from shoal.core.state.events.services import ReplicaReady
 from shoal.ledger import members
 from shoal.ledger.accounts import HOUR_MS, Account
 from shoal.ledger.book import UNSEEN_MS_MAX, Book
-from shoal.model import events as ev
-from shoal.model.after_events import JobReleased
 from shoal.model.health import Record, Standing
 from shoal.model.job import JobSpec, MemberRef, Outcome, StopCause
 from shoal.model.node import NodeIntent, NodeSpec
@@ -32,11 +59,11 @@ class Explanation:
         self.book, self.totals, self.now_ms = Book(), Totals(), begin_ms
         spec = NodeSpec(id="n1", gpus=gpus, cpu_milli=8000, memory_mb=1000)
         self.tell(
-            ev.NodeJoined(at_ms=begin_ms, node="n1", spec=spec, incarnation=1),
-            ev.NodeReady(at_ms=begin_ms, node="n1"),
+            NodeJoined(at_ms=begin_ms, node="n1", spec=spec, incarnation=1),
+            NodeReady(at_ms=begin_ms, node="n1"),
         )
 
-    def tell(self, *events: ev.Event) -> None:
+    def tell(self, *events: Event) -> None:
         for event in events:
             self.book.take(event)
 
@@ -46,18 +73,16 @@ class Explanation:
 
     def submit(self, job: str = "j1", **fields: Any) -> None:
         spec = JobSpec(command=("true",), **{"gpus": 2, **fields})
-        self.tell(ev.JobSubmitted(at_ms=self.now_ms, job=job, spec=spec))
+        self.tell(JobSubmitted(at_ms=self.now_ms, job=job, spec=spec))
 
     def place(self, job: str = "j1", attempt: int = 1, gpus: tuple[int, ...] = (0, 1)) -> None:
         slices = (Slice("n1", gpus),)
         self.tell(
-            ev.JobPlaced(
-                at_ms=self.now_ms, job=job, attempt=attempt, slices=slices, master="", why=""
-            )
+            JobPlaced(at_ms=self.now_ms, job=job, attempt=attempt, slices=slices, master="", why="")
         )
 
     def runs(self, job: str = "j1", attempt: int = 1) -> None:
-        self.tell(ev.JobRunning(at_ms=self.now_ms, job=job, attempt=attempt))
+        self.tell(JobRunning(at_ms=self.now_ms, job=job, attempt=attempt))
 
     def beat(self, attempt: int = 1, **fields: Any) -> None:
         self.book.advance(self.now_ms)
@@ -66,17 +91,17 @@ class Explanation:
 
     def exit(self, code: int = 0, attempt: int = 1) -> None:
         self.tell(
-            ev.MemberExited(
+            MemberExited(
                 at_ms=self.now_ms, job="j1", attempt=attempt, member=0, node="n1", code=code
             )
         )
 
     def stop(self, cause: StopCause) -> None:
-        self.tell(ev.JobStopping(at_ms=self.now_ms, job="j1", attempt=1, cause=cause, why=""))
+        self.tell(JobStopping(at_ms=self.now_ms, job="j1", attempt=1, cause=cause, why=""))
 
     def requeue(self, cause: StopCause, not_before_ms: int = 0) -> None:
         self.tell(
-            ev.JobRequeued(
+            JobRequeued(
                 at_ms=self.now_ms,
                 job="j1",
                 attempt=1,
@@ -88,7 +113,7 @@ class Explanation:
 
     def finish(self, outcome: Outcome = Outcome.SUCCEEDED) -> None:
         self.tell(
-            ev.JobFinished(at_ms=self.now_ms, job="j1", attempt=1, outcome=outcome, code=0, why="")
+            JobFinished(at_ms=self.now_ms, job="j1", attempt=1, outcome=outcome, code=0, why="")
         )
 
     def seconds(self) -> dict[str, float]:
@@ -142,7 +167,7 @@ def test_only_waiting_beyond_that_of_the_least_waiting_member_is_for_stragglers(
     story = Explanation()
     story.submit(gpus=1, members=2)
     slices = (Slice("n1", (0,)), Slice("n1", (1,)))
-    story.tell(ev.JobPlaced(at_ms=0, job="j1", attempt=1, slices=slices, master="", why=""))
+    story.tell(JobPlaced(at_ms=0, job="j1", attempt=1, slices=slices, master="", why=""))
     story.runs()
     story.now_ms = 10_000
     story.book.advance(10_000)
@@ -157,7 +182,7 @@ def test_the_first_member_to_speak_is_not_the_measure_of_waiting_for_long() -> N
     story = Explanation()
     story.submit(gpus=1, members=2)
     slices = (Slice("n1", (0,)), Slice("n1", (1,)))
-    story.tell(ev.JobPlaced(at_ms=0, job="j1", attempt=1, slices=slices, master="", why=""))
+    story.tell(JobPlaced(at_ms=0, job="j1", attempt=1, slices=slices, master="", why=""))
     story.runs()
     for second in range(1, 5):  # less than the members are compared anew
         story.now_ms = second * S
@@ -189,7 +214,7 @@ def test_a_failure_takes_what_was_not_saved(cause: StopCause) -> None:
     story = started()
     story.after(2)
     story.beat(step=2, steps=2, compute_us=2_000_000)
-    story.tell(ev.JobCheckpointed(at_ms=story.now_ms, job="j1", attempt=1, step=2))
+    story.tell(JobCheckpointed(at_ms=story.now_ms, job="j1", attempt=1, step=2))
     story.after(5)
     story.beat(step=7, steps=7, compute_us=7_000_000)
     story.exit(code=1)
@@ -218,7 +243,7 @@ def test_work_of_many_hours_is_taken_back_from_every_one_of_them() -> None:
 def test_what_an_earlier_attempt_saved_in_the_same_hour_stays_useful() -> None:
     story = started()
     story.after(10)
-    story.tell(ev.JobCheckpointed(at_ms=story.now_ms, job="j1", attempt=1, step=2))
+    story.tell(JobCheckpointed(at_ms=story.now_ms, job="j1", attempt=1, step=2))
     story.exit(code=1)
     story.requeue(StopCause.FAILURE)
     assert story.seconds() == {"startup": 8, "useful": 20}
@@ -260,7 +285,7 @@ def test_free_is_unusable_while_something_waits_that_suits_it() -> None:
     assert story.seconds() == {"free": 10, "fragmented": 6}
     story.submit("j3", gpu_models=("other",))
     story.tell(
-        ev.JobFinished(
+        JobFinished(
             at_ms=story.now_ms, job="j2", attempt=0, outcome=Outcome.CANCELLED, code=0, why=""
         )
     )
@@ -279,30 +304,30 @@ def test_a_job_in_its_backoff_does_not_wait_yet() -> None:
 def test_room_that_is_claimed_or_set_aside_is_reserved() -> None:
     story = Explanation()
     story.submit()
-    story.tell(ev.JobClaimed(at_ms=0, job="j1", slices=(Slice("n1", (0,)),), why=""))
+    story.tell(JobClaimed(at_ms=0, job="j1", slices=(Slice("n1", (0,)),), why=""))
     story.after(5)
     assert story.seconds() == {"reserved": 5, "free": 5}
-    story.tell(ev.JobUnclaimed(at_ms=story.now_ms, job="j1", why=""))
-    story.tell(ev.JobReserved(at_ms=story.now_ms, job="j1", start_ms=None, nodes=("n1",), why=""))
+    story.tell(JobUnclaimed(at_ms=story.now_ms, job="j1", why=""))
+    story.tell(JobReserved(at_ms=story.now_ms, job="j1", start_ms=None, nodes=("n1",), why=""))
     story.after(5)
     assert story.seconds() == {"reserved": 15, "free": 5}
 
 
 def test_nodes_that_are_closed_silent_or_lost() -> None:
     story = started(gpus=1)
-    story.tell(ev.NodeIntended(at_ms=story.now_ms, node="n1", intent=NodeIntent.CORDONED))
+    story.tell(NodeIntended(at_ms=story.now_ms, node="n1", intent=NodeIntent.CORDONED))
     story.after(3)
     story.tell(
-        ev.NodeJudged(at_ms=story.now_ms, node="n1", record=Record(standing=Standing.QUARANTINED))
+        NodeJudged(at_ms=story.now_ms, node="n1", record=Record(standing=Standing.QUARANTINED))
     )
     story.after(2)
     assert story.seconds() == {"startup": 4 * 2, "useful": 5 * 2}
     story = Explanation()
-    story.tell(ev.NodeIntended(at_ms=0, node="n1", intent=NodeIntent.CORDONED))
+    story.tell(NodeIntended(at_ms=0, node="n1", intent=NodeIntent.CORDONED))
     story.after(3)
-    story.tell(ev.NodeJudged(at_ms=3000, node="n1", record=Record(standing=Standing.QUARANTINED)))
+    story.tell(NodeJudged(at_ms=3000, node="n1", record=Record(standing=Standing.QUARANTINED)))
     story.after(2)
-    story.tell(ev.NodeSilent(at_ms=5000, node="n1"))
+    story.tell(NodeSilent(at_ms=5000, node="n1"))
     story.after(4)
     assert story.seconds() == {"closed": 6, "quarantined": 4, "lost": 8}
 
@@ -310,9 +335,9 @@ def test_nodes_that_are_closed_silent_or_lost() -> None:
 def test_members_of_a_node_that_is_given_up_did_nothing_since_it_fell_silent() -> None:
     story = started()
     story.after(10)
-    story.tell(ev.NodeSilent(at_ms=story.now_ms, node="n1"))
+    story.tell(NodeSilent(at_ms=story.now_ms, node="n1"))
     story.after(60)
-    story.tell(ev.NodeLost(at_ms=story.now_ms, node="n1", incarnation=1, dead=False))
+    story.tell(NodeLost(at_ms=story.now_ms, node="n1", incarnation=1, dead=False))
     story.requeue(StopCause.NODE_LOSS)
     assert story.seconds() == {"startup": 8, "recompute": 20, "lost": 120}
 
@@ -320,7 +345,7 @@ def test_members_of_a_node_that_is_given_up_did_nothing_since_it_fell_silent() -
 def test_a_replica_starts_is_warm_and_is_busy_while_it_has_requests() -> None:
     story = started(service="chat")
     story.after(3)
-    story.tell(ev.ReplicaReady(at_ms=story.now_ms, service="chat", job="j1"))
+    story.tell(ReplicaReady(at_ms=story.now_ms, service="chat", job="j1"))
     story.after(5)
     story.book.advance(story.now_ms)
     busy = ServiceLoad(service="chat", replicas={"j1": ReplicaLoad(up=True, in_flight=2)})
@@ -337,7 +362,7 @@ def test_shares_of_a_gpu_are_counted_in_thousandths() -> None:
     story = Explanation()
     story.submit(gpus=1, gpu_milli=333)
     slices = (Slice("n1", (0,), gpu_milli=333),)
-    story.tell(ev.JobPlaced(at_ms=0, job="j1", attempt=1, slices=slices, master="", why=""))
+    story.tell(JobPlaced(at_ms=0, job="j1", attempt=1, slices=slices, master="", why=""))
     story.runs()
     story.after(1)
     assert story.seconds() == {"useful": 0.333, "free": 1.667}
@@ -360,10 +385,10 @@ def test_a_tenant_that_is_held_does_not_wait_for_gpus() -> None:
     story.submit(gpus=2, members=4, tenant="red")
     story.after(3)
     policy = Policy(tenants=(Tenant(name="all"), Tenant(name="red", parent="all")))
-    story.tell(ev.PolicyChanged(at_ms=story.now_ms, policy=policy))
-    story.tell(ev.BudgetHeld(at_ms=story.now_ms, tenant="all"))
+    story.tell(PolicyChanged(at_ms=story.now_ms, policy=policy))
+    story.tell(BudgetHeld(at_ms=story.now_ms, tenant="all"))
     story.after(5)
-    story.tell(ev.BudgetFreed(at_ms=story.now_ms, tenant="all"))
+    story.tell(BudgetFreed(at_ms=story.now_ms, tenant="all"))
     story.after(1)
     assert story.seconds() == {"fragmented": 8, "free": 10}
 
@@ -372,7 +397,7 @@ def test_a_tenant_that_is_held_does_not_wait_for_gpus() -> None:
 
 
 def restart(story: Explanation, epoch: int = 2) -> None:
-    story.tell(ev.ControllerStarted(at_ms=story.now_ms, epoch=epoch))
+    story.tell(ControllerStarted(at_ms=story.now_ms, epoch=epoch))
 
 
 def hear(story: Explanation, *alive: MemberRef) -> None:
@@ -390,7 +415,7 @@ def test_time_in_which_the_whole_cluster_was_off_is_not_charged_to_its_jobs() ->
     story.after(off_s)
     restart(story)
     story.after(1)
-    story.tell(ev.NodeLost(at_ms=story.now_ms, node="n1", incarnation=1, dead=True))
+    story.tell(NodeLost(at_ms=story.now_ms, node="n1", incarnation=1, dead=True))
     story.requeue(StopCause.NODE_LOSS)
     assert story.seconds() == {"startup": 8, "recompute": 20, "lost": 2 * (off_s + 1)}
 
@@ -402,7 +427,7 @@ def test_a_member_that_vanished_while_no_controller_ran_is_not_charged_for_that_
     story.after(7200)
     restart(story)
     hear(story)
-    lost = ev.MemberLost(at_ms=story.now_ms, job="j1", attempt=1, member=0, node="n1", why="")
+    lost = MemberLost(at_ms=story.now_ms, job="j1", attempt=1, member=0, node="n1", why="")
     story.tell(lost)
     story.requeue(StopCause.NODE_LOSS)
     assert story.seconds() == {"startup": 8, "recompute": 20, "lost": 14_400}
@@ -417,7 +442,7 @@ def test_a_job_that_lived_on_without_a_controller_has_worked() -> None:
     hear(story, MemberRef("j1", 1, 0))
     assert story.seconds() == {"startup": 8, "useful": 14_420}
     story.after(3600)
-    story.tell(ev.NodeLost(at_ms=story.now_ms, node="n1", incarnation=1, dead=True))
+    story.tell(NodeLost(at_ms=story.now_ms, node="n1", incarnation=1, dead=True))
     story.requeue(StopCause.NODE_LOSS)
     assert story.seconds() == {"startup": 8, "recompute": 21_620}
 
@@ -429,9 +454,9 @@ def test_a_node_that_no_new_controller_ever_hears_is_lost_since_the_last_one() -
     story.after(7200)
     restart(story)
     story.after(10)
-    story.tell(ev.NodeSilent(at_ms=story.now_ms, node="n1"))
+    story.tell(NodeSilent(at_ms=story.now_ms, node="n1"))
     story.after(7200)
-    story.tell(ev.NodeLost(at_ms=story.now_ms, node="n1", incarnation=1, dead=False))
+    story.tell(NodeLost(at_ms=story.now_ms, node="n1", incarnation=1, dead=False))
     story.requeue(StopCause.NODE_LOSS)
     assert story.seconds() == {"startup": 8, "recompute": 20, "lost": 28_820}
 
@@ -442,7 +467,7 @@ def test_a_book_that_is_written_again_from_the_log_believes_that_a_job_lived_on(
     story.after(10)
     restart(story)
     story.after(7200)
-    story.tell(ev.NodeLost(at_ms=story.now_ms, node="n1", incarnation=1, dead=True))
+    story.tell(NodeLost(at_ms=story.now_ms, node="n1", incarnation=1, dead=True))
     story.requeue(StopCause.NODE_LOSS)
     assert story.seconds() == {"startup": 8, "recompute": 14_420}
 

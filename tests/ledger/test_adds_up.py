@@ -10,13 +10,13 @@ import msgspec
 import pytest
 
 from shoal.cli.screen.explanation import _cost, _gpu_time
+from shoal.core.state.events.nodes import NodeJoined
 from shoal.ledger.accounts import Account
 from shoal.ledger.book_state import Hardware, Owner
 from shoal.ledger.only import Only
 from shoal.ledger.postings import Addition, Nap
 from shoal.ledger.report import Tariff, cost_view, rows
 from shoal.ledger.store import LedgerStore
-from shoal.model.events import NodeJoined
 from shoal.model.ledger import By, PriceList
 from tests.ledger.worlds import Books, by_node, capacity, kept
 

@@ -6,7 +6,8 @@ import msgspec
 from harness.waiting import until
 
 from shoal.client import Client
-from shoal.model.events import BudgetHeld, Event
+from shoal.core.state.events.budgets import BudgetHeld
+from shoal.core.state.events.log import Event
 from shoal.model.ledger import By, LedgerView, Price, PriceList
 from shoal.model.policy import Tenant
 from tests.ledger.worlds import capacity

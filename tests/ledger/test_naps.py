@@ -7,12 +7,22 @@ from collections import Counter
 from pathlib import Path
 
 from shoal.core.nodebook import NodeBook
+from shoal.core.state.events.log import Event
+from shoal.core.state.events.runs import (
+    JobFinished,
+    JobPlaced,
+    JobRequeued,
+    JobStopping,
+    MemberExited,
+    MemberLost,
+)
+from shoal.core.state.events.services import ReplicaReady
+from shoal.core.state.events.sleep import JobAsleep, JobAwake, JobDozing, JobWaking, SleepRefused
 from shoal.ledger.accounts import HOUR_MS, Account
 from shoal.ledger.book import Book
 from shoal.ledger.live import events_of
 from shoal.ledger.only import Only
 from shoal.ledger.store import LedgerStore
-from shoal.model import events as ev
 from shoal.model.job import SleepCause, StopCause
 from shoal.model.node import NodeIntent
 from shoal.model.policy import Policy
@@ -25,20 +35,20 @@ from tests.ledger.worlds import Books, by_node, capacity, same_as
 
 def doze(story: Explanation, job: str = "j1") -> None:
     at = {"at_ms": story.now_ms, "attempt": 1}
-    story.tell(ev.JobDozing(**at, job=job, cause=SleepCause.USER, host_mb=(0,), why=""))
+    story.tell(JobDozing(**at, job=job, cause=SleepCause.USER, host_mb=(0,), why=""))
 
 
 def sleep(story: Explanation, job: str = "j1") -> None:
     at = {"at_ms": story.now_ms, "attempt": 1}
-    story.tell(ev.JobAsleep(**at, job=job, took_ms=0, memory_mb=0, why=""))
+    story.tell(JobAsleep(**at, job=job, took_ms=0, memory_mb=0, why=""))
 
 
 def wake(story: Explanation, *gpus: int, job: str = "j1") -> None:
-    story.tell(ev.JobWaking(at_ms=story.now_ms, attempt=1, job=job, gpus=(gpus,), why=""))
+    story.tell(JobWaking(at_ms=story.now_ms, attempt=1, job=job, gpus=(gpus,), why=""))
 
 
 def awake(story: Explanation, job: str = "j1") -> None:
-    story.tell(ev.JobAwake(at_ms=story.now_ms, attempt=1, job=job, took_ms=0, why=""))
+    story.tell(JobAwake(at_ms=story.now_ms, attempt=1, job=job, took_ms=0, why=""))
 
 
 def lent(story: Explanation, tmp_path: Path) -> tuple[int, int]:
@@ -129,9 +139,7 @@ def test_a_refusal_is_time_without_work() -> None:
     story = started()
     doze(story)
     story.after(3)
-    story.tell(
-        ev.SleepRefused(at_ms=story.now_ms, job="j1", attempt=1, member=0, node="n1", why="")
-    )
+    story.tell(SleepRefused(at_ms=story.now_ms, job="j1", attempt=1, member=0, node="n1", why=""))
     story.after(2)
     awake(story)
     story.after(1)
@@ -188,7 +196,7 @@ def test_sleep_saves_nothing_for_one_that_saves_every_minute() -> None:
 
 def test_a_replica_is_warm_again_after_its_sleep() -> None:
     story = started(service="chat")
-    story.tell(ev.ReplicaReady(at_ms=story.now_ms, service="chat", job="j1"))
+    story.tell(ReplicaReady(at_ms=story.now_ms, service="chat", job="j1"))
     doze(story)
     load = ServiceLoad(service="chat", replicas={"j1": ReplicaLoad(up=True, in_flight=1)})
     story.book.hear((), [load])  # a late look at it
@@ -272,7 +280,7 @@ class Naps:
             same_as(opened.cluster, self.cluster.state)
 
 
-def noted(events: list[ev.Event], end_ms: int) -> Counter[str]:
+def noted(events: list[Event], end_ms: int) -> Counter[str]:
     """GPU-microseconds that each job lent, counted from nothing but the log."""
     told, since, gpus = Counter[str](), dict[str, int](), dict[str, dict[int, int]]()
 
@@ -283,15 +291,15 @@ def noted(events: list[ev.Event], end_ms: int) -> Counter[str]:
 
     for event in events:
         match event:
-            case ev.JobPlaced():
+            case JobPlaced():
                 shares = [len(slice_.gpus) * slice_.gpu_milli for slice_ in event.slices]
                 gpus[event.job] = dict(enumerate(shares))
-            case ev.JobAsleep():
+            case JobAsleep():
                 since[event.job] = event.at_ms
-            case ev.JobWaking() | ev.JobStopping() | ev.JobRequeued() | ev.JobFinished():
+            case JobWaking() | JobStopping() | JobRequeued() | JobFinished():
                 until(event.job, event.at_ms)
                 since.pop(event.job, None)
-            case ev.MemberExited() | ev.MemberLost():
+            case MemberExited() | MemberLost():
                 until(event.job, event.at_ms)
                 gpus[event.job].pop(event.member, None)
     for job in since:

@@ -8,13 +8,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from shoal.core.state.events.nodes import NodeJoined, NodeReady
 from shoal.ledger.accounts import Account
 from shoal.ledger.book import Book
 from shoal.ledger.power import Drawn, fitted, hear_power
 from shoal.ledger.prices import Rate
 from shoal.ledger.report import Tariff, account_sums
 from shoal.ledger.store import LedgerStore
-from shoal.model import events as ev
 from shoal.model.ledger import By, Price, PriceList
 from shoal.model.node import NodeSpec
 from shoal.model.series import GpuSample, NodeSample
@@ -43,8 +43,8 @@ def test_without_a_model_only_what_was_measured_nearly_whole_is_told() -> None:
 def test_samples_of_all_gpus_become_energy_in_the_report(tmp_path: Path) -> None:
     book = Book()
     spec = NodeSpec(id="n1", gpus=2, cpu_milli=1000, memory_mb=1000, gpu_model="X")
-    book.take(ev.NodeJoined(at_ms=0, node="n1", spec=spec, incarnation=1))
-    book.take(ev.NodeReady(at_ms=0, node="n1"))
+    book.take(NodeJoined(at_ms=0, node="n1", spec=spec, incarnation=1))
+    book.take(NodeReady(at_ms=0, node="n1"))
     for at_ms in range(0, 3_600_000, 2_000):
         book.advance(at_ms)
         gpus = (GpuSample(power_w=100), GpuSample(power_w=300))

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import pytest
 
 from shoal.core.policies import SHIPPED
+from shoal.core.state.events.log import Event
 from shoal.ledger.accounts import Account
-from shoal.model.events import Event
 from shoal.model.job import Job
 from shoal.sim.replay.clusters import Conditions, Failures, alike
 from shoal.sim.replay.replay import Replay

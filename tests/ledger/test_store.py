@@ -12,6 +12,8 @@ import msgspec
 import pytest
 
 from shoal.control.store.sqlite import SqliteStore
+from shoal.core.state.events.cluster import ControllerStarted
+from shoal.core.state.events.nodes import NodeLabelled, NodeReady
 from shoal.core.step import step
 from shoal.database.places import Place
 from shoal.database.settings import FileSettings
@@ -24,8 +26,6 @@ from shoal.ledger.postings import Addition, Nap, Posting
 from shoal.ledger.power import Drawn
 from shoal.ledger.report import Tariff
 from shoal.ledger.store import HOURS_KEPT, JOBS_KEPT_HOURS, OLDER_JOBS, LedgerStore
-from shoal.model import events as ev
-from shoal.model.events import ControllerStarted, NodeLabelled
 from shoal.model.ledger import By, PriceList
 from shoal.model.report import NodeReport, Report, Submit
 from shoal.ports import StoreError
@@ -235,7 +235,7 @@ def test_a_ledger_does_not_go_on_with_another_log_of_the_same_numbers(tmp_path: 
     with log.database.transaction() as cursor:
         cursor.execute("DELETE FROM events WHERE seq = ?", (known,))
     other = SqliteStore(tmp_path / "shoal.db")
-    other.commit([ev.NodeReady(at_ms=clock.ms, node="a")] * 2, [])
+    other.commit([NodeReady(at_ms=clock.ms, node="a")] * 2, [])
     again = LiveLedger(tmp_path / "ledger.db", FileSettings(tmp_path), other, clock)
     assert again.seq == known + 1, "it begins with what is there now"
     again.close()

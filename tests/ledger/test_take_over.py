@@ -12,11 +12,11 @@ import pytest
 from harness.postgres import Postgres
 
 from shoal.control.store.events import EventStore
+from shoal.core.state.events.log import Event
 from shoal.database.base import Deposed, StoreAway
 from shoal.database.postgres import PostgresCursor, PostgresDatabase
 from shoal.database.settings import TableSettings
 from shoal.ledger.live import LiveLedger
-from shoal.model.events import Event
 from shoal.model.ledger import By, LedgerView
 from shoal.model.report import Report
 from tests.database.two_heads import Cluster

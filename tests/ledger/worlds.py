@@ -10,12 +10,13 @@ from unittest.mock import patch
 import msgspec
 from storm.fuzz import Run, Size
 
+from shoal.core.state.events.log import Event
+from shoal.core.state.events.nodes import NodeIntended, NodeJoined
 from shoal.core.state.state import State
 from shoal.ledger import members
 from shoal.ledger.accounts import HOUR_MS, Place
 from shoal.ledger.book import Book
 from shoal.ledger.book_state import BookState
-from shoal.model.events import Event, NodeIntended, NodeJoined
 from shoal.model.node import NodeIntent
 from shoal.model.report import NodeReport, Report
 from shoal.model.service import ServiceLoad

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 from harness.waiting import until
 
+from shoal.core.state.events.services import ServiceScaled
 from shoal.gateway.binary import GatewayError, find_binary
-from shoal.model.events import ServiceScaled
 from shoal.model.job import JobSpec
 from shoal.model.service import Probe, Route, Scale, ServiceSpec
 from shoal.model.views import ServiceView

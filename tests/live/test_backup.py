@@ -15,7 +15,7 @@ from shoal.control.backup.manifest import verify
 from shoal.control.backup.restoring import restore
 from shoal.control.backup.saving import save
 from shoal.control.lifecycle import is_up
-from shoal.model.events import ClusterRestored
+from shoal.core.state.events.cluster import ClusterRestored
 from tests.live.cluster import live_cluster
 
 

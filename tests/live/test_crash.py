@@ -15,8 +15,8 @@ from harness.waiting import until
 
 from shoal.api.timeline import TimelineView
 from shoal.control.past.bars import Bar, Book
+from shoal.core.state.events.runs import JobFinished
 from shoal.machine.exits import read_exits
-from shoal.model.events import JobFinished
 from tests.live.cluster import Live, live_cluster
 
 # Each member notes its start and its end; a start noted twice would be a member run twice.

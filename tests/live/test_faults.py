@@ -14,8 +14,9 @@ from harness.waiting import until
 
 from shoal.control.home import ClusterConfig, Home
 from shoal.control.lifecycle import LifecycleError, bring_up, take_down
+from shoal.core.state.events.nodes import NodeLost
+from shoal.core.state.events.runs import JobStopping
 from shoal.machine.ends import forget_end, write_end
-from shoal.model.events import JobStopping, NodeLost
 from shoal.model.job import StopCause
 from shoal.model.node import NodeIntent
 from tests.live.cluster import Live, live_cluster, virtual_nodes

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from harness.waiting import until
 
-from shoal.model.events import JobCheckpointed
+from shoal.core.state.events.runs import JobCheckpointed
 from shoal.model.service import Probe, Scale
 from tests.gateway.world import ROOT
 from tests.live.cluster import Live, live_cluster

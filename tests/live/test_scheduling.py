@@ -9,7 +9,7 @@ import pytest
 from harness.waiting import WAIT_S, until
 
 from shoal.control.home import ClusterConfig
-from shoal.model.events import JobStopping
+from shoal.core.state.events.runs import JobStopping
 from shoal.model.node import NodeSpec
 from shoal.model.policy import Policy, Tenant
 from shoal.model.service import Scale

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 from harness.waiting import WAIT_S, until
 
+from shoal.core.state.events.sleep import JobDozing
 from shoal.forms.service import to_service
-from shoal.model.events import JobDozing
 from shoal.model.service import Route
 from tests.gateway.world import Answer, get
 from tests.live.cluster import Live, live_cluster

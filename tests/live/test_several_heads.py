@@ -20,7 +20,7 @@ import pytest
 from harness.heads import Head, Pair, off_by, pair
 from harness.waiting import until
 
-from shoal.model.events import ControllerStarted
+from shoal.core.state.events.cluster import ControllerStarted
 from shoal.model.job import JobSpec
 from tests.needs import need, need_program
 

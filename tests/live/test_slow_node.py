@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from harness.waiting import WAIT_S, until
 
-from shoal.model.events import JobStopping
+from shoal.core.state.events.runs import JobStopping
 from shoal.model.health import Standing
 from shoal.model.job import StopCause
 from tests.live.cluster import Live, live_cluster

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from harness.waiting import WAIT_S, until
 
-from shoal.model.events import JobFinished
+from shoal.core.state.events.runs import JobFinished
 from tests.live.cluster import Live
 from tests.needs import need
 

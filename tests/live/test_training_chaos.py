@@ -18,7 +18,8 @@ import pytest
 from harness.waiting import until
 
 from shoal.control.home import ClusterConfig
-from shoal.model.events import JobRequeued, JobStopping, NodeJudged
+from shoal.core.state.events.nodes import NodeJudged
+from shoal.core.state.events.runs import JobRequeued, JobStopping
 from shoal.model.job import StopCause
 from shoal.model.node import NodeSpec
 from tests.live.cluster import Live, all_pids, live_cluster

@@ -8,8 +8,9 @@ from pathlib import Path
 from harness.waiting import until
 
 from shoal.control.lifecycle import take_down
+from shoal.core.state.events.queue import JobSubmitted
+from shoal.core.state.events.schedules import ScheduleMissed, ScheduleRan, ScheduleSkipped
 from shoal.cron import due_after, parse, zone_of
-from shoal.model.events import JobSubmitted, ScheduleMissed, ScheduleRan, ScheduleSkipped
 from shoal.model.schedule import Overlap, ScheduleSpec
 from shoal.model.workflow import WorkflowJob
 from tests.live.cluster import Live, live_cluster

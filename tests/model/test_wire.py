@@ -7,8 +7,10 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
+from shoal.core.state.events.log import Event, Recorded
+from shoal.core.state.events.nodes import NodeLost
+from shoal.core.state.events.queue import JobSubmitted
 from shoal.model.commands import Acknowledge, Command, Envelope, Launch, Stop
-from shoal.model.events import Event, JobSubmitted, NodeLost, Recorded
 from shoal.model.job import JobSpec, MemberRef, for_members
 from shoal.model.node import NodeSpec
 from shoal.model.report import MemberExit, NodeReport

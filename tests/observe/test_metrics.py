@@ -260,7 +260,7 @@ def test_many_jobs_and_tenants_do_not_make_many_series(monkeypatch: pytest.Monke
 
 
 def test_tenants_beyond_the_bound_are_counted_together() -> None:
-    from shoal.model.events import JobFinished
+    from shoal.core.state.events.runs import JobFinished
     from shoal.model.job import Outcome
 
     counters = Counters()

@@ -10,8 +10,8 @@ import msgspec
 from storm.fuzz import Size, run_seed
 
 from shoal.core.state.apply import apply
+from shoal.core.state.events.log import Event
 from shoal.core.state.state import State
-from shoal.model.events import Event
 
 Held = set[tuple[str, tuple[int, ...], str, int, int]]  # node, GPUs, job, attempt, member
 _decode = msgspec.json.Decoder(Event).decode

@@ -8,7 +8,18 @@ import pytest
 
 from shoal.control.past.bars import HANDLERS, Bar, Book, Span
 from shoal.control.past.store import BarStore, PlaceInLog
-from shoal.model import events as ev
+from shoal.core.state.events.base import EventBase
+from shoal.core.state.events.log import Event
+from shoal.core.state.events.nodes import NodeIntended, NodeJoined, NodeLost
+from shoal.core.state.events.runs import (
+    JobAdopted,
+    JobFinished,
+    JobPlaced,
+    JobStopping,
+    MemberExited,
+    MemberLost,
+)
+from shoal.core.state.events.sleep import JobAsleep, JobDozing, JobWaking
 from shoal.model.job import Outcome, SleepCause, StopCause
 from shoal.model.node import NodeIntent, NodeSpec, node_word
 from shoal.model.resources import Slice
@@ -64,15 +75,15 @@ def test_at_every_moment_of_a_storm_the_bars_are_what_the_state_holds() -> None:
 @pytest.mark.parametrize(
     ("kind", "seed", "sleeps"),
     [
-        (ev.MemberExited, 424, False),
-        (ev.NodeLost, 2058, False),
-        (ev.JobAdopted, 2058, False),
-        (ev.JobAsleep, 156, True),
-        (ev.JobWaking, 156, True),
+        (MemberExited, 424, False),
+        (NodeLost, 2058, False),
+        (JobAdopted, 2058, False),
+        (JobAsleep, 156, True),
+        (JobWaking, 156, True),
     ],
 )
 def test_a_book_that_misses_one_kind_of_event_is_found_out(
-    kind: type[ev.EventBase], seed: int, sleeps: bool, monkeypatch: pytest.MonkeyPatch
+    kind: type[EventBase], seed: int, sleeps: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert any(isinstance(event, kind) for event in events_of(seed, sleeps))
     monkeypatch.delitem(HANDLERS, kind)
@@ -113,26 +124,26 @@ def test_a_book_that_begins_with_a_state_goes_on_as_one_that_saw_everything() ->
                 assert held_by(list(late.values()), at_ms) == held(state), (seed, at_ms)
 
 
-def told(*events: ev.Event) -> list[tuple[str, str]]:
+def told(*events: Event) -> list[tuple[str, str]]:
     book = Book()
     for event in events:
         book.take(event)
     return [(bar.cause, bar.why) for bar in book.drain().bars]
 
 
-def placed(members: int = 1) -> ev.JobPlaced:
+def placed(members: int = 1) -> JobPlaced:
     slices = tuple(Slice(f"n{number + 1}", gpus=(0, 1)) for number in range(members))
-    return ev.JobPlaced(at_ms=10, job="j1", attempt=1, slices=slices, master="", why="")
+    return JobPlaced(at_ms=10, job="j1", attempt=1, slices=slices, master="", why="")
 
 
-def exited(code: int, member: int = 0, stopped: bool = False) -> ev.MemberExited:
-    return ev.MemberExited(
+def exited(code: int, member: int = 0, stopped: bool = False) -> MemberExited:
+    return MemberExited(
         at_ms=20, job="j1", attempt=1, member=member, node="n1", code=code, stopped=stopped
     )
 
 
-def stopping(cause: StopCause, why: str) -> ev.JobStopping:
-    return ev.JobStopping(at_ms=15, job="j1", attempt=1, cause=cause, why=why)
+def stopping(cause: StopCause, why: str) -> JobStopping:
+    return JobStopping(at_ms=15, job="j1", attempt=1, cause=cause, why=why)
 
 
 def test_a_bar_says_why_it_ended() -> None:
@@ -154,18 +165,18 @@ def test_a_bar_says_why_it_ended() -> None:
         exited(0, 1, stopped=True),
     )
     assert gang == [("failure", "failed with code 3"), ("failure", "member 0 exited 3")]
-    dead = ev.NodeLost(at_ms=20, node="n1", incarnation=1, dead=True, why="its agent died")
+    dead = NodeLost(at_ms=20, node="n1", incarnation=1, dead=True, why="its agent died")
     assert told(placed(), dead) == [("node-loss", "node n1 died: its agent died")]
-    lost = ev.MemberLost(at_ms=20, job="j1", attempt=1, member=0, node="n1", why="it vanished")
+    lost = MemberLost(at_ms=20, job="j1", attempt=1, member=0, node="n1", why="it vanished")
     assert told(placed(), lost) == [("lost", "it vanished")]
 
 
 def test_a_sleeper_has_no_bar_and_wakes_on_other_gpus() -> None:
-    dozing = ev.JobDozing(
+    dozing = JobDozing(
         at_ms=15, job="j1", attempt=1, cause=SleepCause.USER, host_mb=(0,), why="asked by ada"
     )
-    asleep = ev.JobAsleep(at_ms=20, job="j1", attempt=1, took_ms=5, memory_mb=1, why="it sleeps")
-    waking = ev.JobWaking(at_ms=30, job="j1", attempt=1, gpus=((2, 3),), why="room")
+    asleep = JobAsleep(at_ms=20, job="j1", attempt=1, took_ms=5, memory_mb=1, why="it sleeps")
+    waking = JobWaking(at_ms=30, job="j1", attempt=1, gpus=((2, 3),), why="room")
     book = Book()
     for event in (placed(), dozing, asleep, waking, exited(0)):
         book.take(event)
@@ -179,17 +190,15 @@ def test_a_sleeper_has_no_bar_and_wakes_on_other_gpus() -> None:
 def test_what_a_book_remembers_does_not_grow_with_what_has_ended() -> None:
     book = Book()
     spec = NodeSpec(id="n1", cpu_milli=1, memory_mb=1, gpus=2)
-    book.take(ev.NodeJoined(at_ms=1, node="n1", spec=spec, incarnation=1))
+    book.take(NodeJoined(at_ms=1, node="n1", spec=spec, incarnation=1))
     for _ in range(1_000):
         for event in (placed(), stopping(StopCause.CANCEL, "no"), exited(0)):
             book.take(event)
         book.take(
-            ev.JobFinished(
-                at_ms=21, job="j1", attempt=1, outcome=Outcome.CANCELLED, code=1, why="no"
-            )
+            JobFinished(at_ms=21, job="j1", attempt=1, outcome=Outcome.CANCELLED, code=1, why="no")
         )
-        book.take(ev.NodeIntended(at_ms=22, node="n1", intent=NodeIntent.CORDONED))
-        book.take(ev.NodeIntended(at_ms=23, node="n1", intent=NodeIntent.OPEN))
+        book.take(NodeIntended(at_ms=22, node="n1", intent=NodeIntent.CORDONED))
+        book.take(NodeIntended(at_ms=23, node="n1", intent=NodeIntent.OPEN))
         book.drain()
     assert not book.open and not book.jobs and not any(book.held.values())
     assert len(book.spans) == 1

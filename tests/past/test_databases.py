@@ -8,7 +8,7 @@ from storm.disk import image_of
 from shoal.control.past import store as bar_store
 from shoal.control.past.log import Log, Moments
 from shoal.control.past.store import BarStore, PlaceInLog
-from shoal.model.events import JobSubmitted
+from shoal.core.state.events.queue import JobSubmitted
 from tests.control.test_store import Place, place
 from tests.past.histories import events_of, held, moments
 

@@ -15,8 +15,8 @@ from shoal.control.past import store as bar_store
 from shoal.control.past.following import Bars
 from shoal.control.store.events import EventStore
 from shoal.control.store.sqlite import SqliteStore
+from shoal.core.state.events.log import Event
 from shoal.core.state.state import State
-from shoal.model.events import Event
 from shoal.model.report import Report
 from shoal.tick import Tick
 from tests.past.histories import events_of, held, moments

@@ -20,8 +20,8 @@ from shoal.api.problems import Refusal
 from shoal.control.past import log as past_moments
 from shoal.control.past.log import Log, Moments, NotYet, TooEarly
 from shoal.control.store.sqlite import SqliteStore
+from shoal.core.state.events.queue import JobSubmitted
 from shoal.database.sqlite import SqliteDatabase
-from shoal.model.events import JobSubmitted
 from shoal.model.identity import Role
 from shoal.model.policy import Others
 from shoal.tick import Tick

@@ -9,7 +9,7 @@ import sys
 SCRIPT = """
 import sys, threading
 from shoal.client import caller
-from shoal.model.views import EventsView
+from shoal.calls.histories import EventsView
 
 sys.setswitchinterval(1e-6)
 together = threading.Barrier(8)

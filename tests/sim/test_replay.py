@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.core.policies import SHIPPED
-from shoal.model.events import Event, Recorded
+from shoal.core.state.events.log import Event, Recorded
 from shoal.model.job import Job, JobSpec
 from shoal.model.policy import Policy, Tenant
 from shoal.sim.replay.clusters import (

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from shoal.model.events import (
-    Event,
-    JobFinished,
-    JobPlaced,
-    JobRunning,
-    JobSubmitted,
-    NodeJoined,
-    Recorded,
-)
+from shoal.core.state.events.log import Event, Recorded
+from shoal.core.state.events.nodes import NodeJoined
+from shoal.core.state.events.queue import JobSubmitted
+from shoal.core.state.events.runs import JobFinished, JobPlaced, JobRunning
 from shoal.model.job import JobSpec, Outcome
 from shoal.model.node import NodeSpec
 from shoal.model.policy import Policy

@@ -8,18 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from shoal.model.events import (
-    BudgetFreed,
-    BudgetHeld,
-    Event,
-    JobCheckpointed,
-    JobIdled,
-    JobStopping,
-    NodeJudged,
-    Recorded,
-    ReplicaReady,
-    ServiceScaled,
-)
+from shoal.core.state.events.budgets import BudgetFreed, BudgetHeld
+from shoal.core.state.events.log import Event, Recorded
+from shoal.core.state.events.nodes import NodeJudged
+from shoal.core.state.events.runs import JobCheckpointed, JobIdled, JobStopping
+from shoal.core.state.events.services import ReplicaReady, ServiceScaled
 from shoal.model.health import Standing
 from shoal.model.job import Job, JobSpec, StopCause
 from shoal.model.ledger import Price, PriceList

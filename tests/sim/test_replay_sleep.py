@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from shoal.model.events import Event, Recorded
+from shoal.core.state.events.log import Event, Recorded
 from shoal.model.job import Job, JobSpec
 from shoal.model.policy import Policy, Sleeping
 from shoal.sim.replay.clusters import Cause, Conditions, Failures, alike, gangs_for

@@ -15,7 +15,7 @@ from storm.controller import Moment
 from storm.disk import Fault
 from storm.fuzz import Size, run_seed
 
-from shoal.model.events import Event
+from shoal.core.state.events.log import Event
 from shoal.model.job import StopCause
 
 # Their histories are from before nodes lied, and keepers died.

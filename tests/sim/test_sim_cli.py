@@ -15,14 +15,11 @@ import pytest
 from shoal.cli.app import call
 from shoal.control.home import Home
 from shoal.control.store.sqlite import SqliteStore
-from shoal.model.events import (
-    Event,
-    FabricMeasured,
-    JobRunning,
-    JobSubmitted,
-    NodeJoined,
-    PolicyChanged,
-)
+from shoal.core.state.events.cluster import PolicyChanged
+from shoal.core.state.events.log import Event
+from shoal.core.state.events.nodes import FabricMeasured, NodeJoined
+from shoal.core.state.events.queue import JobSubmitted
+from shoal.core.state.events.runs import JobRunning
 from shoal.model.fabric import Fabric, Weak
 from shoal.model.job import JobSpec, Within
 from shoal.model.node import NodeSpec

@@ -21,17 +21,18 @@ from shoal.core.phases import admit, heal, observe, reconcile
 from shoal.core.scheduling import cycle, elastic, fit, preempt
 from shoal.core.scheduling.fit import GangFit
 from shoal.core.scheduling.order import Walk
-from shoal.core.state import apply_node, ending, queue
+from shoal.core.state import ending, queue
 from shoal.core.state.accounts import Accounts
-from shoal.core.state.apply import APPLY
 from shoal.core.state.ending import stop
+from shoal.core.state.events import nodes
+from shoal.core.state.events.identity import TenantRemoved, UserRemoved
+from shoal.core.state.events.runs import JobCheckpointed, JobPlaced
 from shoal.core.state.queue import Gang, Lane
 from shoal.core.state.room import Room
 from shoal.core.state.round import Round
 from shoal.core.state.state import Node, Rank, State
 from shoal.core.state.tally import Tally
 from shoal.model.commands import Envelope
-from shoal.model.events import JobCheckpointed, JobPlaced, TenantRemoved, UserRemoved
 from shoal.model.health import HealthRule
 from shoal.model.job import Job, JobSpec, Member, Outcome, StopCause
 from shoal.model.node import End, NodeHealth, NodeIntent
@@ -330,11 +331,10 @@ def believe_late_reports_after_a_load(patch: pytest.MonkeyPatch) -> None:
 
 
 def leave_the_tokens_of_a_removed_user(patch: pytest.MonkeyPatch) -> None:
-    def removed(state: State, event: UserRemoved) -> None:
-        del state.identity.users[event.user]
+    def removed(self: UserRemoved, state: State) -> None:
+        del state.identity.users[self.user]
 
-    table: dict[Any, Any] = APPLY
-    patch.setitem(table, UserRemoved, removed)
+    patch.setattr(UserRemoved, "apply", removed)
 
 
 def accept_and_remove_no_token(patch: pytest.MonkeyPatch) -> None:
@@ -379,7 +379,7 @@ def forget_which_nodes_end(patch: pytest.MonkeyPatch) -> None:
     def only_the_node(_: State, node: Node, own: End | None, wanted: End | None) -> None:
         node.own_end, node.set_end = own, wanted
 
-    patch.setattr(apply_node, "set_end", only_the_node)
+    patch.setattr(nodes, "set_end", only_the_node)
 
 
 CAUGHT_BY_THE_INVARIANTS: list[tuple[Mutate, str]] = [

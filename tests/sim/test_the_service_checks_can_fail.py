@@ -13,8 +13,10 @@ from storm.fuzz import SeedFailed, Size, run_seed
 from shoal.core.books.scale import Wish
 from shoal.core.features.service import serve
 from shoal.core.scheduling import cycle
+from shoal.core.state.events.queue import JobSubmitted
+from shoal.core.state.events.runs import JobPlaced
+from shoal.core.state.events.services import ReplicaReady, ServiceSet, ServiceStopped
 from shoal.core.state.round import Round
-from shoal.model.events import JobPlaced, JobSubmitted, ReplicaReady, ServiceSet, ServiceStopped
 from shoal.model.job import Job, StopCause
 from shoal.model.service import Rollout, Service, ServiceLoad
 

@@ -15,7 +15,9 @@ from shoal.core.scheduling import preempt, turns
 from shoal.core.scheduling import sleeping as costs
 from shoal.core.scheduling.sleeping import bed, rouse
 from shoal.core.scheduling.wake import Sleepers
-from shoal.core.state import apply_job, apply_sleep
+from shoal.core.state.apply_job import end_nap
+from shoal.core.state.events import runs
+from shoal.core.state.events import sleep as sleep_events
 from shoal.core.state.round import Round
 from shoal.core.state.state import State
 from shoal.model.job import Job, Phase
@@ -44,15 +46,13 @@ def let_everybody_sleep_on(patch: pytest.MonkeyPatch) -> None:
 
 
 def count_sleep_as_run_time(patch: pytest.MonkeyPatch) -> None:
-    end_nap = apply_sleep.end_nap
-
     def end(state: State, job: Job, at_ms: int) -> None:
         running_ms = job.running_ms
         end_nap(state, job, at_ms)
         job.running_ms = running_ms
 
-    patch.setattr(apply_sleep, "end_nap", end)
-    patch.setattr(apply_job, "end_nap", end)
+    patch.setattr(sleep_events, "end_nap", end)
+    patch.setattr(runs, "end_nap", end)
 
 
 def put_anybody_to_sleep(patch: pytest.MonkeyPatch) -> None:

@@ -7,16 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from shoal.model.events import (
-    Event,
-    JobFinished,
-    JobPlaced,
-    JobRunning,
-    JobSubmitted,
-    NodeIntended,
-    NodeJoined,
-    Recorded,
-)
+from shoal.core.state.events.log import Event, Recorded
+from shoal.core.state.events.nodes import NodeIntended, NodeJoined
+from shoal.core.state.events.queue import JobSubmitted
+from shoal.core.state.events.runs import JobFinished, JobPlaced, JobRunning
 from shoal.model.job import JobSpec, Outcome
 from shoal.model.node import NodeIntent, NodeSpec
 from shoal.model.resources import Slice

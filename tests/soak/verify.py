@@ -14,7 +14,7 @@ from harness.history import Launched, Op, check
 from harness.records import launched
 
 from shoal.client import Client, ShoalError
-from shoal.model.events import Recorded
+from shoal.core.state.events.log import Recorded
 from shoal.model.ledger import By
 from tests.soak.work import SERVICE, Asked, Work
 from tests.soak.world import World

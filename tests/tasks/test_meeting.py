@@ -22,8 +22,8 @@ from harness.waiting import WAIT_S, until
 import shoal
 from shoal.client import contexts
 from shoal.client.transport import Endpoint, at
+from shoal.core.state.events.queue import JobSubmitted
 from shoal.link.meeting import Guest, Host, Invitation, NotAdmitted, Way
-from shoal.model.events import JobSubmitted
 from shoal.tasks import Cluster
 from tests.live.cluster import Live, live_cluster
 from tests.tasks.test_cluster import hosts_of, in_the_middle

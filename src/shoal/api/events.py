@@ -14,9 +14,12 @@ from shoal.api.handling import aside, encoded, handles, respond
 from shoal.api.jobs import NUMBER_MAX, WaitS
 from shoal.api.reach import Reach, seen_events
 from shoal.calls.cluster import ClusterCalls
-from shoal.model.events import ArraySubmitted, JobEvent, JobSubmitted, Recorded, published
+from shoal.calls.histories import EventsView
+from shoal.core.state.events.arrays import ArraySubmitted
+from shoal.core.state.events.base import JobEvent
+from shoal.core.state.events.log import Recorded, published
+from shoal.core.state.events.queue import JobSubmitted
 from shoal.model.finding import JobFilter
-from shoal.model.views import EventsView
 from shoal.ports import Store
 
 EVENTS_MAX = 10_000

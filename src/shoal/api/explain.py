@@ -9,6 +9,7 @@ from litestar import Controller
 from shoal.api.handling import aside, handles
 from shoal.api.reach import Reach, seen_events
 from shoal.api.views import Samples, bound_of, progress_view, seen_remedies
+from shoal.calls.histories import WhyView
 from shoal.calls.jobs import JobCalls
 from shoal.control.history.history import History
 from shoal.control.loop import ControlLoop
@@ -16,19 +17,13 @@ from shoal.core.answers.advice import advise
 from shoal.core.answers.explain import attempts_of, learned_of, no_tail
 from shoal.core.answers.outlook import outlook
 from shoal.core.answers.why import Waits, explain, reason_of
-from shoal.model.events import (
-    ArraySubmitted,
-    JobPlaced,
-    JobSubmitted,
-    NodeChecked,
-    NodeJudged,
-    NodeLost,
-    Recorded,
-    published,
-)
+from shoal.core.state.events.arrays import ArraySubmitted
+from shoal.core.state.events.log import Recorded, published
+from shoal.core.state.events.nodes import NodeChecked, NodeJudged, NodeLost
+from shoal.core.state.events.queue import JobSubmitted
+from shoal.core.state.events.runs import JobPlaced
 from shoal.model.explanation import Explanation
 from shoal.model.job import Job, MemberRef, Phase
-from shoal.model.views import WhyView
 
 HISTORY_MAX = 20_000  # events of a job that are read
 WHY_EVENTS_MAX = 200  # of these, how many are shown

@@ -20,6 +20,7 @@ from shoal.api.problems import Refusal, accepted
 from shoal.api.reach import Reach, scoped_key
 from shoal.api.secrets import refuse_unknown_secrets
 from shoal.api.views import ended_row, job_row, job_view
+from shoal.calls.histories import WhyView
 from shoal.calls.jobs import JobCalls
 from shoal.control.history.history import History
 from shoal.model.columns import COLUMNS, Kind, column_of
@@ -28,7 +29,7 @@ from shoal.model.ids import array_of
 from shoal.model.job import Job, JobSpec, Phase
 from shoal.model.report import Cancel, Refused, Requeue, SleepJob, Submit, WakeJob
 from shoal.model.report import Retry as RetryElements
-from shoal.model.views import Done, JobRow, JobView, Submission, WhyView
+from shoal.model.views import Done, JobRow, JobView, Submission
 
 JOBS_MAX = 10_000
 WAIT_S_MAX = 30.0

@@ -33,11 +33,11 @@ from shoal.control.store.events import EventStore
 from shoal.control.store.schema import Unreadable
 from shoal.core.scheduling.functions import FUNCTIONS
 from shoal.core.state.apply_queue import adopt_functions
+from shoal.core.state.events.log import Recorded, published
 from shoal.core.state.state import State
 from shoal.database.base import Database
 from shoal.database.sqlite import SqliteDatabase
 from shoal.machine.kernel import die_with_parent
-from shoal.model.events import Recorded, published
 from shoal.model.feed import Snapshot
 from shoal.model.finding import EVERY_JOB, LAST_ENDED, JobFilter
 from shoal.model.job import Job

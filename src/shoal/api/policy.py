@@ -19,11 +19,12 @@ from shoal.control import tryout
 from shoal.control.loop import ControlLoop
 from shoal.control.plugins import problem
 from shoal.core.scheduling.functions import FUNCTIONS
+from shoal.core.state.events.cluster import PolicyChanged
+from shoal.core.state.events.log import Recorded
 from shoal.forms import policy as forms
 from shoal.forms.failure import BadField
 from shoal.forms.policy import ABOUT, CHOICES, FIELDS, IDLE, TENANT_FIELDS, as_written, scalar
 from shoal.model.budget import BudgetPeriod
-from shoal.model.events import PolicyChanged, Recorded
 from shoal.model.policy import (
     CHANGES_MAX,
     RECORDS_MAX,

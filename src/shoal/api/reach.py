@@ -13,7 +13,7 @@ from shoal.api.problems import Refusal
 from shoal.control.loop import ControlLoop
 from shoal.core.answers.holders import holders_text
 from shoal.core.answers.waits import waits_of
-from shoal.model.events import Recorded
+from shoal.core.state.events.log import Recorded
 from shoal.model.identity import EVERY_TENANT
 from shoal.model.ids import array_of
 from shoal.model.job import DEFAULT_TENANT, Job, JobSpec

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import importlib
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, ParamSpec, TypeVar, get_type_hints
@@ -67,6 +68,7 @@ class Call:
         status: int,
         renamed: Mapping[str, str],
         headed: tuple[str, ...],
+        late: str,
         *,
         streams: bool,
         once: bool,
@@ -75,7 +77,7 @@ class Call:
         self.method, self.path, self.status = method, path, status
         self.may, self.head, self.streams = may, head, streams
         self._body, self._renamed, self._once = body, renamed, once
-        self.headed = headed
+        self.headed, self._late = headed, late
 
     def __repr__(self) -> str:
         return f"{self.method} {self.path}"
@@ -103,7 +105,8 @@ class Call:
 
     @functools.cached_property
     def types(self) -> dict[str, Any]:
-        return get_type_hints(self.function)
+        late = vars(importlib.import_module(self._late)) if self._late else None
+        return get_type_hints(self.function, localns=late)
 
     @functools.cached_property
     def answer(self) -> Any:
@@ -225,11 +228,13 @@ def call(
     once: bool = False,
     renamed: Mapping[str, str] | None = None,
     headed: tuple[str, ...] = (),
+    late: str = "",
 ) -> Callable[[Callable[P, Answer]], Callable[P, Answer]]:
     """`body` names the parameter that is the body, or is a struct whose fields are the parameters.
     `once`: an empty `key` is replaced by a random one, so that repeating the call is safe.
     `renamed`: parameters that have another name in the path or the query. `headed`: parameters of
-    the query that the client does not offer, because the answer to them is in headers."""
+    the query that the client does not offer, because the answer to them is in headers. `late`: the
+    module of its types, if only a client that makes the call should load it."""
 
     def declare(function: Callable[P, Answer]) -> Callable[P, Answer]:
         declared = Call(
@@ -242,6 +247,7 @@ def call(
             status,
             renamed or {},
             headed,
+            late,
             streams=streams,
             once=once,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from shoal.calls.call import Calls, Head, Needs, call
 from shoal.model.fabric import FabricView, NetworkRequest
@@ -15,15 +15,10 @@ from shoal.model.series import NodeSample, NodeSeries, ServiceSeries
 from shoal.model.service import ServiceSpec
 from shoal.model.storage import StorageRequest, StorageView
 from shoal.model.supply import SuppliesView
-from shoal.model.views import (
-    CheckView,
-    Done,
-    EventsView,
-    HeadView,
-    NodeView,
-    ServiceView,
-    StatusView,
-)
+from shoal.model.views import CheckView, Done, HeadView, NodeView, ServiceView, StatusView
+
+if TYPE_CHECKING:
+    from shoal.calls.histories import EventsView
 
 
 class ClusterCalls(Calls):
@@ -31,7 +26,7 @@ class ClusterCalls(Calls):
     def status(self) -> StatusView:
         """The cluster in one screen: nodes, GPUs, jobs, alarms."""
 
-    @call("GET", "/v1/events", Needs.READ, head=Head.LOG)
+    @call("GET", "/v1/events", Needs.READ, head=Head.LOG, late="shoal.calls.histories")
     def events(
         self,
         *,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from shoal.calls.call import Calls, Head, Needs, call
 from shoal.model.explanation import Explanation
@@ -13,16 +14,11 @@ from shoal.model.ledger import CostView
 from shoal.model.schedule import ScheduleSpec, ScheduleView
 from shoal.model.series import JobSeries
 from shoal.model.session import SessionRequest, SessionView
-from shoal.model.views import (
-    Done,
-    JobRow,
-    JobView,
-    LogView,
-    PackageView,
-    Submission,
-    WhyView,
-)
+from shoal.model.views import Done, JobRow, JobView, LogView, PackageView, Submission
 from shoal.model.workflow import WorkflowJob, WorkflowSubmission, WorkflowView
+
+if TYPE_CHECKING:
+    from shoal.calls.histories import WhyView
 
 
 class JobCalls(Calls):
@@ -76,7 +72,7 @@ class JobCalls(Calls):
     def retry(self, job_id: str) -> Done:
         """Runs elements of an array again that ended without success: one (j7.3), or all (j7)."""
 
-    @call("GET", "/v1/jobs/{job_id}/why", Needs.READ)
+    @call("GET", "/v1/jobs/{job_id}/why", Needs.READ, late="shoal.calls.histories")
     def why(self, job_id: str) -> WhyView:
         """Why the job waits, or where it runs and why there."""
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
+from shoal.core.state.events.log import Event
+from shoal.core.state.events.runs import JobFinished, JobPlaced, JobStopping
 from shoal.core.state.state import State
-from shoal.model.events import Event, JobFinished, JobPlaced, JobStopping
 
 # Upper bounds in seconds: for a step or a commit, and for a job's wait for its first start.
 WORK_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)

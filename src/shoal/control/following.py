@@ -23,10 +23,10 @@ from shoal.control.packages import PackageStore
 from shoal.control.store.events import Warm
 from shoal.core.state.apply import apply
 from shoal.core.state.apply_queue import adopt_functions
+from shoal.core.state.events.log import Recorded
 from shoal.core.state.state import State
 from shoal.database.base import StoreAway
 from shoal.database.lease import Head
-from shoal.model.events import Recorded
 from shoal.model.report import Answer, Request
 from shoal.ports import Clock, Engine, Store, StoreError
 from shoal.tick import Stage, Tick

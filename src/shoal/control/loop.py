@@ -20,11 +20,12 @@ from shoal.control.placements import Place, Placements
 from shoal.control.plugins import PolicyFunctions
 from shoal.control.secretstore import SecretStore, hand_over
 from shoal.core.invariants import verify
+from shoal.core.state.events.identity import IdentityEvent
+from shoal.core.state.events.log import Event, jobs_of
 from shoal.core.state.state import State
 from shoal.database.base import Deposed
 from shoal.model.budget import Spending
 from shoal.model.commands import Envelope
-from shoal.model.events import Event, IdentityEvent, jobs_of
 from shoal.model.policy import Policy
 from shoal.model.report import (
     Answer,

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-from shoal.model.events import JobPlaced
+from shoal.core.state.events.runs import JobPlaced
 from shoal.model.job import Job, MemberRef
 from shoal.ports import Store
 

@@ -21,11 +21,12 @@ from pathlib import Path
 import msgspec
 
 from shoal.control.alarms import Alarms
+from shoal.core.state.events.identity import TenantRemoved
+from shoal.core.state.events.log import Event
 from shoal.core.state.state import State
 from shoal.database.settings import FileSettings, Settings
 from shoal.link.sealing import seal
 from shoal.machine.files import read_own, sync_folder, write_private
-from shoal.model.events import Event, TenantRemoved
 from shoal.model.identity import Identity
 from shoal.model.job import Job, MemberRef, Phase
 from shoal.model.report import Report

@@ -18,10 +18,12 @@ from shoal.core.features.sleep import (
 )
 from shoal.core.features.supply.orders import ordered_violation, orders_violation
 from shoal.core.features.workflow import workflow_violation
+from shoal.core.state.events.base import NodeEvent
+from shoal.core.state.events.log import Event
+from shoal.core.state.events.runs import JobPlaced
 from shoal.core.state.room import Domain
 from shoal.core.state.state import Node, State
 from shoal.model.budget import BudgetLevel
-from shoal.model.events import Event, JobPlaced, NodeEvent
 from shoal.model.health import Standing
 from shoal.model.job import Job, Member, MemberStatus, Phase, Restart
 from shoal.model.node import NodeHealth, NodeIntent

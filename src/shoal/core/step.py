@@ -28,10 +28,11 @@ from shoal.core.phases.wake import next_wake
 from shoal.core.scheduling.cycle import schedule
 from shoal.core.scheduling.functions import FUNCTIONS
 from shoal.core.state.apply_queue import adopt_functions
+from shoal.core.state.events.cluster import PolicyChanged
+from shoal.core.state.events.log import Event
 from shoal.core.state.round import Round
 from shoal.core.state.state import Functions, State
 from shoal.model.commands import Command
-from shoal.model.events import Event, PolicyChanged
 from shoal.model.job import Job
 from shoal.model.policy import Policy
 from shoal.model.report import Answer, NodeReport, Report

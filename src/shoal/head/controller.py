@@ -41,6 +41,8 @@ from shoal.control.store.sqlite import SqliteStore, begin_check
 from shoal.control.stores import Stores, stores_of
 from shoal.control.supervise import DAMAGED_CODE, HOPELESS_CODE, RESTARTS_ENV, STAND_BY_CODE
 from shoal.control.supplying import Supplying, build_supplier
+from shoal.core.state.events.log import Event
+from shoal.core.state.events.runs import JobFinished
 from shoal.database.base import Deposed, StoreAway
 from shoal.engines.everywhere import Everywhere
 from shoal.engines.linked.engine import LinkedEngine
@@ -56,7 +58,6 @@ from shoal.head.stages import (
 from shoal.ledger.live import LiveLedger
 from shoal.machine.files import lock
 from shoal.machine.kernel import Usual, prepare_for_service
-from shoal.model.events import Event, JobFinished
 from shoal.model.node import NodeIntent
 from shoal.model.report import Report, SetIntent
 from shoal.model.supply import Supply, for_engine

@@ -6,6 +6,21 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Sequence
 
+from shoal.core.state.events.cluster import ControllerStarted
+from shoal.core.state.events.log import Event
+from shoal.core.state.events.queue import JobReleased, JobSubmitted
+from shoal.core.state.events.runs import (
+    JobAdopted,
+    JobCheckpointed,
+    JobFinished,
+    JobPlaced,
+    JobRequeued,
+    JobRunning,
+    JobStopping,
+    MemberExited,
+    MemberLost,
+)
+from shoal.core.state.events.services import ReplicaReady
 from shoal.ledger import members
 from shoal.ledger.accounts import HOUR_MS, Account, Place
 from shoal.ledger.book_state import BookState, Gap, Job, Member, Owner
@@ -21,7 +36,6 @@ from shoal.ledger.node_events import (
 )
 from shoal.ledger.postings import Posting, Postings, settle_naps
 from shoal.ledger.power import hear_power
-from shoal.model import events as ev
 from shoal.model.job import Outcome, StopCause
 from shoal.model.progress import Progress
 from shoal.model.report import Report
@@ -33,7 +47,7 @@ from shoal.model.service import ServiceLoad
 # -- jobs -----------------------------------------------------------------------------------
 
 
-def _submitted(postings: Postings, event: ev.JobSubmitted) -> None:
+def _submitted(postings: Postings, event: JobSubmitted) -> None:
     spec = event.spec
     owner = Owner(spec.tenant, spec.user, spec.name or "", spec.service)
     job = postings.cluster.jobs[event.job] = Job(
@@ -52,7 +66,7 @@ def _submitted(postings: Postings, event: ev.JobSubmitted) -> None:
     _joins(postings, event.job, job)
 
 
-def _released(postings: Postings, event: ev.JobReleased) -> None:
+def _released(postings: Postings, event: JobReleased) -> None:
     job = postings.cluster.jobs.get(event.job)
     if job is None:
         return  # an array: its elements are booked when they become jobs
@@ -70,7 +84,7 @@ def _joins(postings: Postings, job_id: str, job: Job) -> None:
         stands(postings.cluster, job)
 
 
-def _placed(postings: Postings, event: ev.JobPlaced) -> None:
+def _placed(postings: Postings, event: JobPlaced) -> None:
     job = postings.cluster.jobs[event.job]
     _no_longer_waits(postings, job)
     job.attempt, job.slices = event.attempt, event.slices
@@ -104,7 +118,7 @@ def _hold(postings: Postings, job_id: str, job: Job) -> None:
         )
 
 
-def _running(postings: Postings, event: ev.JobRunning) -> None:
+def _running(postings: Postings, event: JobRunning) -> None:
     job = postings.cluster.jobs[event.job]
     for member in job.members.values():
         _runs(postings, event.job, job, member)
@@ -117,7 +131,7 @@ def _runs(postings: Postings, job_id: str, job: Job, member: Member) -> None:
     member.account = Account.STARTUP if job.owner.service else None
 
 
-def _checkpointed(postings: Postings, event: ev.JobCheckpointed) -> None:
+def _checkpointed(postings: Postings, event: JobCheckpointed) -> None:
     job = postings.cluster.jobs[event.job]
     if job.attempt == event.attempt:
         for member in job.members.values():
@@ -126,7 +140,7 @@ def _checkpointed(postings: Postings, event: ev.JobCheckpointed) -> None:
         postings.saved(job)
 
 
-def _stopping(postings: Postings, event: ev.JobStopping) -> None:
+def _stopping(postings: Postings, event: JobStopping) -> None:
     job = postings.cluster.jobs[event.job]
     job.cause = event.cause
     end_nap(postings, event.job, job)
@@ -145,18 +159,18 @@ def _stop_account(job: Job, cause: StopCause) -> Account:
     return Account.PREEMPTED if cause in members.OURS else Account.IDLE
 
 
-def _exited(postings: Postings, event: ev.MemberExited) -> None:
+def _exited(postings: Postings, event: MemberExited) -> None:
     job = postings.cluster.jobs[event.job]
     cause = job.cause or (StopCause.FAILURE if event.code else None)
     members.release(postings, event.job, job, event.member, cause)
 
 
-def _vanished(postings: Postings, event: ev.MemberLost) -> None:
+def _vanished(postings: Postings, event: MemberLost) -> None:
     job = postings.cluster.jobs[event.job]
     members.lost(postings, event.job, job, event.member, job.cause or StopCause.NODE_LOSS)
 
 
-def _requeued(postings: Postings, event: ev.JobRequeued) -> None:
+def _requeued(postings: Postings, event: JobRequeued) -> None:
     job = postings.cluster.jobs[event.job]
     _end_attempt(postings, event.job, job, event.cause)
     job.waiting, job.not_before_ms = True, event.not_before_ms
@@ -179,7 +193,7 @@ def _end_attempt(postings: Postings, job_id: str, job: Job, cause: StopCause | N
     job.wait_of = job.tellers = 0
 
 
-def _adopted(postings: Postings, event: ev.JobAdopted) -> None:
+def _adopted(postings: Postings, event: JobAdopted) -> None:
     job = postings.cluster.jobs[event.job]
     _no_longer_waits(postings, job)
     _hold(postings, event.job, job)
@@ -187,7 +201,7 @@ def _adopted(postings: Postings, event: ev.JobAdopted) -> None:
         _runs(postings, event.job, job, member)
 
 
-def _finished(postings: Postings, event: ev.JobFinished) -> None:
+def _finished(postings: Postings, event: JobFinished) -> None:
     job = postings.cluster.jobs[event.job]
     _end_attempt(
         postings, event.job, job, StopCause.FAILURE if event.outcome is Outcome.FAILED else None
@@ -199,7 +213,7 @@ def _finished(postings: Postings, event: ev.JobFinished) -> None:
 # -- services -------------------------------------------------------------------------------
 
 
-def _replica_ready(postings: Postings, event: ev.ReplicaReady) -> None:
+def _replica_ready(postings: Postings, event: ReplicaReady) -> None:
     _serve_as(postings, event.job, Account.WARM)
 
 
@@ -226,18 +240,18 @@ def _serve_as(postings: Postings, job_id: str, account: Account) -> None:
 
 
 JOB_HANDLERS: Handlers = {
-    ev.JobSubmitted: _submitted,
-    ev.JobReleased: _released,
-    ev.JobPlaced: _placed,
-    ev.JobRunning: _running,
-    ev.MemberExited: _exited,
-    ev.MemberLost: _vanished,
-    ev.JobCheckpointed: _checkpointed,
-    ev.JobStopping: _stopping,
-    ev.JobRequeued: _requeued,
-    ev.JobAdopted: _adopted,
-    ev.JobFinished: _finished,
-    ev.ReplicaReady: _replica_ready,
+    JobSubmitted: _submitted,
+    JobReleased: _released,
+    JobPlaced: _placed,
+    JobRunning: _running,
+    MemberExited: _exited,
+    MemberLost: _vanished,
+    JobCheckpointed: _checkpointed,
+    JobStopping: _stopping,
+    JobRequeued: _requeued,
+    JobAdopted: _adopted,
+    JobFinished: _finished,
+    ReplicaReady: _replica_ready,
 }
 
 
@@ -252,9 +266,9 @@ class Book:
     def cluster(self) -> BookState:
         return self.postings.cluster
 
-    def take(self, event: ev.Event) -> None:
+    def take(self, event: Event) -> None:
         """Take one event, in the order of the log."""
-        if type(event) is ev.ControllerStarted:
+        if type(event) is ControllerStarted:
             members.unheard(self.postings, event.at_ms)
         advance(self.postings, event.at_ms)
         handler = HANDLERS.get(type(event))
@@ -264,7 +278,7 @@ class Book:
     def advance(self, now_ms: int) -> None:
         advance(self.postings, now_ms)
 
-    def stepped(self, report: Report, events: Sequence[ev.Event], now_ms: int) -> None:
+    def stepped(self, report: Report, events: Sequence[Event], now_ms: int) -> None:
         """Take one step: what it heard explains the time before its events."""
         self.advance(now_ms)
         for inventory in report.nodes:

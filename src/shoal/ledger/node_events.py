@@ -7,23 +7,42 @@ from typing import Any
 
 import msgspec
 
+from shoal.core.state.events.base import EventBase
+from shoal.core.state.events.budgets import BudgetFreed, BudgetHeld
+from shoal.core.state.events.cluster import PolicyChanged
+from shoal.core.state.events.nodes import (
+    NodeIntended,
+    NodeJoined,
+    NodeJudged,
+    NodeLost,
+    NodeReady,
+    NodeSilent,
+)
+from shoal.core.state.events.queue import JobClaimed, JobReserved, JobUnclaimed
+from shoal.core.state.events.sleep import (
+    JobAsleep,
+    JobAwake,
+    JobDozing,
+    JobTouched,
+    JobWaking,
+    WakeRefused,
+)
 from shoal.ledger import members
 from shoal.ledger.accounts import Account
 from shoal.ledger.book_state import Job, Member, Node
 from shoal.ledger.free_time import is_held, judge_wants, leaves, new_node, settle_node, stands
 from shoal.ledger.postings import Postings, settle_nap
-from shoal.model import events as ev
 from shoal.model.health import Standing
 from shoal.model.job import StopCause
 from shoal.model.resources import Slice
 
-Handlers = dict[type[ev.EventBase], Callable[[Postings, Any], None]]
+Handlers = dict[type[EventBase], Callable[[Postings, Any], None]]
 
 
 # -- room that is set aside -----------------------------------------------------------------
 
 
-def _claimed(postings: Postings, event: ev.JobClaimed) -> None:
+def _claimed(postings: Postings, event: JobClaimed) -> None:
     job = postings.cluster.jobs[event.job]
     unclaim(postings, job)
     leaves(postings.cluster, job)
@@ -31,7 +50,7 @@ def _claimed(postings: Postings, event: ev.JobClaimed) -> None:
     _change_claim(postings, event.slices, 1)
 
 
-def _unclaimed(postings: Postings, event: ev.JobUnclaimed) -> None:
+def _unclaimed(postings: Postings, event: JobUnclaimed) -> None:
     _let_claim_go(postings, postings.cluster.jobs[event.job])
 
 
@@ -54,7 +73,7 @@ def _change_claim(postings: Postings, slices: tuple[Slice, ...], sign: int) -> N
             node.claimed[gpu] += sign * slice_.gpu_milli
 
 
-def _reserved(postings: Postings, event: ev.JobReserved) -> None:
+def _reserved(postings: Postings, event: JobReserved) -> None:
     job = postings.cluster.jobs[event.job]
     unreserve(postings, job)
     job.reserved = event.nodes
@@ -76,7 +95,7 @@ def _change_reserved(postings: Postings, nodes: tuple[str, ...], change: int) ->
 # -- nodes ----------------------------------------------------------------------------------
 
 
-def _joined(postings: Postings, event: ev.NodeJoined) -> None:
+def _joined(postings: Postings, event: NodeJoined) -> None:
     nodes = postings.cluster.nodes
     for name in (event.node, event.instead):
         if name in nodes:
@@ -87,7 +106,7 @@ def _joined(postings: Postings, event: ev.NodeJoined) -> None:
     _judge_away(node)
 
 
-def _ready(postings: Postings, event: ev.NodeReady) -> None:
+def _ready(postings: Postings, event: NodeReady) -> None:
     node = _changing(postings, event.node)
     node.health = "ready"
     _judge_away(node)
@@ -95,7 +114,7 @@ def _ready(postings: Postings, event: ev.NodeReady) -> None:
         postings.cluster.jobs[job_id].members[number].silent_ms = -1
 
 
-def _silent(postings: Postings, event: ev.NodeSilent) -> None:
+def _silent(postings: Postings, event: NodeSilent) -> None:
     node = _changing(postings, event.node)
     for job_id, number in _members_of(node):
         member = postings.cluster.jobs[job_id].members[number]
@@ -105,7 +124,7 @@ def _silent(postings: Postings, event: ev.NodeSilent) -> None:
     _judge_away(node)
 
 
-def _lost(postings: Postings, event: ev.NodeLost) -> None:
+def _lost(postings: Postings, event: NodeLost) -> None:
     """What its members did after it fell silent is unknown."""
     node = _changing(postings, event.node)
     for job_id, number in _members_of(node):
@@ -116,14 +135,14 @@ def _lost(postings: Postings, event: ev.NodeLost) -> None:
     _drop_claims(postings, event.node)
 
 
-def _intended(postings: Postings, event: ev.NodeIntended) -> None:
+def _intended(postings: Postings, event: NodeIntended) -> None:
     node = _changing(postings, event.node)
     node.intent = event.intent.value
     node.known = node.intent != "removed"
     _judge_away(node)
 
 
-def _judged(postings: Postings, event: ev.NodeJudged) -> None:
+def _judged(postings: Postings, event: NodeJudged) -> None:
     node = _changing(postings, event.node)
     node.quarantined = event.record.standing is Standing.QUARANTINED
     _judge_away(node)
@@ -160,17 +179,17 @@ def _drop_claims(postings: Postings, node_id: str) -> None:
 # -- budgets --------------------------------------------------------------------------------
 
 
-def _policy(postings: Postings, event: ev.PolicyChanged) -> None:
+def _policy(postings: Postings, event: PolicyChanged) -> None:
     postings.cluster.parents = {one.name: one.parent for one in event.policy.tenants if one.parent}
     _drop_held(postings)
 
 
-def _budget_held(postings: Postings, event: ev.BudgetHeld) -> None:
+def _budget_held(postings: Postings, event: BudgetHeld) -> None:
     postings.cluster.held.append(event.tenant)
     _drop_held(postings)
 
 
-def _budget_freed(postings: Postings, event: ev.BudgetFreed) -> None:
+def _budget_freed(postings: Postings, event: BudgetFreed) -> None:
     if event.tenant in postings.cluster.held:  # otherwise it was only warned
         postings.cluster.held.remove(event.tenant)
         judge_wants(postings.cluster)
@@ -186,18 +205,18 @@ def _drop_held(postings: Postings) -> None:
 
 
 NODE_HANDLERS: Handlers = {
-    ev.JobReserved: _reserved,
-    ev.JobClaimed: _claimed,
-    ev.JobUnclaimed: _unclaimed,
-    ev.NodeJoined: _joined,
-    ev.NodeReady: _ready,
-    ev.NodeSilent: _silent,
-    ev.NodeLost: _lost,
-    ev.NodeIntended: _intended,
-    ev.NodeJudged: _judged,
-    ev.PolicyChanged: _policy,
-    ev.BudgetHeld: _budget_held,
-    ev.BudgetFreed: _budget_freed,
+    JobReserved: _reserved,
+    JobClaimed: _claimed,
+    JobUnclaimed: _unclaimed,
+    NodeJoined: _joined,
+    NodeReady: _ready,
+    NodeSilent: _silent,
+    NodeLost: _lost,
+    NodeIntended: _intended,
+    NodeJudged: _judged,
+    PolicyChanged: _policy,
+    BudgetHeld: _budget_held,
+    BudgetFreed: _budget_freed,
 }
 
 
@@ -207,7 +226,7 @@ NODE_HANDLERS: Handlers = {
 # or it is free, so it is not part of any sum.
 
 
-def _dozing(postings: Postings, event: ev.JobDozing) -> None:
+def _dozing(postings: Postings, event: JobDozing) -> None:
     job, now_ms = postings.cluster.jobs[event.job], postings.cluster.now_ms
     job.dozed_ms = now_ms
     for number, member in job.members.items():
@@ -221,7 +240,7 @@ def _dozing(postings: Postings, event: ev.JobDozing) -> None:
         node.idle = [each for each in node.idle if each != (event.job, number)]
 
 
-def _asleep(postings: Postings, event: ev.JobAsleep | ev.WakeRefused) -> None:
+def _asleep(postings: Postings, event: JobAsleep | WakeRefused) -> None:
     job, now_ms = postings.cluster.jobs[event.job], postings.cluster.now_ms
     for member in job.members.values():
         members.settle(postings, event.job, job, member, now_ms)
@@ -230,12 +249,12 @@ def _asleep(postings: Postings, event: ev.JobAsleep | ev.WakeRefused) -> None:
     job.asleep_ms = now_ms
 
 
-def _touched(postings: Postings, event: ev.JobTouched) -> None:
+def _touched(postings: Postings, event: JobTouched) -> None:
     if not event.wants:
         unclaim(postings, postings.cluster.jobs[event.job])
 
 
-def _waking(postings: Postings, event: ev.JobWaking) -> None:
+def _waking(postings: Postings, event: JobWaking) -> None:
     """It may hold other GPUs than before."""
     job, now_ms = postings.cluster.jobs[event.job], postings.cluster.now_ms
     settle_nap(postings, event.job, job)
@@ -252,7 +271,7 @@ def _waking(postings: Postings, event: ev.JobWaking) -> None:
         _hold(postings, member, 1)
 
 
-def _awake(postings: Postings, event: ev.JobAwake) -> None:
+def _awake(postings: Postings, event: JobAwake) -> None:
     """The time is not run time: a job that says how often it saves did not save in its sleep."""
     job, now_ms = postings.cluster.jobs[event.job], postings.cluster.now_ms
     for member in job.members.values():
@@ -278,10 +297,10 @@ def end_nap(postings: Postings, job_id: str, job: Job) -> None:
 
 
 SLEEP_HANDLERS: Handlers = {
-    ev.JobDozing: _dozing,
-    ev.JobAsleep: _asleep,
-    ev.JobTouched: _touched,
-    ev.JobWaking: _waking,
-    ev.WakeRefused: _asleep,
-    ev.JobAwake: _awake,
+    JobDozing: _dozing,
+    JobAsleep: _asleep,
+    JobTouched: _touched,
+    JobWaking: _waking,
+    WakeRefused: _asleep,
+    JobAwake: _awake,
 }

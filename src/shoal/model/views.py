@@ -8,8 +8,6 @@ import msgspec
 
 from shoal.model.array import ArrayCounts
 from shoal.model.bound import Bound
-from shoal.model.events import Recorded
-from shoal.model.explanation import AttemptRecord
 from shoal.model.health import StandingChange, Verdict
 from shoal.model.job import JobSpec, Note
 from shoal.model.service import EngineFigures, ServiceSpec
@@ -193,31 +191,6 @@ class Remedy(msgspec.Struct, kw_only=True, frozen=True):
     fields: dict[str, Any] = {}  # of the job's form, with other values: submit it so
     node: str = ""  # let jobs start there again
     tenant: str = ""  # raise its limits in the policy
-
-
-class WhyView(msgspec.Struct, kw_only=True):
-    """`why` is true now; `events` show how it came about: the newest ones, oldest first, and of
-    several checkpoints in a row only the last. `attempts` are all of the job's."""
-
-    id: str
-    state: str
-    why: str
-    early_ms: int | None  # a waiting job will probably start between these two times
-    late_ms: int | None
-    start: str = ""  # the same in words; empty: `why` says all there is to say
-    progress: ProgressView | None
-    events: list[Recorded]
-    attempts: list[AttemptRecord] = []
-    labels: dict[str, str] = {}
-    notes: list[Note] = []
-    remedies: list[Remedy] = []  # what would let it start sooner
-
-
-class EventsView(msgspec.Struct, kw_only=True):
-    """Pass `next_after` as `after` to continue from here."""
-
-    events: list[Recorded]
-    next_after: int
 
 
 class LogView(msgspec.Struct, kw_only=True):

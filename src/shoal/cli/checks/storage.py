@@ -16,10 +16,10 @@ from shoal.cli import cluster
 from shoal.cli.screen import show
 from shoal.cli.screen.show import Cell, Column
 from shoal.client.transport import ShoalError
+from shoal.core.state.events.runs import JobCheckpointed
 from shoal.forms.failure import USAGE, Failure
 from shoal.forms.units import BadAmount, duration_ms
 from shoal.model.durations import duration_text
-from shoal.model.events import JobCheckpointed
 from shoal.model.fabric import amount_text, rate_text
 from shoal.model.kept import Kind
 from shoal.model.resources import plural

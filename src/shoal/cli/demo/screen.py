@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING, Protocol
 
 from shoal.cli.demo.state import DemoNode, DemoState, Sights, curve
 from shoal.cli.screen.show import STATE_STYLES, bar, console
-from shoal.model.events import (
-    Event,
+from shoal.core.state.events.log import Event
+from shoal.core.state.events.nodes import NodeLost, NodeReady
+from shoal.core.state.events.queue import JobSubmitted
+from shoal.core.state.events.runs import (
     JobFinished,
     JobRequeued,
     JobRunning,
     JobStopping,
-    JobSubmitted,
     MemberExited,
     MembersStarted,
-    NodeLost,
-    NodeReady,
 )
 from shoal.model.ids import number_of
 from shoal.model.job import Outcome

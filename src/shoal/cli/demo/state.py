@@ -8,19 +8,17 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from shoal.model.events import (
-    Event,
+from shoal.core.state.events.log import Event
+from shoal.core.state.events.nodes import NodeJoined, NodeLost, NodeReady
+from shoal.core.state.events.queue import JobSubmitted
+from shoal.core.state.events.runs import (
     JobCheckpointed,
     JobFinished,
     JobPlaced,
     JobRequeued,
     JobRunning,
-    JobSubmitted,
     MemberExited,
     MemberLost,
-    NodeJoined,
-    NodeLost,
-    NodeReady,
 )
 from shoal.model.job import Outcome, StopCause
 from shoal.model.resources import Slice

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shoal.cli.screen.paint import Keys
     from shoal.client import Client
     from shoal.control.home import Home
-    from shoal.model.events import Recorded
+    from shoal.core.state.events.log import Recorded
 
 # On an idle machine the jobs take half of this. A busy one, or somebody who kills nodes, gets more
 # for as long as something happens.

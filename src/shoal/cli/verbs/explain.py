@@ -11,12 +11,12 @@ from shoal.cli.command import Argument, Option, flag, job_word, number, verb
 from shoal.cli.finding_flags import filter_of, finding_flags
 
 if TYPE_CHECKING:
+    from shoal.calls.histories import EventsView, WhyView
     from shoal.cli.cluster import Retry
     from shoal.client import Client
-    from shoal.model.events import Event, Recorded
+    from shoal.core.state.events.log import Event, Recorded
     from shoal.model.finding import JobFilter
     from shoal.model.ledger import CostView
-    from shoal.model.views import EventsView, WhyView
 
 
 @verb(Argument("job", "JOB", "A job's id or name; it may have ended long ago.", type=job_word))

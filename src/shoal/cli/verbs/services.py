@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from shoal.cli.cluster import Retry
     from shoal.cli.screen.show import Cell, Spinner
     from shoal.client import Client
-    from shoal.model.events import Recorded
+    from shoal.core.state.events.log import Recorded
     from shoal.model.service import ServiceSpec
     from shoal.model.views import ReplicaView, ServiceView
 
@@ -122,7 +122,8 @@ def _roll_back(name: str, home: Path, json: bool) -> None:
 
 def _last_events(client: Client, view: ServiceView) -> list[Recorded]:
     """The newest events of the service and of its present replicas."""
-    from shoal.model.events import JobEvent, ServiceEvent
+    from shoal.core.state.events.base import JobEvent
+    from shoal.core.state.events.services import ServiceEvent
 
     jobs = {replica.job for replica in view.replicas}
     found = []

@@ -339,7 +339,7 @@ def _from_head(home: Path, quiet: bool) -> History:
     """In pages, as much of it as the user may see."""
     from shoal.cli.cluster import Retry
     from shoal.cli.screen.show import Spinner
-    from shoal.model.events import Recorded
+    from shoal.core.state.events.log import Recorded
     from shoal.sim.replay.readers.history import read_history
 
     begun, read = time.monotonic(), 0

@@ -35,8 +35,8 @@ from shoal.control.store.marks import Marks, Numbers
 from shoal.control.store.sqlite import SqliteStore
 from shoal.core.invariants import Violation
 from shoal.core.invariants import verify as verify_state
+from shoal.core.state.events.cluster import ClusterRestored
 from shoal.machine.files import AGENT_LOCK, STARTER_LOCK, held, lock, write_private
-from shoal.model.events import ClusterRestored
 from shoal.ports import StoreError
 
 STAGING = ".restore-"

@@ -28,15 +28,12 @@ from shoal.control.notices.senders import KEY_PREFIX, SendError
 from shoal.control.secretstore import SecretError, tenant_since_ms
 from shoal.control.stores import Stores
 from shoal.core.features.notices import KINDS, notices_of
+from shoal.core.state.events.arrays import ArraySubmitted
+from shoal.core.state.events.base import JobEvent
+from shoal.core.state.events.identity import TenantRemoved
+from shoal.core.state.events.log import Event, Recorded
+from shoal.core.state.events.queue import JobSubmitted
 from shoal.database.places import set_aside
-from shoal.model.events import (
-    ArraySubmitted,
-    Event,
-    JobEvent,
-    JobSubmitted,
-    Recorded,
-    TenantRemoved,
-)
 from shoal.model.job import DEFAULT_TENANT, Job
 from shoal.model.notice import Notice, NoticeSettings, secret_of
 from shoal.model.report import Report

@@ -11,8 +11,27 @@ from typing import Any
 
 import msgspec
 
+from shoal.core.state.events.base import EventBase, NodeEvent
+from shoal.core.state.events.log import Event
+from shoal.core.state.events.nodes import (
+    NodeIntended,
+    NodeJoined,
+    NodeJudged,
+    NodeLost,
+    NodeReady,
+    NodeSilent,
+)
+from shoal.core.state.events.runs import (
+    JobAdopted,
+    JobFinished,
+    JobPlaced,
+    JobRequeued,
+    JobStopping,
+    MemberExited,
+    MemberLost,
+)
+from shoal.core.state.events.sleep import JobAsleep, JobDozing, JobWaking, SleepRefused, WakeRefused
 from shoal.core.state.state import State
-from shoal.model import events as ev
 from shoal.model.health import Standing
 from shoal.model.job import Phase
 from shoal.model.node import NodeHealth, NodeIntent, node_word
@@ -107,7 +126,7 @@ class Book:
         self._marked: dict[str, None] = {}
         self._nodes: dict[str, None] = {}
 
-    def take(self, event: ev.Event) -> None:
+    def take(self, event: Event) -> None:
         handler = HANDLERS.get(type(event))
         if handler is not None:
             handler(self, event)
@@ -210,18 +229,18 @@ class Book:
 
     # -- events of jobs --------------------------------------------------------------------
 
-    def placed(self, event: ev.JobPlaced) -> None:
+    def placed(self, event: JobPlaced) -> None:
         self._forget(event.job)
         for number, slice_ in enumerate(event.slices):
             if slice_.gpus:
                 self._hold(self._bar(event.job, event.attempt, number, slice_, event.at_ms))
 
-    def stopping(self, event: ev.JobStopping) -> None:
+    def stopping(self, event: JobStopping) -> None:
         if event.job in self.open or event.job in self.jobs:
             mark = self._mark(event.job)
             mark.cause, mark.why = event.cause.value, event.why
 
-    def exited(self, event: ev.MemberExited) -> None:
+    def exited(self, event: MemberExited) -> None:
         self._stays_away(event.job, event.member)
         mark = self.jobs.get(event.job)
         if mark is not None and mark.cause and (event.stopped or event.code):
@@ -234,7 +253,7 @@ class Book:
             cause, why = SUCCEEDED, event.why or "succeeded"
         self._end(event.job, event.member, event.at_ms, cause, why)
 
-    def lost(self, event: ev.MemberLost) -> None:
+    def lost(self, event: MemberLost) -> None:
         mark = self.jobs.get(event.job)
         stopped = mark is not None and mark.cause and not event.fault
         cause, why = (mark.cause, mark.why) if mark and stopped else (LOST, event.why)
@@ -246,12 +265,12 @@ class Book:
         if bar is not None:
             self._mark(job).away[member] = bar
 
-    def dozing(self, event: ev.JobDozing) -> None:
+    def dozing(self, event: JobDozing) -> None:
         if event.job in self.open:
             mark = self._mark(event.job)
             mark.cause, mark.why = ASLEEP, event.why
 
-    def asleep(self, event: ev.JobAsleep | ev.WakeRefused) -> None:
+    def asleep(self, event: JobAsleep | WakeRefused) -> None:
         mark = self._mark(event.job)
         for member in list(self.open.get(event.job, ())):
             bar = self._end(event.job, member, event.at_ms, ASLEEP, mark.why or event.why)
@@ -259,22 +278,22 @@ class Book:
                 mark.away[member] = bar
         mark.cause = mark.why = ""
 
-    def stays_awake(self, event: ev.SleepRefused) -> None:
+    def stays_awake(self, event: SleepRefused) -> None:
         self._forget(event.job)
 
-    def waking(self, event: ev.JobWaking) -> None:
+    def waking(self, event: JobWaking) -> None:
         mark = self.jobs.get(event.job)
         for member, bar in (mark.away if mark is not None else {}).items():
             self._again(bar, event.gpus[member], event.at_ms)
         self._forget(event.job)
 
-    def adopted(self, event: ev.JobAdopted) -> None:
+    def adopted(self, event: JobAdopted) -> None:
         mark = self.jobs.get(event.job)
         for bar in mark.away.values() if mark is not None else ():
             self._again(bar, bar.gpus, event.at_ms)
         self._forget(event.job)
 
-    def requeued(self, event: ev.JobRequeued) -> None:
+    def requeued(self, event: JobRequeued) -> None:
         mark = self.jobs.get(event.job)
         if mark is not None and not mark.away:
             self._forget(event.job)
@@ -282,46 +301,46 @@ class Book:
             mark.cause = mark.why = ""
             self._marked[event.job] = None
 
-    def finished(self, event: ev.JobFinished) -> None:
+    def finished(self, event: JobFinished) -> None:
         self._forget(event.job)
 
     # -- events of nodes -------------------------------------------------------------------
 
-    def joined(self, event: ev.NodeJoined) -> None:
+    def joined(self, event: NodeJoined) -> None:
         mark = self.nodes.setdefault(event.node, NodeMark())
         if mark.intent is NodeIntent.REMOVED or mark.leaving:
             mark.intent, mark.leaving, mark.intent_why = NodeIntent.OPEN, False, ""
         self._health(event, NodeHealth.JOINING)
 
-    def ready(self, event: ev.NodeReady) -> None:
+    def ready(self, event: NodeReady) -> None:
         self._health(event, NodeHealth.READY)
 
-    def silent(self, event: ev.NodeSilent) -> None:
+    def silent(self, event: NodeSilent) -> None:
         self._health(event, NodeHealth.SILENT)
 
-    def node_lost(self, event: ev.NodeLost) -> None:
+    def node_lost(self, event: NodeLost) -> None:
         self._health(event, NodeHealth.LOST)
         how = "died" if event.dead else "was given up"
         why = f"node {event.node} {how}" + (f": {event.why}" if event.why else "")
         for job, member in list(self.held.get(event.node, ())):
             self._give_up(job, member, event.at_ms, NODE_LOSS, why)
 
-    def intended(self, event: ev.NodeIntended) -> None:
+    def intended(self, event: NodeIntended) -> None:
         mark = self.nodes.setdefault(event.node, NodeMark())
         mark.intent, mark.leaving, mark.intent_why = event.intent, event.leaving, event.why
         self._changed(event, mark)
 
-    def judged(self, event: ev.NodeJudged) -> None:
+    def judged(self, event: NodeJudged) -> None:
         mark = self.nodes.setdefault(event.node, NodeMark())
         mark.standing, mark.standing_why = event.record.standing, event.record.why or event.why
         self._changed(event, mark)
 
-    def _health(self, event: ev.NodeEvent, health: NodeHealth) -> None:
+    def _health(self, event: NodeEvent, health: NodeHealth) -> None:
         mark = self.nodes.setdefault(event.node, NodeMark())
         mark.health, mark.health_why = health, event.why
         self._changed(event, mark)
 
-    def _changed(self, event: ev.NodeEvent, mark: NodeMark) -> None:
+    def _changed(self, event: NodeEvent, mark: NodeMark) -> None:
         self._nodes[event.node] = None
         self._show(event.node, mark, event.at_ms)
 
@@ -338,33 +357,33 @@ class Book:
             self._spans[span.number] = span
 
 
-def _failed(event: ev.MemberExited) -> str:
+def _failed(event: MemberExited) -> str:
     signal = event.code in SIGNALS
     how = f"ended by signal {event.code - 128}" if signal else f"failed with code {event.code}"
     return how + (f": {event.why}" if event.why else "")
 
 
-HANDLERS: dict[type[ev.EventBase], Callable[[Book, Any], None]] = {
-    ev.JobPlaced: Book.placed,
-    ev.JobStopping: Book.stopping,
-    ev.MemberExited: Book.exited,
-    ev.MemberLost: Book.lost,
-    ev.JobDozing: Book.dozing,
-    ev.JobAsleep: Book.asleep,
-    ev.WakeRefused: Book.asleep,
-    ev.SleepRefused: Book.stays_awake,
-    ev.JobWaking: Book.waking,
-    ev.JobAdopted: Book.adopted,
-    ev.JobRequeued: Book.requeued,
-    ev.JobFinished: Book.finished,
-    ev.NodeJoined: Book.joined,
-    ev.NodeReady: Book.ready,
-    ev.NodeSilent: Book.silent,
-    ev.NodeLost: Book.node_lost,
-    ev.NodeIntended: Book.intended,
-    ev.NodeJudged: Book.judged,
+HANDLERS: dict[type[EventBase], Callable[[Book, Any], None]] = {
+    JobPlaced: Book.placed,
+    JobStopping: Book.stopping,
+    MemberExited: Book.exited,
+    MemberLost: Book.lost,
+    JobDozing: Book.dozing,
+    JobAsleep: Book.asleep,
+    WakeRefused: Book.asleep,
+    SleepRefused: Book.stays_awake,
+    JobWaking: Book.waking,
+    JobAdopted: Book.adopted,
+    JobRequeued: Book.requeued,
+    JobFinished: Book.finished,
+    NodeJoined: Book.joined,
+    NodeReady: Book.ready,
+    NodeSilent: Book.silent,
+    NodeLost: Book.node_lost,
+    NodeIntended: Book.intended,
+    NodeJudged: Book.judged,
 }
 # As the log calls them; a silent node had another name before 0.2.
 KINDS = (*(kind.__name__ for kind in HANDLERS), "NodeSuspected")
 # Those after which a job holds GPUs.
-OPENING = (ev.JobPlaced, ev.JobAdopted, ev.JobWaking)
+OPENING = (JobPlaced, JobAdopted, JobWaking)

@@ -19,9 +19,9 @@ from shoal.control.past.log import EVENTS_AT_ONCE, Log
 from shoal.control.past.store import BarStore, Owner, PlaceInLog, ShownBar, ShownSpan
 from shoal.control.store.events import EventStore
 from shoal.control.store.schema import Unreadable
+from shoal.core.state.events.log import Event
 from shoal.core.state.state import State
 from shoal.database.places import Place
-from shoal.model.events import Event
 from shoal.model.report import Report
 from shoal.ports import StoreError
 

@@ -12,10 +12,12 @@ from shoal.control.store import finding
 from shoal.control.store.schema import NOTABLE, Unreadable, event_of, snapshot_of
 from shoal.core.scheduling.functions import FUNCTIONS
 from shoal.core.state.apply import apply
+from shoal.core.state.events.arrays import ArraySubmitted
+from shoal.core.state.events.log import Recorded
+from shoal.core.state.events.queue import JobSubmitted
 from shoal.core.state.load import restore
 from shoal.core.state.state import Snapshot, State
 from shoal.database.base import Database
-from shoal.model.events import ArraySubmitted, JobSubmitted, Recorded
 
 EVENTS_AT_ONCE = 5_000
 

@@ -24,10 +24,13 @@ from shoal.control.store.schema import (
 )
 from shoal.core.scheduling.functions import FUNCTIONS
 from shoal.core.state.apply import apply
+from shoal.core.state.events.arrays import ArrayFinished
+from shoal.core.state.events.cluster import ControllerStarted
+from shoal.core.state.events.log import Event, Recorded
+from shoal.core.state.events.runs import JobFinished
 from shoal.core.state.load import restore
 from shoal.core.state.state import State
 from shoal.database.base import Cursor, Database, Deposed, Row
-from shoal.model.events import ArrayFinished, ControllerStarted, Event, JobFinished, Recorded
 from shoal.model.finding import EVERY_JOB, LAST_ENDED, Found, JobFilter, Mark, Order
 from shoal.model.job import Job
 from shoal.model.report import Ended

@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable, Sequence
 
 from shoal.control.store.schema import JobRow, encode, job_row
+from shoal.core.state.events.log import Event
+from shoal.core.state.events.queue import JobLabelled, JobNoted
 from shoal.database.base import Words
-from shoal.model.annotations import job_after
 from shoal.model.array import ELEMENT_NUMBERS
-from shoal.model.events import Event, JobLabelled, JobNoted
 from shoal.model.finding import ENDED, LAST_ENDED, Found, JobFilter, Mark, Order
 from shoal.model.job import Job
 from shoal.model.labels import term_of
@@ -155,5 +155,5 @@ def annotated(
         if isinstance(event, JobLabelled | JobNoted) and event.job not in now:
             job = found.get(event.job) or read(event.job)
             if job is not None:
-                found[event.job] = job_after(job, event)
+                found[event.job] = event.changed(job)
     return [job_row(job) for job in found.values()]

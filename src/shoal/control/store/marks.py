@@ -14,17 +14,14 @@ from pathlib import Path
 import msgspec
 
 from shoal.control.store.schema import SET_META, prepare
+from shoal.core.state.events.arrays import ArraySubmitted
+from shoal.core.state.events.cluster import ClusterRestored, ControllerStarted
+from shoal.core.state.events.log import Event
+from shoal.core.state.events.queue import JobSubmitted
+from shoal.core.state.events.runs import JobPlaced
+from shoal.core.state.events.supply import NodesOrdered
 from shoal.database.base import Database
 from shoal.machine.files import write_private
-from shoal.model.events import (
-    ArraySubmitted,
-    ClusterRestored,
-    ControllerStarted,
-    Event,
-    JobPlaced,
-    JobSubmitted,
-    NodesOrdered,
-)
 from shoal.model.ids import number_of
 from shoal.ports import StoreError, Used
 

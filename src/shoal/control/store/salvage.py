@@ -35,23 +35,16 @@ from shoal.control.store.sqlite import SqliteStore
 from shoal.core.features.identity import free_uid
 from shoal.core.invariants import Violation, verify
 from shoal.core.state.apply import apply
-from shoal.core.state.apply_sleep import recount
+from shoal.core.state.apply_job import recount
+from shoal.core.state.events.arrays import ArrayFinished, ArraySubmitted
+from shoal.core.state.events.base import JobEvent
+from shoal.core.state.events.cluster import ControllerStarted
+from shoal.core.state.events.identity import KeyRemoved, TenantAdded, TokenRemoved
+from shoal.core.state.events.log import Event
+from shoal.core.state.events.queue import JobSubmitted
+from shoal.core.state.events.runs import JobFinished, JobPlaced, MemberLost
 from shoal.core.state.load import raise_attempt, raise_numbers, restore
 from shoal.core.state.state import Snapshot, State
-from shoal.model.events import (
-    ArrayFinished,
-    ArraySubmitted,
-    ControllerStarted,
-    Event,
-    JobEvent,
-    JobFinished,
-    JobPlaced,
-    JobSubmitted,
-    KeyRemoved,
-    MemberLost,
-    TenantAdded,
-    TokenRemoved,
-)
 from shoal.model.identity import EVERY_TENANT, TenantRecord
 from shoal.model.ids import number_of
 from shoal.model.job import DEFAULT_TENANT, Job, Outcome, Phase

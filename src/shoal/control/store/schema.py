@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 import msgspec
 
+from shoal.core.state.events.base import JobEvent, NodeEvent
+from shoal.core.state.events.log import QUIET, Event
 from shoal.core.state.state import Snapshot
 from shoal.database.base import Database
-from shoal.model.events import QUIET, Event, JobEvent, NodeEvent
 from shoal.model.job import Job
 
 FORMAT = 4

@@ -6,12 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from shoal.core.answers.bound import judge
-from shoal.model.events import (
-    Event,
+from shoal.core.state.events.log import Event
+from shoal.core.state.events.nodes import NodeChecked, NodeJudged, NodeLost
+from shoal.core.state.events.runs import (
     JobAdopted,
-    JobAwake,
     JobCheckpointed,
-    JobDozing,
     JobFinished,
     JobPlaced,
     JobRequeued,
@@ -19,10 +18,8 @@ from shoal.model.events import (
     JobStopping,
     MemberExited,
     MemberLost,
-    NodeChecked,
-    NodeJudged,
-    NodeLost,
 )
+from shoal.core.state.events.sleep import JobAwake, JobDozing
 from shoal.model.explanation import AttemptRecord, Cause, FirstFailure, Learned
 from shoal.model.job import Outcome, StopCause
 from shoal.model.last_error import own_lines

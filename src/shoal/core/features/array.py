@@ -9,11 +9,12 @@ import msgspec
 from shoal.core.features.caps import bytes_left, room_for, share_left, too_large, too_many
 from shoal.core.state.apply_array import parts_of
 from shoal.core.state.ending import CANCELLED_CODE, cancel
+from shoal.core.state.events.arrays import ArrayFinished, ArrayRetried
+from shoal.core.state.events.queue import JobSubmitted
 from shoal.core.state.round import Round
 from shoal.core.state.sizes import bytes_of
 from shoal.core.state.state import State
 from shoal.model.array import ARRAYS_MAX, ArrayCounts, counts_of, counts_text
-from shoal.model.events import ArrayFinished, ArrayRetried, JobSubmitted
 from shoal.model.ids import array_of, in_order
 from shoal.model.job import Job, JobSpec, Outcome, Phase
 from shoal.model.report import Accepted, Answer, Cancel, Full, Refused, Retry

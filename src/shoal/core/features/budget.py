@@ -6,10 +6,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from shoal.core.state.ending import stop
+from shoal.core.state.events.budgets import BudgetFreed, BudgetHeld, BudgetWarned
 from shoal.core.state.round import Round
 from shoal.core.state.state import State
 from shoal.model.budget import BudgetLevel, BudgetPeriod, Spending
-from shoal.model.events import BudgetFreed, BudgetHeld, BudgetWarned
 from shoal.model.job import Phase, Restart, StopCause
 from shoal.model.policy import Tenant
 from shoal.model.reason import tenant_part

@@ -10,12 +10,12 @@ from shoal.core.features.identity import void_keys
 from shoal.core.scheduling.ends import end_text, goes_on, left_ms, need_ms, too_short
 from shoal.core.scheduling.fit import members_here
 from shoal.core.state.ends import leaving_times, margin_ms
+from shoal.core.state.events.nodes import NodeEnding, NodeIntended, NodeLost
 from shoal.core.state.queue import gang_of
 from shoal.core.state.round import Round
 from shoal.core.state.state import Node, State
 from shoal.model.commands import Command, Dismiss
 from shoal.model.durations import duration_text
-from shoal.model.events import NodeEnding, NodeIntended, NodeLost
 from shoal.model.health import Standing
 from shoal.model.job import Job
 from shoal.model.node import ENDS_WHY_MAX, TOLD_TO_END, End, NodeHealth, NodeIntent

@@ -12,12 +12,13 @@ from shoal.core.books.quarantine import rule_of
 from shoal.core.books.scoring import Change
 from shoal.core.scheduling.again import lacking
 from shoal.core.scheduling.capacity import held_when_empty
+from shoal.core.state.events.nodes import NodeChecked, NodeJudged
+from shoal.core.state.events.runs import JobStopping, MemberExited, MemberLost
 from shoal.core.state.heard import Watch
 from shoal.core.state.queue import gang_of
 from shoal.core.state.round import Round
 from shoal.core.state.state import Node, State
 from shoal.model.commands import Check
-from shoal.model.events import JobStopping, MemberExited, MemberLost, NodeChecked, NodeJudged
 from shoal.model.health import CheckResult, HealthRule, Record, Standing, Suspicion
 from shoal.model.job import Fault, Job, MemberStatus, Phase, StopCause
 from shoal.model.node import NodeIntent

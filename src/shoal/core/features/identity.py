@@ -7,9 +7,7 @@ from collections import Counter
 import msgspec
 
 from shoal.core.features.schedules import drop_schedules, pause_schedules
-from shoal.core.state.round import Round
-from shoal.core.state.state import Node, State
-from shoal.model.events import (
+from shoal.core.state.events.identity import (
     KeyRemoved,
     KeySet,
     SignInEnded,
@@ -20,6 +18,8 @@ from shoal.model.events import (
     UserRemoved,
     UserSet,
 )
+from shoal.core.state.round import Round
+from shoal.core.state.state import Node, State
 from shoal.model.identity import (
     EVERY_TENANT,
     JOIN_TOKENS_MAX,

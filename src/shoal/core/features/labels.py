@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 
 from shoal.core.state.apply_labels import concerned
 from shoal.core.state.asked import kind_of, taken_apart, words_of_node
+from shoal.core.state.events.nodes import NodeLabelled
 from shoal.core.state.queue import Gang
 from shoal.core.state.round import Round
 from shoal.core.state.state import Node, State
-from shoal.model.events import NodeLabelled
 from shoal.model.job import JobSpec
 from shoal.model.labels import (
     NODE,

@@ -10,30 +10,24 @@ from typing import NamedTuple
 import msgspec
 
 from shoal.core.features.caps import too_large
-from shoal.core.state.round import Round
-from shoal.core.state.state import State
-from shoal.model.durations import duration_text
-from shoal.model.events import (
-    ArrayFinished,
-    BudgetEvent,
-    BudgetHeld,
-    BudgetWarned,
-    Event,
-    EventBase,
-    JobFinished,
+from shoal.core.state.events.arrays import ArrayFinished
+from shoal.core.state.events.base import EventBase
+from shoal.core.state.events.budgets import BudgetEvent, BudgetHeld, BudgetWarned
+from shoal.core.state.events.log import Event, Recorded
+from shoal.core.state.events.nodes import NodeLost
+from shoal.core.state.events.notices import RuleRemoved, RuleSet
+from shoal.core.state.events.queue import (
     JobLabelled,
     JobNoted,
     JobReleased,
-    JobRequeued,
-    JobRunning,
     JobSubmitted,
     JobWaited,
-    NodeLost,
-    Recorded,
-    RuleRemoved,
-    RuleSet,
-    ScheduleMissed,
 )
+from shoal.core.state.events.runs import JobFinished, JobRequeued, JobRunning
+from shoal.core.state.events.schedules import ScheduleMissed
+from shoal.core.state.round import Round
+from shoal.core.state.state import State
+from shoal.model.durations import duration_text
 from shoal.model.identity import EVERY_TENANT, OPERATOR, Identity, role_in
 from shoal.model.job import DEFAULT_TENANT, JOB_LABELS_MAX, NOTE_CHARACTERS_MAX, Job, Outcome, Phase
 from shoal.model.notice import RULES_MAX, RULES_PER_USER_MAX, Notice, Rule, What, wanted_of

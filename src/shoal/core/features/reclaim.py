@@ -5,10 +5,10 @@ from __future__ import annotations
 from shoal.core.scheduling.sleepers import beforehand
 from shoal.core.scheduling.sleeping import doze, why_not
 from shoal.core.state.ending import stop
+from shoal.core.state.events.runs import JobIdled, JobUsed
 from shoal.core.state.round import Round
 from shoal.core.state.state import State
 from shoal.model.durations import duration_text
-from shoal.model.events import JobIdled, JobUsed
 from shoal.model.job import Job, MemberRef, Phase, SleepCause, StopCause
 from shoal.model.report import NodeReport
 

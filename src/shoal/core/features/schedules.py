@@ -8,11 +8,7 @@ import msgspec
 
 from shoal.core.features.caps import too_large
 from shoal.core.features.workflow import enter, enter_all
-from shoal.core.state.round import Round
-from shoal.core.state.sizes import schedule_bytes
-from shoal.core.state.state import State
-from shoal.model.durations import moment_text
-from shoal.model.events import (
+from shoal.core.state.events.schedules import (
     ScheduleMissed,
     SchedulePaused,
     ScheduleRan,
@@ -21,6 +17,10 @@ from shoal.model.events import (
     ScheduleSet,
     ScheduleSkipped,
 )
+from shoal.core.state.round import Round
+from shoal.core.state.sizes import schedule_bytes
+from shoal.core.state.state import State
+from shoal.model.durations import moment_text
 from shoal.model.identity import EVERY_TENANT, Role, role_in
 from shoal.model.job import JobSpec
 from shoal.model.reason import job_part

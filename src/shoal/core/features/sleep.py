@@ -10,25 +10,24 @@ from shoal.core.scheduling.fit import members_here
 from shoal.core.scheduling.sleepers import beforehand, has_to_finish
 from shoal.core.scheduling.sleeping import doze, why_not
 from shoal.core.state.apply_array import parts_of
-from shoal.core.state.queue import Gang
-from shoal.core.state.round import Round
-from shoal.core.state.state import Node, State
-from shoal.model.durations import duration_text
-from shoal.model.events import (
-    Event,
+from shoal.core.state.events.cluster import PolicyChanged
+from shoal.core.state.events.log import Event
+from shoal.core.state.events.nodes import NodeLost
+from shoal.core.state.events.runs import MemberExited, MemberLost
+from shoal.core.state.events.sleep import (
     JobAsleep,
     JobAwake,
     JobDozing,
     JobTouched,
-    MemberExited,
-    MemberLost,
     MembersAsleep,
     MembersAwake,
-    NodeLost,
-    PolicyChanged,
     SleepRefused,
     WakeRefused,
 )
+from shoal.core.state.queue import Gang
+from shoal.core.state.round import Round
+from shoal.core.state.state import Node, State
+from shoal.model.durations import duration_text
 from shoal.model.job import Job, Member, MemberRef, MemberStatus, Phase, SleepCause
 from shoal.model.reason import quoted, render
 from shoal.model.report import Accepted, Answer, NodeReport, Refused, SleepJob, WakeJob

@@ -8,13 +8,14 @@ from shoal.core.features.array import progress_text
 from shoal.core.features.caps import too_large, too_many
 from shoal.core.scheduling.backfill import TYPICAL
 from shoal.core.state.ending import cancel
+from shoal.core.state.events.arrays import ArraySubmitted
+from shoal.core.state.events.queue import JobReleased, JobSubmitted
 from shoal.core.state.expect import left_ms
 from shoal.core.state.round import Round
 from shoal.core.state.sizes import bytes_of
 from shoal.core.state.state import State
 from shoal.model.after import AFTER_MAX, DEPENDENTS_MAX, WORDS, Condition, conditions
 from shoal.model.durations import about, duration_text, moment_text
-from shoal.model.events import ArraySubmitted, JobReleased, JobSubmitted
 from shoal.model.identity import EVERY_TENANT
 from shoal.model.ids import array_of
 from shoal.model.job import Job, JobSpec, Outcome, Phase, StopCause

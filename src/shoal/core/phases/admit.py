@@ -41,11 +41,12 @@ from shoal.core.scheduling.capacity import held_when_empty
 from shoal.core.scheduling.fit import NO_CONTAINERS
 from shoal.core.scheduling.packing import could_bring
 from shoal.core.state.ending import cancel, stop
+from shoal.core.state.events.cluster import PolicyChanged
+from shoal.core.state.events.nodes import NodeIntended, NodeJudged
 from shoal.core.state.queue import gang_of_spec
 from shoal.core.state.room import UNLIMITED
 from shoal.core.state.round import Round
 from shoal.core.state.state import Node, State
-from shoal.model.events import NodeIntended, NodeJudged, PolicyChanged
 from shoal.model.health import Standing
 from shoal.model.identity import EVERY_TENANT
 from shoal.model.ids import array_of

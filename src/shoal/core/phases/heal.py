@@ -10,10 +10,10 @@ from shoal.core.scheduling.leave import leave
 from shoal.core.scheduling.sleepers import has_to_finish, idle_on_given_back
 from shoal.core.scheduling.sleeping import bed, rouse
 from shoal.core.state.ending import CANCELLED_CODE, is_served, stop
+from shoal.core.state.events.runs import JobFinished, JobRequeued
 from shoal.core.state.round import Round
 from shoal.core.state.saving import kept_ms, worked_until_ms
 from shoal.model.durations import duration_text
-from shoal.model.events import JobFinished, JobRequeued
 from shoal.model.health import Suspicion
 from shoal.model.job import Job, MemberStatus, Outcome, Phase, Restart, StopCause
 from shoal.model.node import NodeIntent

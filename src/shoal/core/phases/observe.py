@@ -5,21 +5,19 @@ from __future__ import annotations
 from shoal.core.features.ends import lose, note_end, note_leaving
 from shoal.core.features.health import UNSTARTED, take_faults
 from shoal.core.features.sleep import hear_sleep
-from shoal.core.state.own_members import Strays, present, split
-from shoal.core.state.round import Round
-from shoal.core.state.state import Node, State
-from shoal.model.commands import Command, Fence
-from shoal.model.durations import DAY_MS, duration_text
-from shoal.model.events import (
+from shoal.core.state.events.nodes import NodeJoined, NodeReady, NodeSilent
+from shoal.core.state.events.runs import (
     JobAdopted,
     JobRunning,
     MemberExited,
     MemberLost,
     MembersStarted,
-    NodeJoined,
-    NodeReady,
-    NodeSilent,
 )
+from shoal.core.state.own_members import Strays, present, split
+from shoal.core.state.round import Round
+from shoal.core.state.state import Node, State
+from shoal.model.commands import Command, Fence
+from shoal.model.durations import DAY_MS, duration_text
 from shoal.model.health import Standing
 from shoal.model.job import Job, MemberRef, MemberStatus, Phase
 from shoal.model.node import NodeHealth, NodeIntent, kind_text

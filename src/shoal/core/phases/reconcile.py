@@ -11,12 +11,13 @@ from shoal.core.features.service.sleep import may_freeze
 from shoal.core.features.sleep import naps_wanted
 from shoal.core.scheduling.meeting import lone_point
 from shoal.core.scheduling.roots import copying, travels
+from shoal.core.state.events.runs import JobPlaced, JobStopping
+from shoal.core.state.events.sleep import JobDozing, JobWaking, SleepRefused
 from shoal.core.state.own_members import Strays, present
 from shoal.core.state.round import Round
 from shoal.core.state.state import State
 from shoal.model.commands import Acknowledge, Command, Launch, Limits, Sleep, Stop, Wake
 from shoal.model.durations import rfc3339
-from shoal.model.events import JobDozing, JobPlaced, JobStopping, JobWaking, SleepRefused
 from shoal.model.job import (
     ARGUMENT_BYTES_MAX,
     Job,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from shoal.core.state.events.cluster import ClockJumped
 from shoal.core.state.round import Round
-from shoal.model.events import ClockJumped
 
 # Small corrections, as NTP makes them, are not worth an event.
 JUMP_MS = 5_000

@@ -12,12 +12,12 @@ from shoal.core.scheduling.fit import area_of, members_here
 from shoal.core.scheduling.order import takes_turns
 from shoal.core.state.apply_room import Overlay
 from shoal.core.state.ends import SAFE as SAFE
+from shoal.core.state.events.queue import JobReserved
 from shoal.core.state.expect import left_ms, run_ms
 from shoal.core.state.queue import Gang, gang_of
 from shoal.core.state.room import Level, Room
 from shoal.core.state.round import Round
 from shoal.core.state.state import State
-from shoal.model.events import JobReserved
 from shoal.model.job import Job, Phase
 from shoal.model.policy import Preempt
 from shoal.model.resources import WHOLE_GPU_MILLI, Demand, Slice

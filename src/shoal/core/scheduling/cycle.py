@@ -28,12 +28,13 @@ from shoal.core.scheduling.wake import Sleepers
 from shoal.core.scheduling.weak_links import without_weak_links
 from shoal.core.state.apply_queue import wake_delayed
 from shoal.core.state.ends import margin_ms
+from shoal.core.state.events.queue import JobPromoted, JobUnclaimed
+from shoal.core.state.events.runs import JobPlaced
 from shoal.core.state.queue import Gang, Lane, gang_of
 from shoal.core.state.room import Room
 from shoal.core.state.round import Round
 from shoal.core.state.state import Node, Rank, State
 from shoal.model.durations import duration_text
-from shoal.model.events import JobPlaced, JobPromoted, JobUnclaimed
 from shoal.model.ids import number_of
 from shoal.model.job import Job, Phase
 from shoal.model.resources import Slice, plural

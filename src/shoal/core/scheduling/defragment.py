@@ -12,12 +12,13 @@ from shoal.core.scheduling.fit import fit, slices
 from shoal.core.scheduling.order import gpus_of
 from shoal.core.scheduling.preempt import WithoutVictims
 from shoal.core.scheduling.victims import Victim, victim_of
+from shoal.core.state.events.queue import JobClaimed
+from shoal.core.state.events.runs import JobStopping
 from shoal.core.state.queue import Gang, gang_of
 from shoal.core.state.room import UNLIMITED
 from shoal.core.state.round import Round
 from shoal.core.state.state import State
 from shoal.model.durations import duration_text
-from shoal.model.events import JobClaimed, JobStopping
 from shoal.model.job import Job, Phase, StopCause
 from shoal.model.policy import Preempt
 from shoal.model.resources import Slice

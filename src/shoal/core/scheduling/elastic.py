@@ -7,11 +7,12 @@ from collections.abc import Collection
 from shoal.core.scheduling.again import spares_beside
 from shoal.core.scheduling.ends import too_short
 from shoal.core.scheduling.fit import GangFit, fit, room_for, slices
+from shoal.core.state.events.queue import JobClaimed
+from shoal.core.state.events.runs import JobStopping
 from shoal.core.state.queue import Gang, gang_of
 from shoal.core.state.round import Round
 from shoal.core.state.saving import unsaved_ms
 from shoal.core.state.state import State
-from shoal.model.events import JobClaimed, JobStopping
 from shoal.model.job import Job, Phase, StopCause
 from shoal.model.resources import Kind, Slice
 

@@ -12,13 +12,14 @@ from shoal.core.scheduling.fit import fit, slices
 from shoal.core.scheduling.order import gpus_of
 from shoal.core.scheduling.preempt import WithoutVictims
 from shoal.core.scheduling.victims import victim_of
+from shoal.core.state.events.queue import JobClaimed
+from shoal.core.state.events.runs import JobStopping
 from shoal.core.state.expect import ran_ms, run_ms
 from shoal.core.state.queue import Gang, gang_of
 from shoal.core.state.round import Round
 from shoal.core.state.saving import unsaved_ms
 from shoal.core.state.state import State
 from shoal.model.durations import duration_text
-from shoal.model.events import JobClaimed, JobStopping
 from shoal.model.health import Standing
 from shoal.model.job import Job, Phase, Restart, StopCause
 from shoal.model.node import NodeHealth

@@ -31,11 +31,12 @@ from shoal.core.scheduling.victims import (
     victim_of,
 )
 from shoal.core.state.apply_room import Overlay
+from shoal.core.state.events.queue import JobClaimed
+from shoal.core.state.events.runs import JobStopping
 from shoal.core.state.queue import gang_of
 from shoal.core.state.round import Round
 from shoal.core.state.state import Rank, State
 from shoal.model.durations import duration_text
-from shoal.model.events import JobClaimed, JobStopping
 from shoal.model.job import Job, Phase, SleepCause, StopCause
 from shoal.model.policy import Preempt
 from shoal.model.reason import job_part

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from shoal.core.scheduling.sleepers import budget_of
+from shoal.core.state.events.sleep import JobDozing, JobWaking
 from shoal.core.state.room import Room
 from shoal.core.state.round import Round
 from shoal.core.state.state import Node, State
 from shoal.model.durations import duration_text
-from shoal.model.events import JobDozing, JobWaking
 from shoal.model.job import Job, MemberRef, Phase, SleepCause
 from shoal.model.node import NodeHealth, NodeIntent
 from shoal.model.policy import Sleeping

@@ -14,11 +14,14 @@ from shoal.core.scheduling.order import takes_turns
 from shoal.core.scheduling.preempt import preempt
 from shoal.core.scheduling.sleepers import budget_of
 from shoal.core.scheduling.sleeping import bed, rouse
+from shoal.core.state.events.base import NodeEvent
+from shoal.core.state.events.budgets import BudgetFreed
+from shoal.core.state.events.queue import JobClaimed
+from shoal.core.state.events.runs import JobStopping
 from shoal.core.state.queue import gang_of
 from shoal.core.state.round import Round
 from shoal.core.state.saving import unsaved_ms
 from shoal.model.durations import duration_text
-from shoal.model.events import BudgetFreed, JobClaimed, JobStopping, NodeEvent
 from shoal.model.job import Job, SleepCause, StopCause
 
 LENDS = (SleepCause.PREEMPT, SleepCause.TURN)  # it sleeps for others

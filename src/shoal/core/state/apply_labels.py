@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from shoal.core.state.apply_room import change_kind, gained
+from shoal.core.state.apply_room import change_kind
 from shoal.core.state.asked import kind_of, taken_apart
 from shoal.core.state.state import Node, State
-from shoal.model.events import NodeLabelled
 from shoal.model.job import Job
 
 # What no live job asks about any more is forgotten when there is this much more of it than of what
@@ -63,12 +62,3 @@ def _sort_again(state: State, nodes: Iterable[Node]) -> None:
         kind = kind_of(state.looks_at, node)
         if kind != state.rooms[node.index].kind:
             change_kind(state, node, kind)
-
-
-def node_labelled(state: State, event: NodeLabelled) -> None:
-    """Running jobs stay where they are; the next placement sees the new labels."""
-    node = state.nodes[event.node]
-    node.labels_set, node.taints_set = event.labels, event.taints
-    change_kind(state, node, kind_of(state.looks_at, node))
-    if node.schedulable:
-        gained(state, state.rooms[node.index])

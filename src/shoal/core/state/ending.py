@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from shoal.core.state.events.arrays import ArrayCancelled
+from shoal.core.state.events.runs import JobFinished, JobStopping
 from shoal.core.state.round import Round
 from shoal.core.state.state import State
-from shoal.model.events import ArrayCancelled, JobFinished, JobStopping
 from shoal.model.job import Job, Outcome, Phase, StopCause
 
 CANCELLED_CODE = 130  # what a shell reports for a command ended by Ctrl-C

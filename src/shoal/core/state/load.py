@@ -8,8 +8,8 @@ from shoal.core.state.apply_array import add_array
 from shoal.core.state.apply_labels import look_at
 from shoal.core.state.apply_queue import add_job, adopt_policy, claim
 from shoal.core.state.apply_room import add_node
-from shoal.core.state.apply_schedule import add_schedule
 from shoal.core.state.estimates import Estimates
+from shoal.core.state.events.schedules import add_schedule
 from shoal.core.state.state import Functions, Snapshot, State
 from shoal.model.job import Phase
 

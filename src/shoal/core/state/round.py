@@ -5,16 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from shoal.core.state.apply import apply
+from shoal.core.state.events.arrays import ArrayFinished
+from shoal.core.state.events.base import JobEvent
+from shoal.core.state.events.log import Event
+from shoal.core.state.events.nodes import NodeLost
+from shoal.core.state.events.runs import JobCheckpointed, JobFinished
 from shoal.core.state.own_members import Strays
 from shoal.core.state.state import State
-from shoal.model.events import (
-    ArrayFinished,
-    Event,
-    JobCheckpointed,
-    JobEvent,
-    JobFinished,
-    NodeLost,
-)
 from shoal.model.job import Job
 from shoal.model.policy import Policy
 from shoal.model.report import Ended

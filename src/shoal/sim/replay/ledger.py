@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
+from shoal.core.state.events.log import Event
 from shoal.ledger.accounts import DAY_MS, HOUR_MS
 from shoal.ledger.book import Book
 from shoal.ledger.report import (
@@ -19,7 +20,6 @@ from shoal.ledger.report import (
 )
 from shoal.ledger.store import LedgerStore
 from shoal.model.budget import Spending
-from shoal.model.events import Event
 from shoal.model.ledger import By, LedgerView, PriceList
 from shoal.model.policy import Policy
 from shoal.model.report import Report

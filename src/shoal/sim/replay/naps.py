@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from shoal.core.state.events.sleep import JobAsleep, JobAwake, JobDozing, JobTouched, JobWaking
 from shoal.ledger.accounts import GPU_US_PER_GPU_HOUR as PER_GPU_HOUR
 from shoal.ledger.accounts import Account
-from shoal.model.events import JobAsleep, JobAwake, JobDozing, JobTouched, JobWaking
 from shoal.sim.replay.attempts import Attempt, SimJob
 
 if TYPE_CHECKING:

@@ -24,21 +24,20 @@ from shoal.core.scheduling.predict import predict
 from shoal.core.state.accounts import Accounts
 from shoal.core.state.apply_queue import adopt_policy
 from shoal.core.state.apply_room import add_node
+from shoal.core.state.events.log import Event
+from shoal.core.state.events.nodes import NodeJudged, NodeLost
+from shoal.core.state.events.queue import JobSubmitted
+from shoal.core.state.events.runs import (
+    JobFinished,
+    JobPlaced,
+    JobRequeued,
+    MemberExited,
+    MemberLost,
+)
 from shoal.core.state.state import Node, State
 from shoal.core.state.tally import EVERYONE, Tally
 from shoal.core.step import Step
 from shoal.model.budget import BudgetLevel, BudgetPeriod
-from shoal.model.events import (
-    Event,
-    JobFinished,
-    JobPlaced,
-    JobRequeued,
-    JobSubmitted,
-    MemberExited,
-    MemberLost,
-    NodeJudged,
-    NodeLost,
-)
 from shoal.model.health import Standing
 from shoal.model.job import Job, JobSpec, Phase
 from shoal.model.job import Outcome as JobOutcome

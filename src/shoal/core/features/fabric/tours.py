@@ -14,11 +14,11 @@ from shoal.core.features.fabric.conclusion import conclude
 from shoal.core.features.fabric.judging import Judged, shared
 from shoal.core.features.fabric.links import Table, table_of
 from shoal.core.features.health import judge_node, room_left, suspect
+from shoal.core.state.events.nodes import FabricMeasured
 from shoal.core.state.heard import Touring
 from shoal.core.state.round import Round
 from shoal.core.state.state import Node, State
 from shoal.model.commands import Check
-from shoal.model.events import FabricMeasured
 from shoal.model.fabric import TOUR_NODES_MAX, Fabric, Host, Tour
 from shoal.model.health import Standing, Suspicion
 from shoal.model.node import NodeHealth, NodeIntent

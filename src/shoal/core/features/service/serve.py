@@ -16,11 +16,8 @@ from shoal.core.features.service.sleep import look_at, nap_and_wake, sized_to_sl
 from shoal.core.scheduling.ends import end_text
 from shoal.core.state.ending import cancel
 from shoal.core.state.ends import lead_ms, stop_ms
-from shoal.core.state.round import Round
-from shoal.core.state.state import State
-from shoal.model.durations import duration_text
-from shoal.model.events import (
-    JobSubmitted,
+from shoal.core.state.events.queue import JobSubmitted
+from shoal.core.state.events.services import (
     ReplicaDraining,
     ReplicaReady,
     ServiceScaled,
@@ -28,6 +25,9 @@ from shoal.model.events import (
     ServiceStopped,
     ServiceStopping,
 )
+from shoal.core.state.round import Round
+from shoal.core.state.state import State
+from shoal.model.durations import duration_text
 from shoal.model.identity import EVERY_TENANT
 from shoal.model.job import Job, JobSpec, Phase, Restart, StopCause
 from shoal.model.node import NodeHealth, NodeIntent

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from shoal.core.books.scale import Wish
 from shoal.core.features.sleep import awake, touch
 from shoal.core.scheduling.sleeping import doze, why_not
+from shoal.core.state.events.services import ReplicaReady
 from shoal.core.state.round import Round
 from shoal.core.state.state import State
 from shoal.model.durations import duration_text
-from shoal.model.events import ReplicaReady
 from shoal.model.job import Job, Phase, SleepCause
 from shoal.model.service import Service, ServiceLoad
 

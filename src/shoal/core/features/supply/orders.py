@@ -9,6 +9,11 @@ from shoal.core.features.ends import hear_notes, is_stray, lose, too_long
 from shoal.core.features.identity import void_keys
 from shoal.core.scheduling.ends import outlives
 from shoal.core.scheduling.packing import fits_empty
+from shoal.core.state.events.log import Event
+from shoal.core.state.events.nodes import NodeIntended, NodeJoined, NodeJudged, NodeLost, NodeReady
+from shoal.core.state.events.runs import MemberExited, MemberLost
+from shoal.core.state.events.supply import NodesOrdered, OrderChanged
+from shoal.core.state.events.supply import OrderEnded as Ended
 from shoal.core.state.queue import gang_of
 from shoal.core.state.round import Round
 from shoal.core.state.state import Node, State
@@ -21,19 +26,6 @@ from shoal.core.state.supplied import (
     orders_of,
 )
 from shoal.model.durations import duration_text
-from shoal.model.events import (
-    Event,
-    MemberExited,
-    MemberLost,
-    NodeIntended,
-    NodeJoined,
-    NodeJudged,
-    NodeLost,
-    NodeReady,
-    NodesOrdered,
-    OrderChanged,
-)
-from shoal.model.events import OrderEnded as Ended
 from shoal.model.health import Record, Standing
 from shoal.model.job import Job
 from shoal.model.node import NodeHealth, NodeIntent

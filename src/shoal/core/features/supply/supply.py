@@ -11,6 +11,7 @@ from shoal.core.scheduling.ends import lives_ms, need_ms, outlives
 from shoal.core.scheduling.order import Walk
 from shoal.core.scheduling.packing import Bin, Bins, empty_level, fits_empty
 from shoal.core.scheduling.sleepers import in_use
+from shoal.core.state.events.supply import NodesOrdered, OrderUnused
 from shoal.core.state.queue import Gang, Lane
 from shoal.core.state.round import Round
 from shoal.core.state.state import Node, State
@@ -24,7 +25,6 @@ from shoal.core.state.supplied import (
     slots_of,
 )
 from shoal.model.durations import duration_text
-from shoal.model.events import NodesOrdered, OrderUnused
 from shoal.model.health import Standing
 from shoal.model.node import NodeHealth, NodeIntent
 from shoal.model.resources import Kind, plural

@@ -6,24 +6,21 @@ from collections.abc import Callable
 
 import msgspec
 
-from shoal.model.events import (
-    ArraySubmitted,
-    Event,
-    JobAsleep,
-    JobAwake,
+from shoal.core.state.events.arrays import ArraySubmitted
+from shoal.core.state.events.cluster import PolicyChanged
+from shoal.core.state.events.log import Event, Recorded
+from shoal.core.state.events.nodes import NodeIntended, NodeJoined
+from shoal.core.state.events.queue import JobSubmitted
+from shoal.core.state.events.runs import (
     JobCheckpointed,
-    JobDozing,
     JobFinished,
     JobIdled,
     JobPlaced,
     JobRequeued,
     JobRunning,
-    JobSubmitted,
     JobUsed,
-    NodeIntended,
-    NodeJoined,
-    PolicyChanged,
-    Recorded,
+)
+from shoal.core.state.events.services import (
     ReplicaReady,
     ServiceEvent,
     ServiceScaled,
@@ -31,6 +28,7 @@ from shoal.model.events import (
     ServiceStopped,
     ServiceStopping,
 )
+from shoal.core.state.events.sleep import JobAsleep, JobAwake, JobDozing
 from shoal.model.job import JobSpec, Outcome, StopCause
 from shoal.model.node import NodeIntent, NodeSpec
 from shoal.model.policy import Policy

@@ -1,4 +1,4 @@
-"""What can happen to rules for notices, and to labels, notes and waits of jobs."""
+"""What happens to rules for notices."""
 
 from __future__ import annotations
 
@@ -6,41 +6,10 @@ from typing import Self
 
 import msgspec
 
-from shoal.model.durations import duration_text
-from shoal.model.eventbase import EventBase, JobEvent, Reader
+from shoal.core.state.events.base import EventBase, Reader
+from shoal.core.state.state import State
 from shoal.model.notice import Rule, masked
 from shoal.model.phrases import by
-
-
-class JobLabelled(JobEvent, frozen=True, kw_only=True):
-    """These are all labels that the job has now. The job may have ended long ago."""
-
-    labels: dict[str, str]
-    why: str = ""
-
-    def phrase(self) -> str:
-        return f"was labelled {self.why}"
-
-
-class JobNoted(JobEvent, frozen=True, kw_only=True):
-    """Somebody wrote a note about the job; an empty one removes all notes."""
-
-    text: str
-    who: str = ""
-
-    def phrase(self) -> str:
-        author = by(self.who)
-        return f"has a note{author}: {self.text}" if self.text else f"lost its notes{author}"
-
-
-class JobWaited(JobEvent, frozen=True, kw_only=True):
-    """The job has been waiting for this long, and somebody wants to know."""
-
-    since_ms: int
-    waited_ms: int
-
-    def phrase(self) -> str:
-        return f"has been waiting for {duration_text(self.waited_ms)}"
 
 
 class RuleEvent(EventBase, frozen=True, kw_only=True):
@@ -56,6 +25,11 @@ class RuleEvent(EventBase, frozen=True, kw_only=True):
 class RuleSet(RuleEvent, frozen=True, kw_only=True):
     rule: Rule
 
+    def apply(self, state: State) -> None:
+        state.rules[self.rule.id] = self.rule
+        state.next_rule += 1
+        state.agenda.waits = None  # jobs that wait already are looked at again
+
     @property
     def subject(self) -> str:
         return f"rule {self.rule.id}"
@@ -70,6 +44,9 @@ class RuleSet(RuleEvent, frozen=True, kw_only=True):
 
 class RuleRemoved(RuleEvent, frozen=True, kw_only=True):
     rule: str
+
+    def apply(self, state: State) -> None:
+        del state.rules[self.rule]
 
     @property
     def subject(self) -> str:

@@ -1,15 +1,14 @@
-"""What every event declares: when it happened, to what, in which words, and who may see it."""
+"""What every event declares: what it does, to what, in which words, and who may see it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import msgspec
 
+from shoal.core.state.state import State
 from shoal.model.phrases import printable
-
-if TYPE_CHECKING:
-    from shoal.model.policy import Policy
+from shoal.model.policy import Policy
 
 
 class Reader(Protocol):
@@ -44,6 +43,10 @@ class EventBase(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", ta
     quiet: ClassVar[bool] = False
 
     at_ms: int
+
+    def apply(self, state: State) -> None:
+        """Change the facts and the indexes: `apply(state, event)` calls this, and nothing else."""
+        raise NotImplementedError
 
     @property
     def subject(self) -> str:

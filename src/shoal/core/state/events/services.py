@@ -1,0 +1,138 @@
+"""What happens to services."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import msgspec
+
+from shoal.core.state.events.base import EventBase, Reader
+from shoal.core.state.state import State
+from shoal.model.hidden import service_without_keys
+from shoal.model.phrases import because
+from shoal.model.resources import plural
+from shoal.model.service import Service, ServiceSpec
+
+
+class ServiceEvent(EventBase, frozen=True, kw_only=True):
+    service: str
+    why: str = ""
+
+    @property
+    def subject(self) -> str:
+        return f"service {self.service}"
+
+    def visible_to(self, reader: Reader) -> bool:
+        return reader.sees_service(self.service, self.at_ms)
+
+
+class ServiceSet(ServiceEvent, frozen=True, kw_only=True):
+    """The service's spec from now on; `back`: a return to the spec before."""
+
+    spec: ServiceSpec
+    version: int
+    back: bool = False
+
+    def apply(self, state: State) -> None:
+        service = state.services.get(self.service)
+        known = service is not None
+        if service is None:
+            service = Service(spec=self.spec, since_ms=self.at_ms, wanted=self.spec.scale.least)
+            state.services[self.service] = service
+        elif self.back:
+            service.before, service.proven = None, True
+        elif service.proven and self.version != service.version:
+            service.before, service.before_version = service.spec, service.version
+            service.proven = False
+        if known:
+            state.tally.service(state.accounts, service.spec, -1)
+            state.sizes.service(service.spec, gone=True)
+        state.tally.service(state.accounts, self.spec, 1)
+        state.sizes.service(self.spec)
+        service.spec, service.version, service.why = self.spec, self.version, self.why
+        service.newest = max(service.newest, self.version)
+        service.failures, service.retry_ms = 0, 0
+        if state.endings:
+            state.agenda.other_gaps()  # its replicas may need more or less time to leave a node
+            state.agenda.ends_ms = 0
+        scale = self.spec.scale
+        service.wanted = min(max(service.wanted, scale.least), scale.most)
+
+    def phrase(self) -> str:
+        verb = "goes back to" if self.back else "starts"
+        return f"{verb} version {self.version}{because(self.why)}"
+
+    def visible_to(self, reader: Reader) -> bool:
+        """Also after the service is gone."""
+        return reader.sees_tenant(self.spec.replica.tenant, self.at_ms)
+
+    def without_secrets(self) -> Self:
+        return msgspec.structs.replace(self, spec=service_without_keys(self.spec))
+
+
+class ServiceScaled(ServiceEvent, frozen=True, kw_only=True):
+    wanted: int
+
+    def apply(self, state: State) -> None:
+        service = state.services[self.service]
+        service.wanted, service.why = self.wanted, self.why
+
+    def phrase(self) -> str:
+        return f"needs {plural(self.wanted, 'replica')}{because(self.why)}"
+
+
+class ReplicaReady(ServiceEvent, frozen=True, kw_only=True):
+    """The replica's probe was answered: it gets requests from now on."""
+
+    job: str
+
+    def apply(self, state: State) -> None:
+        service = state.services[self.service]
+        service.ready[self.job] = self.at_ms
+        if state.jobs[self.job].spec.version == service.version:
+            service.proven, service.failures = True, 0
+            service.why = f"{self.job}: {self.why}"
+
+    def phrase(self) -> str:
+        return f"has replica {self.job} ready{because(self.why)}"
+
+    def visible_to(self, reader: Reader) -> bool:
+        return reader.sees_job(self.job)
+
+
+class ReplicaDraining(ServiceEvent, frozen=True, kw_only=True):
+    """The replica gets no new requests, and ends when it has answered those it has."""
+
+    job: str
+
+    def apply(self, state: State) -> None:
+        state.services[self.service].draining[self.job] = self.at_ms
+
+    def phrase(self) -> str:
+        return f"is draining replica {self.job}{because(self.why)}"
+
+    def visible_to(self, reader: Reader) -> bool:
+        return reader.sees_job(self.job)
+
+
+class ServiceStopping(ServiceEvent, frozen=True, kw_only=True):
+    def apply(self, state: State) -> None:
+        service = state.services[self.service]
+        service.stopping, service.wanted, service.why = True, 0, self.why
+
+    def phrase(self) -> str:
+        return f"is being stopped{because(self.why)}"
+
+
+class ServiceStopped(ServiceEvent, frozen=True, kw_only=True):
+    """No replica is left, and the service is no longer in the state."""
+
+    def apply(self, state: State) -> None:
+        service = state.services.pop(self.service)
+        state.tally.service(state.accounts, service.spec, -1)
+        state.sizes.service(service.spec, gone=True)
+        state.heard.loads.pop(self.service, None)
+        state.heard.recent_work.pop(self.service, None)
+
+    def phrase(self) -> str:
+        return f"stopped{because(self.why)}"
