@@ -1,4 +1,4 @@
-"""CPU time of tests with all that they start, for whoever makes the suite quicker: as root,
+"""CPU time of test files and tests with all that they start, to make the suite quicker: as root,
 `python -m pytest -p harness.cpu FOLDER`, without workers.
 
 A control group counts also what left its parent, as controllers and nodes do. Unlike the time on a
@@ -19,6 +19,7 @@ GROUP = (ROOT / "cpuacct" if (ROOT / "cpuacct").exists() else ROOT) / f"tests-{o
 SHOWN = 40
 
 used: Counter[str] = Counter()  # milliseconds, by file
+used_by_test: Counter[str] = Counter()
 
 
 def pytest_configure() -> None:
@@ -38,7 +39,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     try:
         return (yield)
     finally:
-        used[item.nodeid.partition("::")[0]] += used_ms() - before
+        used_by_test[item.nodeid] += used_ms() - before
+        used[item.nodeid.partition("::")[0]] += used_by_test[item.nodeid]
 
 
 def used_ms() -> int:
@@ -49,5 +51,5 @@ def used_ms() -> int:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.section(f"CPU time: {sum(used.values()) / 1000:.0f} s")
-    for name, count in used.most_common(SHOWN):
+    for name, count in (*used.most_common(SHOWN), *used_by_test.most_common(SHOWN)):
         terminalreporter.line(f"{count / 1000:8.1f} s  {name}")
