@@ -105,28 +105,28 @@ class Cluster:
         self.log, self.finished = kept.log, kept.finished
         self.last = Step([], [], [], [], None)
         self._outbox: dict[str, Envelope] = {}  # of the last step
-        self._tick = Tick(kept, policy, self._outbox.__setitem__, verify=verify_all)
-        self._tick.functions = FUNCTIONS._replace(suppliers={"slurm": "Slurm"})
-        self._tick.load()
-        self._tick.begin(self.now_ms)
+        self.controller = Tick(kept, policy, self._outbox.__setitem__, verify=verify_all)
+        self.controller.functions = FUNCTIONS._replace(suppliers={"slurm": "Slurm"})
+        self.controller.load()
+        self.controller.begin(self.now_ms)
 
     # -- the controller's side -------------------------------------------------------------
 
     @property
     def state(self) -> State:
-        return self._tick.state
+        return self.controller.state
 
     @state.setter
     def state(self, state: State) -> None:
-        self._tick.state = state
+        self.controller.state = state
 
     @property
     def policy(self) -> Policy:
-        return self._tick.policy
+        return self.controller.policy
 
     @policy.setter
     def policy(self, policy: Policy) -> None:
-        self._tick.policy = policy
+        self.controller.policy = policy
 
     def step(
         self,
@@ -139,7 +139,7 @@ class Cluster:
         fences: bool = False,
         supplies: Sequence[SupplyReport] = (),
     ) -> Step:
-        tick = self._tick
+        tick = self.controller
         for supplied in supplies:
             tick.supplied(supplied)
         for request in requests:
@@ -160,12 +160,12 @@ class Cluster:
 
     def draw(self, seed: int) -> None:
         """The random bits of every later step."""
-        self._tick.draw = lambda: seed
+        self.controller.draw = lambda: seed
 
     def take_over(self) -> None:
         """Another controller begins, and knows what was stored."""
-        self._tick.load()
-        self._tick.begin(self.now_ms)
+        self.controller.load()
+        self.controller.begin(self.now_ms)
 
     def ask(self, request: Request) -> Answer:
         (answer,) = self.step(requests=(request,)).answers
@@ -226,7 +226,7 @@ class Cluster:
         return [order for name in reached for order in self.books[name].take(self._outbox[name])]
 
     def send(self, name: str, commands: Sequence[Command]) -> list[Action]:
-        self._tick.send(commands)
+        self.controller.send(commands)
         return self.deliver(name)
 
     def run(self, **fields: Any) -> str:

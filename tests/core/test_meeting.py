@@ -26,7 +26,7 @@ def port(job: Job) -> int:
 def drawn(seed: int, count: int = 20) -> list[int]:
     """The ports of a number of gangs, if every step has the same seed."""
     cluster = Cluster()
-    cluster._tick.draw = partial(int, seed)
+    cluster.controller.draw = partial(int, seed)
     cluster.join("a", cpus=50)
     return [port(cluster.job(cluster.submit(**PAIR))) for _ in range(count)]
 
@@ -48,11 +48,11 @@ def test_who_has_seen_a_port_does_not_know_the_next() -> None:
 def test_a_seed_is_drawn_for_every_step() -> None:
     cluster = Cluster()
     seeds = iter(range(1, 100))
-    cluster._tick.draw = partial(next, seeds)
+    cluster.controller.draw = partial(next, seeds)
     cluster.join("a", cpus=50)
     cluster.submit(**PAIR)
     assert next(seeds) == 3
-    assert isinstance(cluster._tick, Tick)
+    assert isinstance(cluster.controller, Tick)
 
 
 def test_all_ports_of_a_small_range_are_found() -> None:

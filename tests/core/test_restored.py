@@ -34,8 +34,8 @@ def went_back(how: ClusterRestored | ControllerStarted = RESTORED) -> tuple[Clus
     (slice_,) = cluster.state.jobs[old].members
     kept = len(cluster.log)
     for _ in range(3):  # controllers that start after the backup: nodes see higher epochs
-        cluster._tick.load()
-        cluster._tick.begin(cluster.now_ms)
+        cluster.controller.load()
+        cluster.controller.begin(cluster.now_ms)
     cluster.intend(slice_.slice.node, NodeIntent.DRAINING)
     cluster.deliver()
     cluster.end(old, 143)
@@ -50,8 +50,8 @@ def went_back(how: ClusterRestored | ControllerStarted = RESTORED) -> tuple[Clus
     del cluster.log[kept:]
     cluster.log.append(how)
     cluster.now_ms = RESTORED.at_ms
-    cluster._tick.load()
-    cluster._tick.begin(cluster.now_ms)
+    cluster.controller.load()
+    cluster.controller.begin(cluster.now_ms)
     return cluster, old, new
 
 
@@ -87,8 +87,8 @@ def test_a_job_that_runs_on_since_before_the_backup_is_left_alone() -> None:
     old = cluster.run(gpus=1)
     cluster.log.append(RESTORED)
     cluster.now_ms = RESTORED.at_ms
-    cluster._tick.load()
-    cluster._tick.begin(cluster.now_ms)
+    cluster.controller.load()
+    cluster.controller.begin(cluster.now_ms)
     cluster.hear("a")
     assert cluster.deliver() == []
     assert cluster.state.jobs[old].phase is Phase.RUNNING

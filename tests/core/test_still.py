@@ -40,7 +40,7 @@ def test_a_node_that_says_as_before_is_not_silent_though_no_step_was_made_for_it
     still = Still("a", 1, 1)
     for _ in range(4):
         cluster.wait(cluster.policy.silent_after_ms - 1)
-        assert cluster._tick.still(still)
+        assert cluster.controller.still(still)
         assert cluster.step().events == []
     cluster.wait(cluster.policy.silent_after_ms)
     cluster.step()
@@ -51,22 +51,22 @@ def test_as_before_counts_only_for_the_report_that_the_controller_has() -> None:
     cluster = Cluster()
     cluster.join("a")
     for still in (Still("a", 1, 2), Still("a", 2, 1), Still("b", 1, 1)):
-        assert not cluster._tick.still(still)
+        assert not cluster.controller.still(still)
     cluster.wait(cluster.policy.silent_after_ms)
     cluster.step()
     assert cluster.node("a").health is NodeHealth.SILENT
-    assert not cluster._tick.still(Still("a", 1, 1))  # what it missed meanwhile is not known
+    assert not cluster.controller.still(Still("a", 1, 1))  # what it missed meanwhile is not known
     cluster.hear("a")
-    assert cluster._tick.still(Still("a", 1, 2))
+    assert cluster.controller.still(Still("a", 1, 2))
     cluster.learn_gone("a")
     assert cluster.node("a").dead
-    assert not cluster._tick.still(Still("a", 1, 2))
+    assert not cluster.controller.still(Still("a", 1, 2))
 
 
 def test_one_that_waited_for_a_step_does_not_bring_a_dead_node_back() -> None:
     cluster = Cluster()
     cluster.join("a")
-    assert cluster._tick.still(Still("a", 1, 1))
+    assert cluster.controller.still(Still("a", 1, 1))
     cluster.learn_gone("a")
     assert cluster.node("a").dead and "a" not in cluster.state.heard.contacts
 
@@ -92,8 +92,8 @@ def test_as_before_counts_though_a_copy_of_an_old_report_waits_for_the_same_step
     copy = msgspec.structs.replace(book().report(), incarnation=1, sequence=1)
     cluster.hear_reports(copy)
     cluster.wait(cluster.policy.silent_after_ms - 1)
-    cluster._tick.hear(copy)
-    assert cluster._tick.still(Still("a", 1, 1))
+    cluster.controller.hear(copy)
+    assert cluster.controller.still(Still("a", 1, 1))
     cluster.step()
     cluster.wait(cluster.policy.silent_after_ms - 1)
     cluster.step()

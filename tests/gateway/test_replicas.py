@@ -26,7 +26,7 @@ def test_all_replicas_are_replaced_under_load_and_no_request_fails(
     with Clients(world.port, "/chat/?ms=2", method=method) as clients:
         clients.more()
         for old, new in (("a1", "a2"), ("b1", "b2")):
-            others = [world.replica(name) for name in ("b1", "a2") if name in world._ports]
+            others = [world.replica(name) for name in ("b1", "a2") if name in world.ports]
             others = [replica for replica in others if replica.id != old]
             (fresh,) = world.start(new)
             draining = world.replica(old, ReplicaState.DRAINING)

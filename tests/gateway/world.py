@@ -40,7 +40,7 @@ class World:
         self.port = free_port()
         self.gateway = Gateway(self.directory)
         self._processes: dict[str, subprocess.Popen[str]] = {}
-        self._ports: dict[str, int] = {}
+        self.ports: dict[str, int] = {}
 
     def start(self, *names: str) -> tuple[Replica, ...]:
         for name in names:
@@ -49,7 +49,7 @@ class World:
                     sys.executable,
                     "-m",
                     "tests.gateway.replica",
-                    str(self._ports.get(name, 0)),
+                    str(self.ports.get(name, 0)),
                     name,
                 ],
                 stdout=subprocess.PIPE,
@@ -59,11 +59,11 @@ class World:
         for name in names:
             out = self._processes[name].stdout
             assert out is not None
-            self._ports[name] = int(out.readline())
+            self.ports[name] = int(out.readline())
         return tuple(self.replica(name) for name in names)
 
     def replica(self, name: str, state: ReplicaState = ReplicaState.READY) -> Replica:
-        return Replica(id=name, address="127.0.0.1", port=self._ports[name], state=state)
+        return Replica(id=name, address="127.0.0.1", port=self.ports[name], state=state)
 
     def kill(self, name: str) -> None:
         process = self._processes.pop(name)
@@ -84,7 +84,7 @@ class World:
         return get(self.port, path, **options)
 
     def control(self, name: str, words: str = "") -> str:
-        return get(self._ports[name], f"/control?{words}").body
+        return get(self.ports[name], f"/control?{words}").body
 
     def logged(self) -> str:
         """The access log, with the file before it."""
