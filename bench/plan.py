@@ -16,9 +16,8 @@ from typing import Any, Literal
 import msgspec
 
 from bench.figures import table
-from shoal.plan import failures, library
-from shoal.plan.hardware import Cluster
-from shoal.plan.impossible import Impossible
+from shoal.plan import library, report
+from shoal.plan.hardware import Cluster, Impossible
 from shoal.plan.layout import Layout, Stack
 from shoal.plan.model import Model
 from shoal.plan.search import search
@@ -60,7 +59,7 @@ class Interruptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     calibrated: bool = False  # the rate is taken from it
 
     def predicted(self) -> float:
-        return self.days * 86_400 / failures.mean_between_s(self.gpus)
+        return self.days * 86_400 / report.mean_between_s(self.gpus)
 
 
 class Compared(msgspec.Struct, frozen=True):

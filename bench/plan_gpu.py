@@ -23,8 +23,7 @@ import msgspec
 from bench.figures import machine, table
 from shoal.plan.hardware import Cluster
 from shoal.plan.layout import Layout, Stack
-from shoal.plan.library import catalogue, hardware
-from shoal.plan.measured import entry_name, toml
+from shoal.plan.library import catalogue, entry_name, hardware, toml
 from shoal.plan.model import Model
 from shoal.plan.step import estimate
 from shoal.probes.hardware import measure
@@ -191,7 +190,7 @@ def predicted(row: Row, cluster: Cluster) -> tuple[float, float]:
 
 
 def report(folder: Path) -> None:
-    from shoal.plan.speeds import Measured
+    from shoal.plan.hardware import Measured
 
     known = catalogue(tomllib.loads((folder / "hardware.toml").read_text()), hardware())
     gpu = msgspec.json.decode((folder / "gpu.json").read_bytes(), type=Measured)

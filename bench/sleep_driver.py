@@ -22,9 +22,8 @@ import msgspec
 from harness.waiting import until
 
 from bench.figures import machine
-from shoal.agent.sleeping import cuda_work
-from shoal.agent.sleeping.cuda import Cuda
-from shoal.agent.sleeping.cuda_driver import DriverError, Nvidia
+from shoal.agent.sleeping import cuda
+from shoal.agent.sleeping.cuda import Cuda, DriverError, Nvidia
 from shoal.agent.sleeping.port import Refused
 
 WORK = Path(__file__).parent / "sleep_work.py"
@@ -129,7 +128,7 @@ def busy(driver: Nvidia) -> dict[str, Any]:
     process = subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE)
     assert process.stdout is not None
     process.stdout.readline()
-    old, cuda_work.LOCK_MS = cuda_work.LOCK_MS, 1_000
+    old, cuda.LOCK_MS = cuda.LOCK_MS, 1_000
     began, why = time.monotonic(), "slept"
     sleeping = Cuda()
     try:
@@ -138,7 +137,7 @@ def busy(driver: Nvidia) -> dict[str, Any]:
     except Refused as refused:
         why = str(refused)
     finally:
-        cuda_work.LOCK_MS = old
+        cuda.LOCK_MS = old
     took = time.monotonic() - began
     state = driver.state(process.pid)
     done = process.stdout.readline().decode().strip()

@@ -27,9 +27,9 @@ from bench.readers import read_trace
 from shoal.core.policies import SHIPPED
 from shoal.model.node import NodeSpec
 from shoal.model.policy import Policy, Sleeping
+from shoal.sim.replay.attempts import wasted_gpu_hours
 from shoal.sim.replay.clusters import Conditions, alike
 from shoal.sim.replay.metrics import summarize
-from shoal.sim.replay.naps import wasted_gpu_hours
 from shoal.sim.replay.replay import replay, too_large
 from shoal.sim.replay.simulated import able_to_sleep
 from shoal.sim.replay.traces import Gangs, Trace, TraceError, stretch

@@ -10,10 +10,19 @@ from functools import partial
 import msgspec
 
 from shoal.model.job import Fault, MemberRef
-from shoal.model.naps import Refusal, Slept, Touched, Uses, Woke
 from shoal.model.node import NodeSpec
 from shoal.model.progress import Beat, Progress, Spent
-from shoal.model.report import Getting, Idle, MemberExit, NodeReport
+from shoal.model.report import (
+    Getting,
+    Idle,
+    MemberExit,
+    NodeReport,
+    Refusal,
+    Slept,
+    Touched,
+    Uses,
+    Woke,
+)
 from storm.lives import Lives
 from storm.world import World
 

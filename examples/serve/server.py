@@ -27,10 +27,9 @@ import torch
 sys.path.append(str(Path(__file__).resolve().parent.parent / "train"))
 
 from model import ALPHABET, CONTEXT, CharTransformer, encode
-from shoal.train.checkpoints import CheckpointStore, Damage
+from shoal.train.checkpoints import CheckpointStore, Damage, collect, put_back
 from shoal.train.errors import TrainError
 from shoal.train.saver import read
-from shoal.train.state import collect, put_back
 
 NAME = "chars"
 BODY_BYTES_MAX = 1 << 20

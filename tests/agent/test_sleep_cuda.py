@@ -15,24 +15,24 @@ from typing import Any
 
 import pytest
 
-from shoal.agent.sleeping import cuda, cuda_work
-from shoal.agent.sleeping.cuda import Cuda, free_mb
-from shoal.agent.sleeping.cuda_driver import (
+from shoal.agent.sleeping import cuda
+from shoal.agent.sleeping.cuda import (
     CHECKPOINTED,
     FAILED,
     LOCKED,
     RUNNING,
+    Cuda,
     DriverError,
     Nvidia,
+    free_mb,
     too_old,
 )
-from shoal.agent.sleeping.freeze import Freeze
-from shoal.agent.sleeping.naps import described, uses, way_of, why_not
+from shoal.agent.sleeping.naps import Freeze, described, uses, way_of, why_not
 from shoal.agent.sleeping.port import Full, Lost, Refused
 from shoal.model.commands import Launch
 from shoal.model.job import MemberRef
-from shoal.model.naps import Uses
 from shoal.model.node import NodeSpec
+from shoal.model.report import Uses
 
 NOT_SUPPORTED, OS_CALL_FAILED = 801, 304
 NEXT = {
@@ -165,7 +165,7 @@ def test_calls_for_several_processes_are_undone_in_reverse_order(name: str, pid:
     member, stand, _ = made(7, 8, 9, p7=1, p8=1, p9=1)
     stand.refusals[(name, pid)] = [NOT_SUPPORTED]
     with pytest.raises(Refused, match=f"process {pid} could not"):
-        cuda_work.Work(stand, member.pids()).sleep()
+        cuda.Work(stand, member.pids()).sleep()
     assert set(stand.states.values()) == {RUNNING}
     for done, undone in (("lock", "unlock"), ("checkpoint", "restore")):
         first = [call.split()[1] for call in member.calls if call.startswith(f"{done} ")]
@@ -262,7 +262,7 @@ def test_a_new_agent_wakes_what_the_old_one_left(state: int) -> None:
 
 
 def test_waking_waits_for_the_gpus_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_work, "AGAIN_S", 0.001)
+    monkeypatch.setattr(cuda, "AGAIN_S", 0.001)
     member, stand, sleeping = made(7, p7=1_000)
     run(sleeping.sleep(member))
     stand.free = [10, 900, 999, 1_000]
@@ -275,7 +275,7 @@ def test_waking_waits_for_the_gpus_memory(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_process_whose_gpu_somebody_else_fills_sleeps_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_work, "ROOM_S", 0.0)
+    monkeypatch.setattr(cuda, "ROOM_S", 0.0)
     member, stand, sleeping = made(7, p7=11_204)
     run(sleeping.sleep(member))
     before = list(member.calls)
@@ -292,7 +292,7 @@ def test_a_process_whose_gpu_somebody_else_fills_sleeps_on(monkeypatch: pytest.M
 
 
 def test_a_process_that_cannot_be_restored_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_work, "REST_S", 0.0)
+    monkeypatch.setattr(cuda, "REST_S", 0.0)
     member, stand, sleeping = made(7, p7=1_000)
     run(sleeping.sleep(member))
     stand.free, stand.refusals[("restore", 7)] = [10**6], [NOT_SUPPORTED] * 10**4
@@ -325,7 +325,7 @@ def test_an_old_driver_and_a_machine_without_one_are_named(monkeypatch: pytest.M
     assert too_old(12_040, "driver 550.54") == (
         "driver 550.54 has CUDA 12.4, and sleep needs CUDA 12.8 (driver 570) or newer"
     )
-    monkeypatch.setattr("shoal.agent.sleeping.cuda_driver.LIBRARY", "libnone.so.1")
+    monkeypatch.setattr("shoal.agent.sleeping.cuda.LIBRARY", "libnone.so.1")
     assert Cuda(Nvidia()).why_not() == "this machine has no NVIDIA driver (libnone.so.1)"
 
 
@@ -348,7 +348,7 @@ def test_the_tightest_cgroup_limits_what_can_be_moved(tmp_path: Path) -> None:
 
 
 def test_only_a_node_with_real_gpus_asks_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.agent.sleeping.cuda_driver.LIBRARY", "libnone.so.1")
+    monkeypatch.setattr("shoal.agent.sleeping.cuda.LIBRARY", "libnone.so.1")
     node, bare = (NodeSpec(id="n1", cpu_milli=1, memory_mb=1, gpus=gpus) for gpus in (1, 0))
     assert [way_of(node, real=real).name for real in (True, False)] == ["cuda", "freeze"]
     assert way_of(bare, real=True).name == "freeze"

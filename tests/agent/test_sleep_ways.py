@@ -22,8 +22,7 @@ from harness.waiting import until
 from shoal.agent.member import Member, State
 from shoal.agent.ownership import read_process
 from shoal.agent.sleeping import naps
-from shoal.agent.sleeping.freeze import Tree
-from shoal.agent.sleeping.naps import Naps
+from shoal.agent.sleeping.naps import Naps, Tree
 from shoal.agent.sleeping.port import Full, Lost, Processes, Refused
 from shoal.core.nodebook import NodeBook
 from shoal.machine.cgroups import UNIFIED, Group

@@ -14,9 +14,8 @@ from harness.waiting import until
 from shoal.api.audit import REFUSED_MAX
 from shoal.client import Client, ShoalError
 from shoal.control.audit import verify
-from shoal.model.audit import AuditEntry
 from shoal.model.identity import Role
-from shoal.model.people import NewToken
+from shoal.model.people import AuditEntry, NewToken
 from tests.live.cluster import Live, live_cluster
 
 

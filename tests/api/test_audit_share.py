@@ -9,8 +9,8 @@ from typing import Any, cast
 from shoal.api.audit import HOUR_MS, MINUTE_MS, SAME_MAX, TENANT_MAX, Auditor
 from shoal.api.principal import SCOPE, Principal
 from shoal.control.audit import AuditQueue
-from shoal.model.audit import AuditEntry
 from shoal.model.identity import Role
+from shoal.model.people import AuditEntry
 
 
 class Kept:

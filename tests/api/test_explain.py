@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shoal.api.explain import explanation_of, why_view
+from shoal.api.jobs import explanation_of, why_view
 from shoal.api.principal import THE_OPERATOR
 from shoal.api.reach import Reach
 from shoal.core.state.events.runs import JobCheckpointed, JobRunning

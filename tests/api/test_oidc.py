@@ -15,7 +15,7 @@ from harness.waiting import until
 
 from shoal.client import Client, ShoalError
 from shoal.model.identity import Role
-from shoal.model.oidc import GroupRule, OidcConfig
+from shoal.model.people import GroupRule, OidcConfig
 from tests.api.openid import SECRET, FakeProvider, fake_provider, rsa_key
 from tests.live.cluster import Live, live_cluster
 

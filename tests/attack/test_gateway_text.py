@@ -14,8 +14,8 @@ from harness.waiting import until
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from shoal.gateway.balancer import HaproxyBalancer
 from shoal.gateway.binary import GatewayError, find_binary
+from shoal.gateway.gateway import HaproxyBalancer
 from shoal.gateway.process import Proxy
 from shoal.gateway.render import Place, Refused, render
 from shoal.model.service import (

@@ -21,7 +21,7 @@ from harness.waiting import until
 
 from shoal.control.lifecycle import take_down
 from shoal.core.state.events.runs import JobRequeued, MemberLost
-from shoal.gateway.presence import Presence
+from shoal.gateway.binary import Presence
 from shoal.machine.listening import holder_text, listeners
 from shoal.model.job import Fault
 from tests.gateway.world import get

@@ -227,7 +227,7 @@ def waiting(server: Server, monkeypatch: pytest.MonkeyPatch) -> str:
 
     monkeypatch.setattr(Tries, "send", never)
     monkeypatch.setattr("shoal.api.fabric._heard", lambda *_: FabricView(id="t1"))
-    monkeypatch.setattr("shoal.api.storage._view", lambda *_: StorageView(id="s1"))
+    monkeypatch.setattr("shoal.api.fabric._view", lambda *_: StorageView(id="s1"))
     return str(server.run(lambda: server.loop.state.heard.asked["n1"]))
 
 

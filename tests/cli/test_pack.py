@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from shoal.forms.failure import BadField
-from shoal.forms.requirements import requirements_text
+from shoal.forms.readers import requirements_text
 from shoal.link.packing import Package, PackError, pack
 from shoal.model.job import PACKAGE_BYTES_MAX
 from tests.cli.conftest import Shoal, assert_one_clear_line

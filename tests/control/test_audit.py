@@ -14,7 +14,7 @@ from shoal.control import audit
 from shoal.control import audit as audit_queue
 from shoal.control.alarms import Alarms
 from shoal.control.audit import AuditBroken, AuditLog, newest_first, verify, without_secret
-from shoal.model.audit import AuditEntry
+from shoal.model.people import AuditEntry
 
 
 def entry(number: int = 0, **fields: Any) -> AuditEntry:

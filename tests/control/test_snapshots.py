@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from shoal.agent.keeping.copying import Copying
-from shoal.agent.keeping.fetching import _restore, _swap
+from shoal.agent.keeping.keeping import _restore, _swap
 from shoal.agent.keeping.url_volumes import FILES, UrlCache
 from shoal.control.output_room import OutputRoom
 from shoal.control.outputs import Index, Limits, OutputStore

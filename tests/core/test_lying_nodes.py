@@ -11,9 +11,20 @@ from shoal.core.state.state import State
 from shoal.model.commands import Acknowledge, Sleep, Stop, Wake
 from shoal.model.health import CheckResult
 from shoal.model.job import Fault, Job, MemberRef, Phase
-from shoal.model.naps import Refusal, Slept, Touched, Uses, Woke
 from shoal.model.progress import Beat, Progress, Spent
-from shoal.model.report import Getting, Idle, MemberExit, NodeReport, SleepJob, WakeJob
+from shoal.model.report import (
+    Getting,
+    Idle,
+    MemberExit,
+    NodeReport,
+    Refusal,
+    SleepJob,
+    Slept,
+    Touched,
+    Uses,
+    WakeJob,
+    Woke,
+)
 from tests.core.build import Cluster, examples
 from tests.core.test_sleep import cluster, nap
 

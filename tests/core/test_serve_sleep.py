@@ -13,7 +13,7 @@ from shoal.core.state.events.services import ReplicaReady
 from shoal.core.state.events.sleep import JobAwake, JobDozing
 from shoal.core.state.load import restore
 from shoal.forms.failure import BadField
-from shoal.forms.service import to_service
+from shoal.forms.job import to_service
 from shoal.model.commands import Sleep, Wake
 from shoal.model.job import Job, Phase, SleepCause
 from shoal.model.node import NodeIntent

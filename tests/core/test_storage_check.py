@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.api.storage import storage_view
+from shoal.api.fabric import storage_view
 from shoal.core.features.storage import ALONE_MAX
 from shoal.model.commands import Check
 from shoal.model.health import CheckResult

@@ -25,11 +25,11 @@ from shoal.control.notices.outbox import Outbox
 from shoal.control.service_certificates import FollowedSecrets, SecretKey, ServiceCertificates
 from shoal.control.stores import Stores
 from shoal.database.base import Database, Deposed, StoreAway
-from shoal.database.places import Place, opened
 from shoal.database.postgres import PostgresDatabase
 from shoal.database.settings import FileSettings, Settings, TableSettings
-from shoal.model.audit import AuditEntry
+from shoal.database.sqlite import Place, opened
 from shoal.model.notice import Notice, What
+from shoal.model.people import AuditEntry
 from shoal.model.service import Route, Served, Wanted
 from shoal.ports import StoreError
 from tests.database import two_heads

@@ -10,8 +10,8 @@ import pytest
 from harness.postgres import Postgres
 
 from shoal.database.lease import Lease
-from shoal.database.places import Place
 from shoal.database.postgres import PostgresDatabase
+from shoal.database.sqlite import Place
 
 KINDS = ("sqlite", "postgres")
 

@@ -9,8 +9,8 @@ import pytest
 
 from shoal.cli.request import assemble
 from shoal.forms.failure import BadField
+from shoal.forms.job import to_service
 from shoal.forms.request import JOB
-from shoal.forms.service import to_service
 from shoal.model.job import Restart
 from shoal.model.service import Probe, Route, Routing, Scale, ServiceSpec
 from tests.cli.conftest import Shoal, assert_one_clear_line

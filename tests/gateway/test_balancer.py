@@ -6,7 +6,7 @@ import socket
 
 from harness.waiting import until
 
-from shoal.gateway.balancer import HaproxyBalancer
+from shoal.gateway.gateway import HaproxyBalancer
 from shoal.model.service import GatewayEntry, Route, Served, Wanted
 from tests.gateway.world import World, get
 

@@ -11,7 +11,7 @@ from harness.waiting import until
 
 from shoal.control.secretstore import SecretStore
 from shoal.control.service_certificates import FollowedSecrets, SecretKey, ServiceCertificates
-from shoal.gateway.balancer import HaproxyBalancer
+from shoal.gateway.gateway import HaproxyBalancer
 from shoal.model.service import GatewayEntry, Route, Served, Wanted
 from shoal.ports import StoreError
 from tests.gateway.test_routing import certificate

@@ -14,9 +14,8 @@ import pytest
 from harness.waiting import until
 
 from shoal.gateway import process
-from shoal.gateway.binary import CHOICE, GatewayError, find_binary
+from shoal.gateway.binary import CHOICE, GatewayError, find_binary, holders
 from shoal.gateway.gateway import Gateway
-from shoal.gateway.presence import holders
 from shoal.machine.files import held
 from shoal.model.service import GatewayEntry, Route, Served, Wanted
 from tests.gateway.world import ROOT, Clients, World, free_port, raw
@@ -28,7 +27,7 @@ import sys, time
 from pathlib import Path
 import msgspec
 from shoal.gateway.gateway import Gateway
-from shoal.gateway.presence import holders
+from shoal.gateway.binary import holders
 from shoal.model.service import Wanted
 gateway = Gateway(Path(sys.argv[1]))
 gateway.apply(msgspec.json.decode(sys.argv[2], type=Wanted))

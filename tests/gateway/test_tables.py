@@ -9,14 +9,16 @@ import pytest
 
 from shoal.gateway.gateway import AccessLog, changes, latencies
 from shoal.gateway.process import alert
-from shoal.gateway.runtime import (
+from shoal.gateway.stats import (
     ActualServer,
     RuntimeFailure,
     parse_old_workers,
     parse_servers,
     parse_table,
+    read_counts,
+    stats,
+    with_old_workers,
 )
-from shoal.gateway.stats import read_counts, stats, with_old_workers
 from shoal.model.service import Replica, ReplicaState, Route, Served, Wanted
 
 STAT = """# pxname,svname,qcur,scur,econ,eresp,status,weight,lbtot,hrsp_2xx,hrsp_5xx,req_tot,qtime,\

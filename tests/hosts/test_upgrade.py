@@ -7,10 +7,10 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from shoal.hosts import scripts, upgrade
+from shoal.hosts import bring as scripts
+from shoal.hosts import upgrade
+from shoal.hosts.bring import RemoteError, Ssh, Wheel
 from shoal.hosts.spec import HostSpec, Receipt, Software, Unfit
-from shoal.hosts.ssh import RemoteError, Ssh
-from shoal.hosts.wheel import Wheel
 
 NEW, OLD = "0.7.0", "0.6.0"
 WHEEL = Wheel("shoal-0.7.0-py3-none-any.whl", b"wheel", "new")

@@ -11,9 +11,8 @@ import pytest
 
 from shoal.cli.screen.explanation import _cost, _gpu_time
 from shoal.core.state.events.nodes import NodeJoined
-from shoal.ledger.accounts import Account
+from shoal.ledger.accounts import Account, Only
 from shoal.ledger.book_state import Hardware, Owner
-from shoal.ledger.only import Only
 from shoal.ledger.postings import Addition, Nap
 from shoal.ledger.report import Tariff, cost_view, rows
 from shoal.ledger.store import LedgerStore

@@ -18,10 +18,9 @@ from shoal.core.state.events.runs import (
 )
 from shoal.core.state.events.services import ReplicaReady
 from shoal.core.state.events.sleep import JobAsleep, JobAwake, JobDozing, JobWaking, SleepRefused
-from shoal.ledger.accounts import HOUR_MS, Account
+from shoal.ledger.accounts import HOUR_MS, Account, Only
 from shoal.ledger.book import Book
 from shoal.ledger.live import events_of
-from shoal.ledger.only import Only
 from shoal.ledger.store import LedgerStore
 from shoal.model.job import SleepCause, StopCause
 from shoal.model.node import NodeIntent

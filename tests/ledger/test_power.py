@@ -11,8 +11,7 @@ import pytest
 from shoal.core.state.events.nodes import NodeJoined, NodeReady
 from shoal.ledger.accounts import Account
 from shoal.ledger.book import Book
-from shoal.ledger.power import Drawn, fitted, hear_power
-from shoal.ledger.prices import Rate
+from shoal.ledger.prices import Drawn, Rate, fitted, hear_power
 from shoal.ledger.report import Tariff, account_sums
 from shoal.ledger.store import LedgerStore
 from shoal.model.ledger import By, Price, PriceList

@@ -15,15 +15,15 @@ from shoal.control.store.sqlite import SqliteStore
 from shoal.core.state.events.cluster import ControllerStarted
 from shoal.core.state.events.nodes import NodeLabelled, NodeReady
 from shoal.core.step import step
-from shoal.database.places import Place
 from shoal.database.settings import FileSettings
+from shoal.database.sqlite import Place
 from shoal.ledger.accounts import HOUR_MS, Account, Move
 from shoal.ledger.accounts import Place as Spot
 from shoal.ledger.book import Book
 from shoal.ledger.book_state import BookState, Hardware, Owner
 from shoal.ledger.live import LiveLedger
 from shoal.ledger.postings import Addition, Nap, Posting
-from shoal.ledger.power import Drawn
+from shoal.ledger.prices import Drawn
 from shoal.ledger.report import Tariff
 from shoal.ledger.store import HOURS_KEPT, JOBS_KEPT_HOURS, OLDER_JOBS, LedgerStore
 from shoal.model.ledger import By, PriceList

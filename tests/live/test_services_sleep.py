@@ -14,7 +14,7 @@ import pytest
 from harness.waiting import WAIT_S, until
 
 from shoal.core.state.events.sleep import JobDozing
-from shoal.forms.service import to_service
+from shoal.forms.job import to_service
 from shoal.model.service import Route
 from tests.gateway.world import Answer, get
 from tests.live.cluster import Live, live_cluster

@@ -7,7 +7,7 @@ from unittest.mock import Mock
 import msgspec
 import pytest
 
-from shoal.model.given import given
+from shoal.calls.call import given
 from shoal.model.job import JobSpec
 
 

@@ -18,7 +18,7 @@ from harness.hosts import Host, Net
 from harness.waiting import WAIT_S
 
 import shoal
-from shoal.hosts import wheel
+from shoal.hosts import bring
 from tests.netns.cluster import SHOAL, Cluster
 from tests.netns.sshd import SSHD, make_key, serve_ssh
 
@@ -89,7 +89,7 @@ def _old_environment(host: Host, join: tuple[str, ...]) -> Path:
     venv = home / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
     (site,) = venv.glob("lib/python*/site-packages")
-    with zipfile.ZipFile(io.BytesIO(wheel.build(OLD).data)) as archive:
+    with zipfile.ZipFile(io.BytesIO(bring.build_wheel(OLD).data)) as archive:
         archive.extractall(site)
     top = site / "shoal" / "__init__.py"
     text = top.read_text()
@@ -120,7 +120,7 @@ def test_idle_hosts_get_the_new_version_and_a_failure_stops_the_rest(site: Site)
     assert hosts["idle"]["state"] == "upgraded", hosts
     assert site.versions() == {"idle": new, "busy": OLD}
     receipt = json.loads((site.idle.home / ".shoal" / "host.json").read_text())
-    assert receipt["software"] == {"shoal": new, "digest": wheel.build(new).digest}
+    assert receipt["software"] == {"shoal": new, "digest": bring.build_wheel(new).digest}
     assert receipt["join"][:2] == ["join", cluster.url], "it joined as before"
     assert (cluster.job(job).state, cluster.job(job).attempt) == ("running", 1)
     (cluster.shared / "go").touch()

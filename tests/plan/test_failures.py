@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from shoal.plan import failures
-from shoal.plan.failures import Faults, daly_s, goodput, mean_between_s, shares, young_s
+from shoal.plan import report
+from shoal.plan.report import Faults, daly_s, goodput, mean_between_s, shares, young_s
 
 
 def simulated(interval_s: float, save_s: float, restart_s: float, between_s: float) -> float:
@@ -74,8 +74,8 @@ def test_a_cluster_without_failures_loses_nothing_and_one_that_always_fails_does
 
 def test_the_storage_that_is_said_to_be_needed_keeps_the_cost_at_its_share() -> None:
     slow = goodput(16_384, 6e12, Faults(storage_bytes_per_s=1e11))
-    assert slow.saving + slow.repeating > failures.SAVING_SHARE
+    assert slow.saving + slow.repeating > report.SAVING_SHARE
     right = goodput(
         16_384, 6e12, Faults(storage_bytes_per_s=slow.storage_needed_bytes_per_s, restart_s=0)
     )
-    assert right.saving + right.repeating == pytest.approx(failures.SAVING_SHARE, rel=0.05)
+    assert right.saving + right.repeating == pytest.approx(report.SAVING_SHARE, rel=0.05)

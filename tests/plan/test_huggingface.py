@@ -8,7 +8,7 @@ import pytest
 
 from shoal.plan import library
 from shoal.plan import library as huggingface
-from shoal.plan.impossible import Impossible
+from shoal.plan.hardware import Impossible
 from shoal.plan.model import Model
 
 LLAMA: dict[str, Any] = {

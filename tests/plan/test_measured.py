@@ -6,10 +6,9 @@ import tomllib
 from pathlib import Path
 
 from shoal.model.fabric import Collective
+from shoal.plan.hardware import Measured
 from shoal.plan.layout import Layout
-from shoal.plan.library import catalogue, hardware, model
-from shoal.plan.measured import fabric_toml, toml
-from shoal.plan.speeds import Measured
+from shoal.plan.library import catalogue, fabric_toml, hardware, model, toml
 from shoal.plan.step import estimate
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "hardware" / "h200.toml"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shoal.plan import library
-from shoal.plan.impossible import Impossible
+from shoal.plan.hardware import Impossible
 from shoal.plan.model import Model
 
 EXACT = {

@@ -12,9 +12,21 @@ from pathlib import Path
 import pytest
 
 from shoal.plan import library
-from shoal.plan.impossible import Impossible
-from shoal.plan.queue import Goals, Latency, Load, Request, Server, poisson, simulate
-from shoal.plan.serving import Point, capacity, choose, measured, modelled
+from shoal.plan.hardware import Impossible
+from shoal.plan.serving import (
+    Goals,
+    Latency,
+    Load,
+    Point,
+    Request,
+    Server,
+    capacity,
+    choose,
+    measured,
+    modelled,
+    poisson,
+    simulate,
+)
 
 TRACES = Path(
     os.environ.get("SHOAL_TRACES")

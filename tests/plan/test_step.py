@@ -8,11 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.plan import library
-from shoal.plan.hardware import GIB, Cluster, read_curve
-from shoal.plan.impossible import Impossible
-from shoal.plan.layout import Layout, Stack, problem
-from shoal.plan.limits import what_limits
-from shoal.plan.memory import activation_bytes, memory
+from shoal.plan.hardware import GIB, Cluster, Impossible, read_curve
+from shoal.plan.layout import Layout, Stack, activation_bytes, memory, problem
+from shoal.plan.report import what_limits
 from shoal.plan.search import search
 from shoal.plan.step import Group, estimate
 

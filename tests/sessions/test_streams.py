@@ -9,8 +9,7 @@ import random
 import pytest
 
 from shoal.model.session import Kind
-from shoal.sessions.reliable import Broken, Connection
-from shoal.sessions.streams import WINDOW_BYTES, Port, Stream, Streams
+from shoal.sessions.streams import WINDOW_BYTES, Broken, Connection, Port, Stream, Streams
 from shoal.sessions.terminal import Detached, Keys
 
 BYTES = 3_000_000

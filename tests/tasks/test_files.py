@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from harness.waiting import until
 
-from shoal.tasks.journal import Identity, Journal, JournalError
+from shoal.tasks.files import Identity, Journal, JournalError
 from tests.cli.conftest import Shoal, assert_one_clear_line, shoal
 from tests.needs import need
 from tests.tasks.functions import alive, environment
@@ -300,7 +300,7 @@ def test_a_journal_goes_on_under_another_on_error_until_something_failed(tmp_pat
 def test_a_journal_is_begun_anew_when_it_is_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoal.tasks.journal.JOURNAL_BYTES_MAX", 1000)
+    monkeypatch.setattr("shoal.tasks.files.JOURNAL_BYTES_MAX", 1000)
     journal = Journal(tmp_path / "out", IDENTITY)
     for number in range(500):
         journal.add(number, 1, b"%d\n" % number)

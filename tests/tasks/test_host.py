@@ -17,8 +17,7 @@ from shoal.tasks.frames import Frame, parcel
 from shoal.tasks.host import Leave, Leaving, _Host
 from shoal.tasks.pool import Pool, Result, Work, function_of
 from shoal.tasks.process import Process
-from shoal.tasks.remote import INNOCENT
-from shoal.tasks.stream import Incoming
+from shoal.tasks.stream import INNOCENT, Incoming
 
 
 class Interrupted:

@@ -17,7 +17,7 @@ import pytest
 from harness.waiting import until
 
 import shoal
-from shoal.tasks import InitFailed, TaskFailed, WorkerDied, warm
+from shoal.tasks import InitFailed, TaskFailed, WorkerDied, pool
 from shoal.tasks import worker as worker_module
 from shoal.tasks.errors import RemoteError
 from shoal.tasks.frames import INLINE_BYTES_MAX, RESULT, parcel
@@ -291,7 +291,7 @@ def test_importing_shoal_stays_light() -> None:
         [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True
     )
     assert done.stdout == "False False\n"
-    assert warm.borrow_pool is not None
+    assert pool.borrow_pool is not None
 
 
 def test_workers_killed_again_and_again_lose_nothing_and_double_nothing() -> None:

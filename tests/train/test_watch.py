@@ -10,8 +10,7 @@ import pytest
 
 from shoal.core.answers.bound import judge
 from shoal.model.progress import spent_of
-from shoal.train.stalls import Stalls
-from shoal.train.step_times import Quickest
+from shoal.train.waits import Quickest, Stalls
 from tests.needs import need
 from tests.train.gangs import Gang, Listener
 

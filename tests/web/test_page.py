@@ -12,7 +12,7 @@ from harness.browser import WAIT_MS, Visit
 from harness.waiting import until
 
 from shoal.model.job import JobSpec
-from shoal.model.oidc import GroupRule, OidcConfig
+from shoal.model.people import GroupRule, OidcConfig
 from shoal.model.service import Probe, Scale, ServiceSpec
 from tests.api.openid import SECRET, fake_provider
 from tests.live.cluster import Live

@@ -15,7 +15,7 @@ import msgspec
 from shoal.agent.environments import Environments
 from shoal.agent.images.pull import Images
 from shoal.agent.images.runtimes import Runs
-from shoal.agent.keeping.fetching import Fetching
+from shoal.agent.keeping.keeping import Fetching
 from shoal.agent.keeping.url_volumes import Means, UrlVolumes, means
 from shoal.agent.packages import Packages
 from shoal.agent.secrets import WAITING, Secrets

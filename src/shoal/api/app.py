@@ -22,22 +22,19 @@ from litestar.types import ControllerRouterHandler
 from shoal import __version__
 from shoal.api.access import Access
 from shoal.api.audit import Audit, audited
-from shoal.api.budgets import Budgets
 from shoal.api.events import Events
-from shoal.api.explain import Explanations
-from shoal.api.fabric import FabricApi
+from shoal.api.fabric import FabricApi, StorageApi
 from shoal.api.feed import Feed
 from shoal.api.files import Files
 from shoal.api.finding import Annotations, provide_wanted
 from shoal.api.forwarded import ACCESS, SERVED, entry_for, head_urls, headed
 from shoal.api.handling import handles
-from shoal.api.heads import HeadsOfCluster, checked
 from shoal.api.identity import Me, Tenants, Tokens, Users
-from shoal.api.jobs import Jobs, WaitS
-from shoal.api.joining import Join, Keys, NodeLink
-from shoal.api.ledger import Ledger
+from shoal.api.jobs import Explanations, Jobs, WaitS
+from shoal.api.joining import HeadsOfCluster, Join, Keys, NodeLink, checked
+from shoal.api.ledger import Budgets, Ledger
 from shoal.api.logs import Logs
-from shoal.api.meeting import Meeting, Meetings, urls_of
+from shoal.api.meeting import Meeting, Meetings, Sessions, urls_of
 from shoal.api.metrics import metrics
 from shoal.api.moment import MOMENTS, Moments
 from shoal.api.notices import Rules
@@ -57,11 +54,8 @@ from shoal.api.problems import (
 )
 from shoal.api.quotas import tickets
 from shoal.api.reach import Reach
-from shoal.api.schedules import Schedules
 from shoal.api.secrets import Secrets, refuse_unknown_certificate, refuse_unknown_secrets
 from shoal.api.series import Series
-from shoal.api.sessions import Sessions
-from shoal.api.storage import StorageApi
 from shoal.api.supply import Supplies
 from shoal.api.try_service import Tries, Trying
 from shoal.api.views import (
@@ -72,7 +66,7 @@ from shoal.api.views import (
     status_view,
     version_before,
 )
-from shoal.api.workflows import Workflows
+from shoal.api.workflows import Schedules, Workflows
 from shoal.calls.cluster import ClusterCalls, NodeCalls, ServiceCalls
 from shoal.control.history.history import History
 from shoal.control.home import Home

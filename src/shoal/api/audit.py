@@ -20,7 +20,7 @@ from shoal.calls.people import PeopleCalls
 from shoal.control.audit import AuditQueue, without_secret
 from shoal.control.loop import ControlLoop
 from shoal.control.stores import Stores
-from shoal.model.audit import AuditEntry, AuditView
+from shoal.model.people import AuditEntry, AuditView
 
 NOTE = "shoal.audit"  # in a request's scope: what a handler adds to its line
 QUIET = "shoal.audit.quiet"

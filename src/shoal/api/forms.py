@@ -23,10 +23,9 @@ from shoal.forms.datafile import TEXT_BYTES_MAX, is_job_file
 from shoal.forms.failure import BadField
 from shoal.forms.fields import COMMON, JOB, Field
 from shoal.forms.job import SWEEP, field_of, to_spec
-from shoal.forms.readers import Choice, Count
+from shoal.forms.readers import Choice, Count, checked_requirements
 from shoal.forms.request import CARRIED, read_fields
 from shoal.forms.request import JOB as JOB_FORM
-from shoal.forms.requirements import checked_requirements
 from shoal.model.hidden import HIDDEN, without_keys
 from shoal.model.job import Job, JobSpec
 from shoal.model.sweep import ARRAY_COUNT, ARRAY_INDEX, ARRAY_JOB, IndexRange, Sweep

@@ -1,4 +1,4 @@
-"""Machines that join: a join token gets a machine its node's own key. Admins manage the keys."""
+"""Machines that join as nodes or as heads: what a join token gets them. Admins manage the keys."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 from litestar import Controller, Request, WebSocket
+from litestar.datastructures import State
 from litestar.exceptions import WebSocketException
 from litestar.params import Parameter
+from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 from shoal import __version__
 from shoal.api.access import Access, new_token
@@ -22,8 +24,10 @@ from shoal.api.problems import Refusal, accepted
 from shoal.api.quotas import TICKET
 from shoal.api.tls import STATE
 from shoal.api.watcher import REFUSED
+from shoal.calls.cluster import ClusterCalls
 from shoal.calls.page import MachineCalls
 from shoal.calls.people import PeopleCalls
+from shoal.control.heads import Heads
 from shoal.control.jointoken import NOTE, standing, standing_id, write_standing
 from shoal.control.loop import ControlLoop
 from shoal.control.stores import Stores
@@ -33,7 +37,7 @@ from shoal.model.identity import NodeKey
 from shoal.model.joining import Joined, Joining, JoinTokenView, KeyView, SecretKeyView
 from shoal.model.node import NodeSpec
 from shoal.model.report import RemoveKey, SetKey
-from shoal.model.views import Done
+from shoal.model.views import Done, HeadView
 from shoal.ports import StoreError
 
 AnyRequest = Request[Any, Any, Any]
@@ -194,3 +198,58 @@ class NodeLink(Controller):
         line.hand_over(linked.accept(who.node))
         while (await socket.receive())["type"] != "websocket.disconnect":
             pass
+
+
+# The heads of a cluster with a database: who leads, and how far the others are.
+
+
+HEADS = "heads"  # in the application's state; None: the cluster has one head
+
+
+class HeadsOfCluster(Controller):
+    @handles(ClusterCalls.heads)
+    def listing(self, state: State) -> list[HeadView]:
+        heads: Heads | None = state.get(HEADS)
+        if heads is None:
+            return []
+        living = {head.name for head in heads.living()}
+        newest = max((head.seq for head in heads.known), default=0)
+        now_ms = heads.now_ms()
+        return [
+            HeadView(
+                name=head.name,
+                url=head.url,
+                version=head.version,
+                role="leads" if head.leads else "standby" if head.name in living else "away",
+                behind=max(0, newest - head.seq),
+                seen_ms_ago=max(0, now_ms - head.seen_ms),
+            )
+            for head in heads.known
+        ]
+
+    @handles(ClusterCalls.forget_head)
+    async def forget(self, state: State, name: str) -> Done:
+        heads: Heads | None = state.get(HEADS)
+        known = {head.name for head in heads.known} if heads is not None else set()
+        if heads is None or name not in known:
+            raise Refusal(404, f"there is no head {name[:64]!r}", "name")
+        if name in {head.name for head in heads.living()}:
+            raise Refusal(422, f"{name} is alive; stop it there first with: shoal down", "name")
+        await heads.forget(name)
+        return Done(id=name)
+
+
+def checked(check: Callable[[], None]) -> Callable[[ASGIApp], ASGIApp]:
+    """A middleware: before anything is answered, look whether this head still leads."""
+
+    def middleware(app: ASGIApp) -> ASGIApp:
+        async def answering(scope: Scope, receive: Receive, send: Send) -> None:
+            async def sent(message: Message) -> None:
+                check()
+                await send(message)
+
+            await app(scope, receive, sent)
+
+        return answering
+
+    return middleware

@@ -28,7 +28,7 @@ from shoal.control.alarms import Alarms
 from shoal.control.loop import ControlLoop
 from shoal.database.settings import Settings
 from shoal.model.identity import EVERY_TENANT, Role, Token, User, role_in
-from shoal.model.oidc import (
+from shoal.model.people import (
     DeviceAnswer,
     DeviceView,
     OidcConfig,

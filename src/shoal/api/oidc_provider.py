@@ -14,7 +14,7 @@ import msgspec
 
 from shoal.api.problems import Refusal
 from shoal.link.http import fetch
-from shoal.model.oidc import OidcConfig
+from shoal.model.people import OidcConfig
 
 TIMEOUT_S = 10.0
 ANSWER_BYTES_MAX = 1024 * 1024

@@ -11,13 +11,13 @@ import functools
 import importlib
 import secrets
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import Any, NamedTuple, ParamSpec, TypeVar, get_type_hints
 from urllib.parse import quote, urlencode
 
 import msgspec
 
 from shoal.model.finding import JobFilter
-from shoal.model.given import given
 
 P = ParamSpec("P")
 Answer = TypeVar("Answer")
@@ -270,3 +270,24 @@ def declared(method: Callable[..., Any]) -> Call:
 
 def declared_in(kind: type) -> Iterable[Call]:
     return (value.call for value in vars(kind).values() if hasattr(value, "call"))
+
+
+# What was asked for, without what is so by default: an older head may not know those fields.
+
+
+def given(spec: msgspec.Struct) -> dict[str, Any]:
+    """The fields of a struct that differ from their defaults."""
+    found = {}
+    for field in _fields(type(spec)):
+        value = getattr(spec, field.name)
+        default = field.default
+        if field.default_factory is not msgspec.NODEFAULT:
+            default = field.default_factory()
+        if value != default:
+            found[field.encode_name] = value
+    return found
+
+
+@cache  # msgspec evaluates all annotations each time that it is asked, which takes milliseconds
+def _fields(kind: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldInfo, ...]:
+    return msgspec.structs.fields(kind)

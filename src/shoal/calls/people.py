@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from shoal.calls.call import Calls, Head, Needs, call
-from shoal.model.audit import AuditView
 from shoal.model.identity import Role
 from shoal.model.joining import JoinTokenView, KeyView, SecretKeyView
 from shoal.model.notice import NewRule, NoticeSettings, NoticeTest, RulesView, SigningKey
-from shoal.model.oidc import DeviceAnswer, DeviceView, OidcConfig, OidcView
 from shoal.model.people import (
+    AuditView,
     CodeView,
+    DeviceAnswer,
+    DeviceView,
     MeView,
     NewTenant,
     NewToken,
     NewUser,
+    OidcConfig,
+    OidcView,
     Roles,
     Rotation,
     SecretTokenView,

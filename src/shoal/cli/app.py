@@ -52,7 +52,7 @@ THEMES = {
         "up": ("up", "Start a cluster on this machine."),
         "down": ("up", "Stop the cluster and everything that runs on it."),
         "heads": ("up", "List the heads of this cluster, or invite another one."),
-        "upgrade": ("upgrade", "Bring this version of Shoal to the cluster; jobs go on."),
+        "upgrade": ("up", "Bring this version of Shoal to the cluster; jobs go on."),
         "join": ("join", "Add this machine to a cluster as a node."),
         "leave": ("join", "Remove this machine from the cluster it joined."),
         "install-service": ("join", "Start this machine's part of a cluster at boot."),

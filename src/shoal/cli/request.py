@@ -55,7 +55,7 @@ def assemble_jobs(
 ) -> tuple[list[WorkflowJob], bool | None, bool]:
     """The job, or the jobs of a workflow file; whether to send the folder; whether it is a
     workflow. `name` is for a single job without one."""
-    from shoal.forms.workflow import is_workflow, read_data, workflow_jobs
+    from shoal.forms.request import is_workflow, read_data, workflow_jobs
 
     if not words:
         raise Failure("COMMAND: is missing; write e.g. -- python train.py", USAGE)

@@ -11,6 +11,7 @@ from shoal.forms.failure import REFUSED, USAGE, Failure
 from shoal.forms.units import BadAmount, cpu_milli, duration_ms, memory_mb
 from shoal.model.node import NodeSpec
 from shoal.model.policy import Policy, Sleeping
+from shoal.sim.replay.attempts import Saved, saved
 from shoal.sim.replay.clusters import (
     NEVER_MS,
     NODES_MAX,
@@ -22,7 +23,6 @@ from shoal.sim.replay.clusters import (
     read_nodes,
 )
 from shoal.sim.replay.metrics import Summary
-from shoal.sim.replay.naps import Saved, saved
 from shoal.sim.replay.simulated import able_to_sleep
 from shoal.sim.replay.traces import TraceError
 

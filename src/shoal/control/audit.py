@@ -16,7 +16,7 @@ import msgspec
 
 from shoal.control.alarms import Alarms
 from shoal.machine.files import read_own, write_private
-from shoal.model.audit import AuditEntry, Mark
+from shoal.model.people import AuditEntry, Mark
 
 # Lines on their way into the audit log. They wait in memory while the log takes none.
 

@@ -21,7 +21,7 @@ from shoal.control.alarms import Alarms
 from shoal.control.audit import FIRST_HASH, AuditQueue, sealed, verify_lines
 from shoal.database.base import Cursor, Database, Deposed
 from shoal.machine.files import read_own, write_private
-from shoal.model.audit import AuditEntry, Mark
+from shoal.model.people import AuditEntry, Mark
 from shoal.ports import StoreError
 
 log = logging.getLogger("shoal.control")

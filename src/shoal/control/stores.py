@@ -13,7 +13,6 @@ from shoal.control.audit import AUDIT_NAME, AuditLog, AuditQueue
 from shoal.control.home import ClusterConfig, Home
 from shoal.control.secretstore import KeyFile, SecretError, SecretStore
 from shoal.database.base import Database, StoreAway
-from shoal.database.places import Place
 from shoal.database.settings import (
     FileSettings,
     SealedSettings,
@@ -21,6 +20,7 @@ from shoal.database.settings import (
     TableSettings,
     digest,
 )
+from shoal.database.sqlite import Place
 from shoal.machine.files import read_own, write_private
 from shoal.ports import StoreError
 

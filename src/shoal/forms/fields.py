@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shoal.forms import after, notice_readers, readers, units
+from shoal.forms import readers, units
 from shoal.forms.failure import BadField
 from shoal.forms.readers import (
     GPU_MEMORY_MB_MAX,
@@ -24,6 +24,91 @@ from shoal.forms.readers import (
     time,
     wrong,
 )
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+
+# How `after` and `begin` are read: which jobs to wait for, and until when.
+
+
+AFTER_MAX = 256
+AFTER_PATTERN = r"j[1-9][0-9]{0,17}(\.[0-9]{1,9})?(:(ok|any|fail))?"
+AFTER_FORMS = "write j7, j7:any or j7:fail"
+
+
+def texts(field: str, value: Any) -> tuple[str, ...]:
+    """One name, or a list of names; commas separate names, too."""
+    found = value.split(",") if isinstance(value, str) else value
+    if not isinstance(found, list | tuple) or not all(isinstance(one, str) for one in found):
+        raise wrong(field, value, f"a job or a list of jobs; {AFTER_FORMS}")
+    if len(found) > AFTER_MAX:
+        raise BadField(field, f"names {len(found)} jobs; {AFTER_MAX} is the most")
+    return tuple(one.strip() for text in found for one in text.split(","))
+
+
+def after(field: str, value: Any) -> tuple[str, ...]:
+    found = texts(field, value)
+    for text in found:
+        if not re.fullmatch(AFTER_PATTERN, text):
+            raise BadField(field, f"{units.quoted(text)} does not name a job; {AFTER_FORMS}")
+    return found
+
+
+def begin(field: str, value: Any) -> int:
+
+    return moment_ms(field, value)
+
+
+# Points in time as people write them: '2026-11-17 03:00', '03:00', 'in 2h', or ISO 8601.
+
+
+MOMENT_FORMS = "write e.g. 'in 2h', '03:00', '2026-11-17 03:00' or '2026-11-17T03:00+01:00'"
+_CLOCK = re.compile(r"([01]?[0-9]|2[0-3]):([0-5][0-9])(?::([0-5][0-9]))?")
+
+
+def moment_ms(field: str, value: Any, now: datetime | None = None) -> int:
+    """Milliseconds since the epoch. Without a zone, the zone of this machine is meant; a time of
+    day alone is the next one."""
+    from datetime import datetime
+
+    if isinstance(value, datetime):  # as TOML has it
+        value = value.isoformat()
+    if not isinstance(value, str):
+        raise BadField(field, f"must be a time; {MOMENT_FORMS}")
+    text, now = value.strip(), now or datetime.now().astimezone()
+    if text.lower().startswith("in "):
+        try:
+            return _ms(now) + units.duration_ms(text[3:])
+        except units.BadAmount as error:
+            raise BadField(field, str(error)) from None
+    if (clock := _CLOCK.fullmatch(text)) is not None:
+        return _ms(_next(now, *(int(part or 0) for part in clock.groups())))
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise BadField(field, f"{units.quoted(text)} is not a time; {MOMENT_FORMS}") from None
+    try:
+        at_ms = _ms(found if found.tzinfo else found.astimezone())
+    except (OverflowError, OSError, ValueError):
+        at_ms = -1
+    if at_ms < 0:
+        raise BadField(field, f"{units.quoted(text)} is too far away")
+    return at_ms
+
+
+def _next(now: datetime, hour: int, minute: int, second: int) -> datetime:
+    """The next time of day, also if the clocks change until then."""
+    from datetime import timedelta
+
+    local = now.astimezone().replace(tzinfo=None)
+    found = local.replace(hour=hour, minute=minute, second=second, microsecond=0)
+    return (found if found > local else found + timedelta(days=1)).astimezone()
+
+
+def _ms(moment: datetime) -> int:
+    return round(moment.timestamp() * 1000)
+
 
 # Reads what makes a job an array: `array`, `grid` and `list`.
 
@@ -278,15 +363,15 @@ JOB = _table({
               "Stop it after this long: 90s, 10m, 2h, 1d."),
     ],
     "Find it, and hear of it": [
-        Field("label", "K=V...", "", notice_readers.labels, "labels",
+        Field("label", "K=V...", "", readers.labels, "labels",
               "A label for people, e.g. run=a; shoal ps --label run=a finds it."),
-        Field("notify", "[WHAT=]WHERE...", "", notice_readers.wishes, "notify",
+        Field("notify", "[WHAT=]WHERE...", "", readers.wishes, "notify",
               "Send a notice: failed=URL, slack:URL, mail:me@example.com or @SECRET."),
     ],
     "Many and after": [
-        Field("after", "JOB[:WHEN]...", "", after.after, "after",
+        Field("after", "JOB[:WHEN]...", "", after, "after",
               "Start it when this job has succeeded, or ended (:any), or failed (:fail)."),
-        Field("begin", "TIME", "", after.begin, "begin_ms",
+        Field("begin", "TIME", "", begin, "begin_ms",
               "Do not start it before: 'in 2h', 03:00, '2026-11-17 03:00'."),
     ],
     "If it fails or has to stop": [

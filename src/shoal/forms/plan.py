@@ -11,7 +11,7 @@ from shoal.forms import datafile, units
 from shoal.forms.failure import REFUSED, USAGE, BadField, Failure
 from shoal.plan import library
 from shoal.plan import library as huggingface
-from shoal.plan.impossible import Impossible
+from shoal.plan.hardware import Impossible
 from shoal.plan.model import Model
 from shoal.plan.serving import Point
 

@@ -381,7 +381,6 @@ def _word(field: str, value: Any, where: str, quote: str) -> str:
 
 def requirements(field: str, value: Any) -> str:
     """The content of the file: nodes do not have the file itself."""
-    from shoal.forms.requirements import requirements_text
 
     return requirements_text(field, text(field, value))
 
@@ -411,3 +410,95 @@ def kind(value: Any) -> str:
             return "nothing"
         case _:
             return f"a {type(value).__name__}"
+
+
+# How labels of jobs and wishes for notices are read. Help pages load this module, too.
+
+
+WISH_FORMS = (
+    "write WHERE or WHAT=WHERE, e.g. failed=https://..., ended,waiting:1h=slack:@NAME or "
+    "mail:me@example.com; see: shoal notify --help"
+)
+
+
+def labels(field: str, value: Any) -> dict[str, str]:
+    """`{run: a}`, or texts such as run=a."""
+    if isinstance(value, dict):
+        pairs = [(str(key), _as_text(field, key, one)) for key, one in value.items()]
+    else:
+        given = value if isinstance(value, list | tuple) else [value]
+        split = (text(field, one).strip().partition("=") for one in given)
+        pairs = [(key, one if equals else "\n") for key, equals, one in split]
+    for key, one in pairs:
+        if not re.fullmatch(_KEY, key) or not re.fullmatch(_VALUE, one):
+            shown = units.quoted(f"{key}={one}".rstrip("=\n"))
+            raise BadField(field, f"{shown} cannot be read; write key=value, e.g. run=a")
+    return dict(pairs)
+
+
+def _as_text(field: str, key: Any, value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise BadField(field, f"{units.quoted(str(key))} is {kind(value)}; put it in quotes")
+    return str(value)
+
+
+def wishes(field: str, value: Any) -> tuple[str, ...]:
+    """The text itself is not repeated in an error: a URL may be a secret."""
+    from shoal.model.notice import OF_JOBS, WISH_CHARACTERS_MAX, wanted_of
+
+    given = value if isinstance(value, list | tuple) else [value]
+    found = [text(field, one).strip() for one in given]
+    for one in found:
+        try:
+            wanted = wanted_of(one)
+        except ValueError:
+            raise BadField(field, f"cannot be read; {WISH_FORMS}") from None
+        if len(one) > WISH_CHARACTERS_MAX:
+            raise BadField(field, f"is longer than {WISH_CHARACTERS_MAX} characters")
+        for what in wanted.on:
+            if what not in OF_JOBS:
+                fix = f"a rule can send it: shoal notify add {what}=WHERE"
+                raise BadField(field, f"{what} is not about one job; {fix}")
+    return tuple(dict.fromkeys(found))
+
+
+# A pip requirements file that is sent with a job: all of it, with the same meaning on a node.
+
+
+# Lines that name a file or folder of this machine, which a node may not have.
+ELSEWHERE = re.compile(r"(-r|-c|--requirement|--constraint|-e|--editable)\b|\.{1,2}(/|$)")
+
+
+def requirements_text(field: str, name: str) -> str:
+    from pathlib import Path
+
+    path = Path(name)
+    if not path.is_file():
+        what = "is not a file" if path.exists() else "there is no such file"
+        raise BadField(field, f"{name}: {what}; name one like requirements.txt")
+    try:
+        data = path.read_bytes()
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise BadField(field, f"{name}: is not text (UTF-8)") from None
+    except OSError as error:
+        raise BadField(field, f"{name}: {error.strerror}") from None
+    return checked_requirements(field, text, f"{name}: ", f"{name} ")
+
+
+def checked_requirements(field: str, text: str, before: str = "", line_of: str = "") -> str:
+    """The list itself; `before` and `line_of` name the file that it is from, if it is from one."""
+    from shoal.model.job import REQUIREMENTS_BYTES_MAX
+
+    if len(text.encode("utf-8", "surrogatepass")) > REQUIREMENTS_BYTES_MAX or "\0" in text:
+        limit = f"{REQUIREMENTS_BYTES_MAX // 1024} KiB"
+        why = "holds a NUL byte" if "\0" in text else f"is longer than {limit}"
+        raise BadField(field, f"{before}{why}, so it is not a requirements file")
+    for number, line in enumerate(text.splitlines(), 1):
+        if "://" not in line and ELSEWHERE.match(line.strip()):
+            message = f"'{line.strip()[:60]}' names a file of this machine"
+            fix = "nodes get only this list, so write its lines here, or give a whole path or URL"
+            raise BadField(field, f"{line_of}line {number}: {message}; {fix}")
+    if not any(line.strip() and not line.strip().startswith("#") for line in text.splitlines()):
+        raise BadField(field, f"{before}lists no packages; leave it out")
+    return text

@@ -1,21 +1,23 @@
-"""A request as it is sent: what was asked for, over a file, over what the shell brings along."""
+"""A request as it is sent, of one job or of a workflow: what was asked for, over a file, over what
+the shell brings along."""
 
 from __future__ import annotations
 
 import getpass
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from shoal.forms import datafile, fields, readers
+from shoal.forms import datafile, fields, readers, units
 from shoal.forms.failure import BadField
-from shoal.forms.fields import Table
-from shoal.forms.job import to_spec
-from shoal.forms.service import to_service
+from shoal.forms.fields import AFTER_PATTERN, Table, texts
+from shoal.forms.job import to_service, to_spec
 from shoal.model.job import JobSpec
+from shoal.model.workflow import WorkflowJob
 
 # With these, `python` and its imports mean the same in the job as in the shell that sent it.
 CARRIED = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "LANG")
@@ -128,3 +130,74 @@ def _is_text(value: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+# Workflow files: named jobs with the fields of a job file, and fields that all of them share.
+
+
+JOBS = "jobs"
+
+
+def is_workflow(data: Mapping[Any, Any]) -> bool:
+    return JOBS in data
+
+
+def workflow_jobs(
+    data: Mapping[str, Any], given: Mapping[str, Any], base: Path
+) -> tuple[list[WorkflowJob], bool | None]:
+    """`given` overrides the fields of every job. The second value: whether to send the folder."""
+    shared = {name: value for name, value in data.items() if name != JOBS}
+    jobs = data[JOBS]
+    if not isinstance(jobs, dict) or not jobs:
+        raise BadField(JOBS, "must hold named jobs, e.g. jobs: {train: {command: python train.py}}")
+    for field in ("name", "after", "sweep"):
+        if field in given or field in shared:
+            raise BadField(field, "belongs to a single job of the workflow")
+    JOB.check_names(shared)
+    found, packs = [], dict[bool | None, None]()
+    for name, own in jobs.items():
+        try:
+            job, pack = _job(str(name), own, shared, given, base, jobs)
+        except BadField as error:
+            field = f"{name}.{error.field}" if error.field else str(name)
+            raise BadField(field, error.message) from None
+        found.append(job)
+        packs[pack] = None
+    return found, next(iter(packs)) if len(packs) == 1 else True
+
+
+def _job(
+    name: str,
+    own: Any,
+    shared: Mapping[str, Any],
+    given: Mapping[str, Any],
+    base: Path,
+    names: Mapping[str, Any],
+) -> tuple[WorkflowJob, bool | None]:
+    if isinstance(own, str):
+        own = {"command": own}
+    if not isinstance(own, dict):
+        raise readers.wrong("", own, "a job with fields, e.g. command: python train.py")
+    if "name" in own:
+        raise BadField("name", "is the job's name in the workflow; leave it out")
+    JOB.check_names(own)
+    fields = {**shared, **own}
+    environment = [readers.environment("env", part.get("env", {})) for part in (shared, own)]
+    fields["env"] = environment[0] | environment[1]
+    inner, outer = list[str](), list[str]()
+    for text in texts("after", fields.pop("after", ())):
+        known = text.partition(":")[0] in names
+        if not known and not re.fullmatch(AFTER_PATTERN, text):
+            quoted = units.quoted(text.partition(":")[0])
+            raise BadField("after", f"there is no job {quoted} in this workflow")
+        (inner if known else outer).append(text)
+    if outer:
+        fields["after"] = outer
+    spec, pack = complete(JOB, given, resolved(JOB, fields, base))
+    return WorkflowJob(name, spec, tuple(inner)), pack
+
+
+def read_data(path: Path) -> dict[str, Any]:
+    """The fields of a job or workflow file as written."""
+    text = datafile.read_text(path, "job file")
+    return datafile.load(text, path.suffix.lower(), "command: python train.py")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from shoal.gateway.binary import GatewayError
-from shoal.gateway.presence import Presence
+from shoal.gateway.binary import GatewayError, Presence
 
 
 def main(arguments: list[str]) -> int:

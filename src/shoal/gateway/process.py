@@ -10,10 +10,9 @@ import sys
 import time
 from pathlib import Path
 
-from shoal.gateway.binary import Binary, GatewayError
-from shoal.gateway.presence import Presence
+from shoal.gateway.binary import Binary, GatewayError, Presence
 from shoal.gateway.render import Refused
-from shoal.gateway.runtime import Runtime, RuntimeFailure
+from shoal.gateway.stats import Runtime, RuntimeFailure
 from shoal.machine.files import held, lock, write_private
 
 START_TIMEOUT_S = 10.0

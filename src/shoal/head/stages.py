@@ -63,7 +63,7 @@ class _LazyBalancer:
 
     def look(self, wanted: Wanted) -> dict[str, ServiceLoad]:
         if self._real is None:
-            from shoal.gateway.balancer import HaproxyBalancer
+            from shoal.gateway.gateway import HaproxyBalancer
 
             self._real = HaproxyBalancer(self._home.gateway, holds_gate)
         return self._real.look(wanted)
@@ -112,11 +112,10 @@ def api_server(
     from shoal.api.app import build
     from shoal.api.forwarded import HEAD_URLS
     from shoal.api.forwarding import at_standby
-    from shoal.api.heads import HEADS
-    from shoal.api.joining import FINGERPRINT, NODE_URL
+    from shoal.api.joining import FINGERPRINT, HEADS, NODE_URL
+    from shoal.api.meeting import INVITE
     from shoal.api.notices import POSTING
     from shoal.api.server import ApiServer
-    from shoal.api.sessions import INVITE
     from shoal.api.timeline import BARS
 
     def show_address() -> None:

@@ -11,11 +11,9 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from shoal.database.formats import packed_version
-from shoal.hosts import scripts
-from shoal.hosts.bring import AT_ONCE_MAX, Tell, install, look, run_shoal
+from shoal.hosts import bring
+from shoal.hosts.bring import AT_ONCE_MAX, RemoteError, Ssh, Tell, Wheel, install, look, run_shoal
 from shoal.hosts.spec import Facts, HostSpec, Receipt, Software, Unfit, check
-from shoal.hosts.ssh import RemoteError, Ssh
-from shoal.hosts.wheel import Wheel
 
 REPLACE_S = 240.0
 
@@ -154,7 +152,7 @@ def _upgrade_one(task: Task, spec: HostSpec, ssh: Ssh) -> HostVersion:
         if not busy and installs and facts.receipt is not None:
             software = msgspec.structs.replace(task.software, digest=task.wheel.digest)
             receipt = Receipt(software, facts.receipt.join)
-            ssh.run(spec, scripts.NOTE, stdin=msgspec.json.encode(receipt))
+            ssh.run(spec, bring.NOTE, stdin=msgspec.json.encode(receipt))
         return busy
 
     tell(spec.node, "looking whether anything runs there")

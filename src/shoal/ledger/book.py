@@ -24,18 +24,26 @@ from shoal.core.state.events.services import ReplicaReady
 from shoal.ledger import members
 from shoal.ledger.accounts import HOUR_MS, Account, Place
 from shoal.ledger.book_state import BookState, Gap, Job, Member, Owner
-from shoal.ledger.free_time import leaves, settle_node, settle_nodes, stands
-from shoal.ledger.members import settle, settle_hour
-from shoal.ledger.node_events import (
+from shoal.ledger.members import (
     NODE_HANDLERS,
     SLEEP_HANDLERS,
     Handlers,
     end_nap,
+    settle,
+    settle_hour,
     unclaim,
     unreserve,
 )
-from shoal.ledger.postings import Posting, Postings, settle_naps
-from shoal.ledger.power import hear_power
+from shoal.ledger.postings import (
+    Posting,
+    Postings,
+    leaves,
+    settle_naps,
+    settle_node,
+    settle_nodes,
+    stands,
+)
+from shoal.ledger.prices import hear_power
 from shoal.model.job import Outcome, StopCause
 from shoal.model.progress import Progress
 from shoal.model.report import Report

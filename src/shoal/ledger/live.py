@@ -25,13 +25,12 @@ from shoal.core.state.events.runs import JobPlaced, JobRunning, JobStopping, Mem
 from shoal.core.state.events.services import ReplicaReady
 from shoal.core.state.events.sleep import JobAsleep, JobDozing
 from shoal.core.state.state import State
-from shoal.database import places
+from shoal.database import sqlite
 from shoal.database.base import StoreAway
 from shoal.database.settings import Settings
-from shoal.ledger.accounts import HOUR_MS, Place
+from shoal.ledger.accounts import EVERYBODY, HOUR_MS, Only, Place
 from shoal.ledger.book import Book
 from shoal.ledger.book_state import BookState
-from shoal.ledger.only import EVERYBODY, Only
 from shoal.ledger.prices import PRICES, read_prices
 from shoal.ledger.report import (
     Spent,
@@ -75,7 +74,7 @@ class LiveLedger:
 
     def __init__(
         self,
-        place: places.Place,
+        place: sqlite.Place,
         settings: Settings,
         events: Store,
         clock: Clock,
@@ -116,7 +115,7 @@ class LiveLedger:
         number, name = 1, self._place.name
         while (aside := self._place.with_name(f"{name}.damaged-{number}")).exists():
             number += 1
-        places.set_aside(self._place, aside.name)
+        sqlite.set_aside(self._place, aside.name)
         self._rebook = self._whole_log()
         again = "is booked again from the log" if self._rebook else "starts again from now"
         self._alarm(f"{error}: it is kept as {aside.name}, and the ledger {again}")

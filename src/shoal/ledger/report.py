@@ -7,13 +7,11 @@ from datetime import UTC, datetime
 from fractions import Fraction
 from typing import NamedTuple
 
-from shoal.ledger.accounts import ABOUT, GPU_US_PER_GPU_MS, HOUR_MS, Account, Place
+from shoal.ledger.accounts import ABOUT, EVERYBODY, GPU_US_PER_GPU_MS, HOUR_MS, Account, Only, Place
 from shoal.ledger.book import Book
 from shoal.ledger.book_state import Gap, Hardware
-from shoal.ledger.only import EVERYBODY, Only
 from shoal.ledger.postings import Nap
-from shoal.ledger.power import Drawn, fitted
-from shoal.ledger.prices import NOTHING, Money, Rate, money, rate_of
+from shoal.ledger.prices import NOTHING, Drawn, Money, Rate, fitted, money, rate_of
 from shoal.ledger.store import HOURS_PER_DAY, LedgerStore, Sum
 from shoal.model.budget import BudgetPeriod, Spending
 from shoal.model.ledger import AccountSum, By, CostView, LedgerRow, LedgerView, PriceList

@@ -13,12 +13,11 @@ from typing import NamedTuple
 import msgspec
 
 from shoal.database.base import Cursor, Database, Row
-from shoal.database.places import Place, closed, opened
-from shoal.ledger.accounts import Account, Move
+from shoal.database.sqlite import Place, closed, opened
+from shoal.ledger.accounts import EVERYBODY, Account, Move, Only
 from shoal.ledger.book_state import BookState, Hardware, Owner
-from shoal.ledger.only import EVERYBODY, Only
 from shoal.ledger.postings import Addition, Nap, Posting
-from shoal.ledger.power import Drawn, by_machine
+from shoal.ledger.prices import Drawn, by_machine
 from shoal.model.ledger import By
 from shoal.ports import StoreDamaged
 

@@ -1,4 +1,4 @@
-"""Tenants, users and tokens as the API shows them and takes them. No view contains a hash."""
+"""Tenants, users, tokens, the audit log and OpenID Connect, as the API shows and takes them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from shoal.model.identity import Name, Role, TenantOrAll, UserName
+from shoal.model.identity import EVERY_TENANT, Name, Role, TenantOrAll, UserName
 
 LIFETIME_MS_MAX = 10 * 365 * 24 * 3600 * 1000
 LifetimeMs = Annotated[int, msgspec.Meta(ge=0, le=LIFETIME_MS_MAX)]
@@ -97,3 +97,133 @@ class CodeView(msgspec.Struct, kw_only=True):
 
     code: str
     until_ms: int
+
+
+# The audit log: who did or tried what, when, from where, and how it ended.
+
+
+class AuditEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """`verb` is what was asked (as `jobs.cancel`) and `on` is what of (as `j7`). `status` is the
+    answer's. `source` is the sender's address, or `socket` for the socket file of the home.
+    `skipped` counts the requests before this line that were too many to write: refused ones, and
+    those of the same user with the same verb. `prev` is the hash of the line before, in the first
+    line of a file only. In a cluster with a database, `id` names the line, and `via` the head that
+    was asked."""
+
+    seq: int
+    at_ms: int
+    who: str = ""
+    tenant: str = ""
+    token: str = ""
+    verb: str = ""
+    on: str = ""
+    status: int = 0
+    source: str = ""
+    skipped: int = 0
+    id: str = ""
+    via: str = ""
+    prev: str = ""
+    hash: str = ""
+
+    @property
+    def outcome(self) -> str:
+        if self.status < 400:
+            return "done"
+        return "refused" if self.status < 500 else "failed"
+
+
+class AuditView(msgspec.Struct, kw_only=True):
+    """The newest entries first. `head` is the hash of the newest line of all."""
+
+    entries: list[AuditEntry]
+    head: str
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """The newest line that is known to be on the disk, kept beside the log."""
+
+    seq: int
+    hash: str
+
+
+# Sign-in by OpenID Connect: how the provider is configured, and what the API shows of it.
+
+
+Text = Annotated[str, msgspec.Meta(max_length=1000)]
+
+
+class GroupRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The role that members of a group get, in a tenant ("*": in every tenant)."""
+
+    tenant: TenantOrAll = EVERY_TENANT
+    role: Role = Role.MEMBER
+
+
+class OidcConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`user_claim` is the claim that becomes the user's name, `groups_claim` the one that lists the
+    person's groups. A person who is in none of `groups` does not get in."""
+
+    issuer: Text
+    client_id: Text
+    client_secret: Text = ""
+    user_claim: Text = "preferred_username"
+    groups_claim: Text = "groups"
+    groups: Annotated[dict[str, GroupRule], msgspec.Meta(max_length=1000)] = {}
+
+
+class OidcView(msgspec.Struct, kw_only=True):
+    """Never with the secret."""
+
+    issuer: str
+    client_id: str
+    has_secret: bool
+    user_claim: str
+    groups_claim: str
+    groups: dict[str, GroupRule]
+
+
+class DeviceView(msgspec.Struct, kw_only=True):
+    """What a person types where, to sign in on a machine without a browser."""
+
+    handle: str
+    user_code: str
+    url: str
+    url_complete: str
+    interval_ms: int
+    expires_ms: int
+
+
+class DeviceAnswer(msgspec.Struct, kw_only=True):
+    """`secret` is the token, once the person has agreed; empty until then."""
+
+    secret: str = ""
+    interval_ms: int = 5_000
+
+
+def problem_with(config: OidcConfig) -> str | None:
+    """As `field: what is wrong`."""
+    near = ("http://127.0.0.1", "http://localhost", "http://[::1]")
+    if not config.issuer.startswith(("https://", *near)):
+        return "issuer: must begin with https://, because what it says is believed"
+    if not config.client_id:
+        return "client_id: is empty; the provider shows it where you register Shoal"
+    if not config.groups:
+        return "groups: is empty, so nobody could sign in; write e.g. {lab-team: {tenant: lab}}"
+    for group, rule in config.groups.items():
+        if rule.role is Role.ADMIN and rule.tenant != EVERY_TENANT:
+            return f"groups.{group}: an admin is one for every tenant; leave the tenant out"
+        if rule.role is Role.MEMBER and rule.tenant == EVERY_TENANT:
+            return f"groups.{group}: a member belongs to a tenant; write e.g. {{tenant: lab}}"
+    return None
+
+
+def roles_for(config: OidcConfig, groups: list[str], tenants: list[str]) -> dict[str, Role]:
+    """The roles that the groups give, by tenant; the greatest where several do. Tenants that do not
+    exist are left out."""
+    roles: dict[str, Role] = {}
+    for group, rule in config.groups.items():
+        if group in groups and rule.tenant in (EVERY_TENANT, *tenants):
+            before = roles.get(rule.tenant)
+            if before is None or before.rank < rule.role.rank:
+                roles[rule.tenant] = rule.role
+    return roles

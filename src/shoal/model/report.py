@@ -13,11 +13,6 @@ from shoal.model.identity import EVERY_TENANT, NodeKey, Token, User
 from shoal.model.job import Fault, Job, JobSpec, MemberRef, Outcome
 from shoal.model.kept import Copied
 from shoal.model.labels import LabelKey, LabelValue
-from shoal.model.naps import Refusal as Refusal
-from shoal.model.naps import Slept as Slept
-from shoal.model.naps import Touched as Touched
-from shoal.model.naps import Uses as Uses
-from shoal.model.naps import Woke as Woke
 from shoal.model.node import LabelChange, NodeIntent, NodeSpec
 from shoal.model.notice import Rule
 from shoal.model.policy import SetPolicy as SetPolicy
@@ -460,3 +455,43 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     port_seed: int = 0  # up to 128 random bits, from which ports are drawn
     drift_ms: int | None = None  # how far the machine's clock is ahead of `now`, if it was read
     fences: bool = False  # the engine can end a node that does not answer
+
+
+# What a node reports of members that sleep, or could.
+
+
+class Uses(msgspec.Struct, frozen=True):
+    """What a member has on GPUs now, in whole GB upwards, so that it seldom changes."""
+
+    ref: MemberRef
+    gpu_mb: int
+
+
+class Slept(msgspec.Struct, frozen=True):
+    """A member that is asleep: what it has moved to memory of the node, and how long that took."""
+
+    ref: MemberRef
+    memory_mb: int = 0
+    took_ms: int = 0
+
+
+class Woke(msgspec.Struct, frozen=True):
+    """A member that was woken and is awake; how long that took."""
+
+    ref: MemberRef
+    took_ms: int = 0
+
+
+class Touched(msgspec.Struct, frozen=True):
+    """A member that somebody has used through an open session since it fell asleep, and how
+    often."""
+
+    ref: MemberRef
+    times: int
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """A member that could not be put to sleep, and why; it is awake."""
+
+    ref: MemberRef
+    why: str

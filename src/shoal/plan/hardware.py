@@ -6,7 +6,7 @@ import itertools
 
 import msgspec
 
-from shoal.plan.impossible import Impossible, at_least, at_most
+from shoal.model.fabric import Collective
 
 GIB = 2**30
 GPUS_MAX = 10_000_000
@@ -131,3 +131,39 @@ def read_curve(curve: Curve, size: float) -> float:
         if size <= large:
             return low + (high - low) * (size - small) / (large - small)
     return curve[-1][1]
+
+
+# The one error of planning: a sentence that says what cannot be, and what would work.
+
+
+class Impossible(ValueError):
+    """The question has no answer: a layout, a model or a number that cannot be."""
+
+
+def at_least(name: str, value: float, least: float) -> None:
+    if not value >= least:  # also catches NaN
+        raise Impossible(f"{name} is {value:g}: it must be at least {least:g}")
+
+
+def at_most(name: str, value: float, most: float) -> None:
+    if not value <= most:
+        raise Impossible(f"{name} is {value:g}: the most that a plan accepts is {most:g}")
+
+
+# What `shoal check --save` measured of a machine's GPUs, for a hardware file of `shoal plan`.
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Of one GPU, if not said otherwise. Rates of memory are GB/s, of products TFLOP/s."""
+
+    gpu: str  # as its driver calls it
+    gpus: int
+    memory_gib: float
+    power_w: float = 0.0
+    matmul_tflops: dict[str, Curve] = {}  # by precision: n x n x n products
+    flash_tflops: float = 0.0  # fused causal attention, forward and backward
+    copy_gbs: float = 0.0  # within its memory, read plus written
+    up_gbs: float = 0.0  # from the host
+    down_gbs: float = 0.0
+    collectives: tuple[Collective, ...] = ()  # among the GPUs of this machine
+    notes: tuple[str, ...] = ()

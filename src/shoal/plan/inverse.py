@@ -6,10 +6,9 @@ from collections.abc import Iterator
 
 import msgspec
 
-from shoal.plan.impossible import Impossible
+from shoal.plan.hardware import Impossible
 from shoal.plan.report import Ask, Point, point
-from shoal.plan.search import least_nodes
-from shoal.plan.words import count_text, many
+from shoal.plan.search import count_text, least_nodes, many
 
 BETWEEN = (1.25, 1.5, 1.75)  # sizes between two powers of two
 GPUS_MAX = 1 << 18

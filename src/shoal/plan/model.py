@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from shoal.plan.impossible import Impossible, at_least, at_most
+from shoal.plan.hardware import Impossible, at_least, at_most
 
 LAYERS_MAX = 10_000
 SIZE_MAX = 10_000_000  # hidden size, vocabulary, feed-forward size

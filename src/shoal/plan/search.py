@@ -7,13 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping
 import msgspec
 
 from shoal.plan import layout as layouts
-from shoal.plan.hardware import GIB, Cluster
-from shoal.plan.impossible import Impossible, at_least, at_most
-from shoal.plan.layout import Layout, Recompute, Stack
-from shoal.plan.memory import memory
+from shoal.plan.hardware import GIB, Cluster, Impossible, at_least, at_most
+from shoal.plan.layout import Layout, Recompute, Stack, memory
 from shoal.plan.model import Model
 from shoal.plan.step import Estimate, Known, Parts, quick
-from shoal.plan.words import count_text, many
 
 BATCH_MAX = 100_000_000
 BATCH_SLACK = 0.1  # a layout may round the batch by this share
@@ -323,3 +320,19 @@ def least_nodes(
             return 0
     step = max(1, nodes // 8)
     return next((few for few in range(nodes // 2 + step, nodes, step) if fits(few)), nodes)
+
+
+# Amounts in words, as a plan shows them.
+
+
+def count_text(value: float) -> str:
+    """Three figures: '70.6B', '2T', '1,024'."""
+    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
+        if value >= size:
+            return f"{value / size:.3g}{unit}"
+    return f"{value:,.0f}"
+
+
+def many(count: int, noun: str) -> str:
+    """'1 node', '1,024 nodes'."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shoal.model.fabric import Collective
-from shoal.plan.speeds import Curve, Measured
+from shoal.plan.hardware import Curve, Measured
 from shoal.probes import collectives
 from shoal.probes.collective_ranks import Share
 

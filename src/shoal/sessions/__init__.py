@@ -1,5 +1,5 @@
 """Into a running job: processes, terminals and connections, through the head (ADR 48)."""
 
-from shoal.sessions.forwarding import Forward, forward
+from shoal.sessions.session import Forward, forward
 
 __all__ = ["Forward", "forward"]

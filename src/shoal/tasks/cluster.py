@@ -28,8 +28,7 @@ from shoal.tasks.frames import parcel
 from shoal.tasks.host import INVITATION, MEETING, SECRET
 from shoal.tasks.pool import START_FAILURES_MAX, WORKERS_MAX, Pool
 from shoal.tasks.process import SOURCE, THREADS
-from shoal.tasks.remote import Remote
-from shoal.tasks.stream import HandshakeFailed, greet
+from shoal.tasks.stream import HandshakeFailed, Remote, greet
 
 if TYPE_CHECKING:
     from shoal.link.meeting import Host, Way

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from shoal.tasks.errors import restored
 from shoal.tasks.functions import dump_function, dumper
 from shoal.tasks.mapping import chosen_cluster, workers_of
-from shoal.tasks.pool import WORKERS_MAX, Died, Hopeless, Outcome, Work, function_of
-from shoal.tasks.warm import make_pool
+from shoal.tasks.pool import WORKERS_MAX, Died, Hopeless, Outcome, Work, function_of, make_pool
 from shoal.tasks.worker import call
 
 if TYPE_CHECKING:

@@ -22,9 +22,9 @@ from shoal.tasks import frames
 from shoal.tasks.frames import Frame, parcel
 from shoal.tasks.functions import CLIENT_ROOT, NODE_ROOT, moved, paths_here
 from shoal.tasks.process import Process
-from shoal.tasks.remote import INNOCENT
 from shoal.tasks.stream import (
     HANDSHAKE_S_MAX,
+    INNOCENT,
     HandshakeFailed,
     Incoming,
     Outgoing,

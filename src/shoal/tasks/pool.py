@@ -6,25 +6,31 @@ thread that started it. Other threads queue calls for it.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import itertools
+import os
 import pickle
 import selectors
 import socket
+import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from shoal.tasks import frames
 from shoal.tasks.errors import InitFailed, Unloadable, WorkerDied, restored
 from shoal.tasks.frames import Body, Frame, Parcel, parcel
 from shoal.tasks.functions import main_script, refuse_within_main
-from shoal.tasks.portable import Bell, cores
-from shoal.tasks.process import Process
+from shoal.tasks.process import Bell, Process, cores
 from shoal.tasks.worker import NOT_BEGUN
+
+if TYPE_CHECKING:
+    from shoal.tasks.cluster import Cluster
+
 
 WORKERS_MAX = 4096
 START_FAILURES_MAX = 3  # in a row; then starting is given up
@@ -396,3 +402,82 @@ def _no_start(failure: BaseException | None, how: str, init: bool) -> InitFailed
 def _restored(body: Body) -> BaseException:
     data, text = pickle.loads(body)
     return restored(data, text)
+
+
+# The one pool that stays warm between maps of a process.
+
+
+_guard = threading.Lock()
+_pool: Pool | None = None
+_owner = 0  # a forked process has these variables but not the thread
+_began_in: tuple[object, ...] = ()
+_lent = False
+
+
+@contextlib.contextmanager
+def borrow_pool(workers: int, init: bytes | None, cluster: Cluster | None = None) -> Iterator[Pool]:
+    """The warm pool, if it is free; else a pool that ends with the map. A map with `init` gets its
+    own pool, so that what `init` built does not stay in memory, and so does a map on the cluster,
+    so that its workers do not keep others waiting."""
+    pool = _take(workers) if init is None and cluster is None else None
+    if pool is not None:
+        try:
+            yield pool
+        finally:
+            _return(pool)
+        return
+    own = make_pool(workers, init, cluster)
+    try:
+        yield own
+    finally:
+        own.close(finish=False)
+        own.join(JOIN_S_MAX)
+
+
+def make_pool(workers: int, init: bytes | None, cluster: Cluster | None) -> Pool:
+    if cluster is None:
+        return Pool(workers, init)
+    from shoal.tasks.cluster import ClusterPool
+
+    return ClusterPool(workers, init, cluster)
+
+
+def _take(workers: int) -> Pool | None:
+    global _pool, _owner, _lent, _began_in
+    here = _surroundings()
+    with _guard:
+        if _owner != os.getpid():
+            _pool, _lent, _owner = None, False, os.getpid()
+        if _lent:
+            return None
+        fits = _pool is not None and _pool.size == workers and _pool.broken is None
+        if _pool is not None and (not fits or here != _began_in):
+            _pool.close(finish=False)
+            _pool = None
+        if _pool is None:
+            _pool, _began_in = Pool(workers), here
+        _lent = True
+        return _pool
+
+
+def _surroundings() -> tuple[object, ...]:
+    """What a worker inherits when it starts. If this has changed, warm workers are not reused."""
+    try:
+        folder = os.getcwd()
+    except FileNotFoundError:
+        folder = ""
+    return dict(os.environ), folder, list(sys.path)
+
+
+def _return(pool: Pool) -> None:
+    global _lent
+    with _guard:
+        if pool is _pool:
+            _lent = False
+
+
+@atexit.register
+def _end() -> None:
+    if _pool is not None and _owner == os.getpid():
+        _pool.close(finish=False)
+        _pool.join(JOIN_S_MAX)

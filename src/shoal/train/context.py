@@ -16,14 +16,12 @@ from typing import Any, Literal
 from shoal.train import shuffle
 from shoal.train import shuffle as order
 from shoal.train.beats import Beats
-from shoal.train.checkpoints import CheckpointStore, Manifest
+from shoal.train.checkpoints import CheckpointStore, Manifest, State, check
 from shoal.train.errors import TrainError, end_in_one_line, say
 from shoal.train.group import Group
 from shoal.train.saver import END_AFTER_ERROR_S, END_WAIT_S, Saver
 from shoal.train.shuffle import Stretch
-from shoal.train.stalls import Stalls
-from shoal.train.state import State, check
-from shoal.train.step_times import StepTimes, clock_ns
+from shoal.train.waits import Stalls, StepTimes, clock_ns
 
 CHECKPOINTS_ENV = "SHOAL_CHECKPOINT_DIR"
 MTBF_ENV = "SHOAL_MTBF_S"

@@ -20,12 +20,15 @@ from shoal.train.checkpoints import (
     FileSum,
     Found,
     Manifest,
+    State,
+    collect,
+    frozen,
+    put_back,
     reason,
 )
 from shoal.train.errors import TrainError, say
 from shoal.train.group import Group
-from shoal.train.state import State, collect, frozen, put_back
-from shoal.train.step_times import StepTimes, clock_ns
+from shoal.train.waits import StepTimes, clock_ns
 
 T = TypeVar("T")
 

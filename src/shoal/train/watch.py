@@ -24,8 +24,7 @@ from typing import Any
 from shoal.model.progress import BEATS_ENV
 from shoal.train.beats import REF_ENV, Beats
 from shoal.train.errors import say
-from shoal.train.stalls import Stalls
-from shoal.train.step_times import StepTimes, clock_ns
+from shoal.train.waits import Stalls, StepTimes, clock_ns
 
 
 class Watcher:

@@ -24,7 +24,7 @@ from shoal.control.history.store import HistoryFile
 from shoal.control.loop import ControlLoop
 from shoal.core.books.hang import Pace
 from shoal.core.state.heard import Watch
-from shoal.database.places import Place
+from shoal.database.sqlite import Place
 from shoal.model.job import JobSpec
 from shoal.model.progress import Beat
 from shoal.model.series import GpuSample, JobPoint, NodeSample

@@ -11,22 +11,25 @@ import asyncio
 import itertools
 import logging
 import os
+import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
-from shoal.agent.keeping.scan import (
-    Found,
-    Stamp,
-    at_rest,
-    open_all,
-    open_file,
-    scan,
-    stamp_of,
-)
 from shoal.machine.enduring import enduring
 from shoal.model.job import MemberRef
-from shoal.model.kept import PIECE_BYTES, FileAnswer, FilePiece, KeptFile, Kind, Snapshot
+from shoal.model.kept import (
+    FILES_MAX,
+    PATH_PARTS_MAX,
+    PIECE_BYTES,
+    FileAnswer,
+    FilePiece,
+    KeptFile,
+    Kind,
+    Snapshot,
+    path_problem,
+)
 
 log = logging.getLogger("shoal.agent")
 
@@ -404,3 +407,144 @@ def _empty(root: Path) -> bool:
 
 def _looked_at(future: asyncio.Future[str]) -> None:
     _ = future.cancelled() or future.exception()
+
+
+# What is in a kept folder. A tenant may write there and the agent may be root, so no link is
+# followed, and no file of another user is read.
+
+
+NOTES_MAX = 20  # files that are left out, and named
+
+
+class Stamp(NamedTuple):
+    """A file with another stamp has changed."""
+
+    size: int
+    modified_ns: int
+    inode: int
+
+
+class Found(NamedTuple):
+    files: dict[str, Stamp]
+    notes: dict[str, str]  # files that cannot be kept, and why
+
+
+def scan(root: Path, user: int | None = None) -> Found:
+    """`user`: only files of this user. OSError if the folder itself cannot be read."""
+    found = Found({}, {})
+    handle = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        _walk(handle, "", user, found, 1)
+    finally:
+        os.close(handle)
+    return found
+
+
+def _walk(folder: int, inside: str, user: int | None, found: Found, depth: int) -> None:
+    with os.scandir(folder) as entries:
+        for entry in sorted(entries, key=lambda one: one.name):
+            path = f"{inside}{entry.name}"
+            if entry.is_dir(follow_symlinks=False):
+                if depth >= PATH_PARTS_MAX:
+                    _note(found, path, "it is too deep")
+                    continue
+                try:
+                    inner = _open(entry.name, folder, os.O_DIRECTORY)
+                except OSError:
+                    continue  # it has just gone
+                try:
+                    _walk(inner, f"{path}/", user, found, depth + 1)
+                finally:
+                    os.close(inner)
+                continue
+            try:
+                seen = entry.stat(follow_symlinks=False)
+            except OSError:
+                continue
+            why = _problem(path, seen, user)
+            if not why and len(found.files) >= FILES_MAX:
+                why = f"only {FILES_MAX:,} files are kept"
+            if why:
+                _note(found, path, why)
+            else:
+                found.files[path] = Stamp(seen.st_size, seen.st_mtime_ns, seen.st_ino)
+
+
+def _problem(path: str, seen: os.stat_result, user: int | None) -> str:
+    if stat.S_ISLNK(seen.st_mode):
+        return "it is a symbolic link"
+    if not stat.S_ISREG(seen.st_mode):
+        return "it is not a regular file"
+    if user is not None and seen.st_uid != user:
+        return "it belongs to another user"
+    return path_problem(path)
+
+
+def _note(found: Found, path: str, why: str) -> None:
+    if len(found.notes) < NOTES_MAX:
+        found.notes[path] = why
+
+
+def _open(name: str, folder: int, flags: int = 0) -> int:
+    return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | flags, dir_fd=folder)
+
+
+def open_folder(root: Path, path: str) -> tuple[int, str]:
+    """A descriptor of the folder that holds this file, and the file's name in it. No link is
+    followed on the way."""
+    here = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    *folders, name = path.split("/")
+    for folder in folders:
+        try:
+            inner = _open(folder, here, os.O_DIRECTORY)
+        finally:
+            os.close(here)
+        here = inner
+    return here, name
+
+
+def open_file(root: Path, path: str, user: int | None = None) -> int:
+    """A descriptor of this file, reached without following a link."""
+    folder, name = open_folder(root, path)
+    try:
+        handle = _open(name, folder)
+    finally:
+        os.close(folder)
+    seen = os.fstat(handle)
+    if not stat.S_ISREG(seen.st_mode) or (user is not None and seen.st_uid != user):
+        os.close(handle)
+        raise PermissionError(f"{path} is no longer a file of its own")
+    return handle
+
+
+def open_all(root: Path, files: dict[str, Stamp], user: int | None = None) -> dict[str, int]:
+    """Descriptors of all these files at one moment: whoever replaces one of them later does not
+    change what is read. OSError if one of them has changed already."""
+    handles: dict[str, int] = {}
+    try:
+        for path, stamp in files.items():
+            handles[path] = open_file(root, path, user)
+            if stamp_of(handles[path]) != stamp:
+                raise OSError(f"{path} is being written")
+    except BaseException:
+        for handle in handles.values():
+            os.close(handle)
+        raise
+    return handles
+
+
+def at_rest(before: Found | None, found: Found) -> bool:
+    """Is nothing in the folder half written? A file that was there, and is as it was, is whole. So
+    is one that was replaced, because that is done by renaming. A new one may still grow."""
+    if before is None:
+        return False
+    for path, stamp in found.files.items():
+        known = before.files.get(path)
+        if known is None or (known != stamp and known.inode == stamp.inode):
+            return False
+    return True
+
+
+def stamp_of(handle: int) -> Stamp:
+    seen = os.fstat(handle)
+    return Stamp(seen.st_size, seen.st_mtime_ns, seen.st_ino)

@@ -1,4 +1,5 @@
-"""The kept folders of a node: made for members, copied to the head, and waited for at the end."""
+"""The kept folders of a node: made for members, filled from the head, copied there, and waited
+for."""
 
 from __future__ import annotations
 
@@ -7,16 +8,25 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from shoal.agent.confine.tenant import own
 from shoal.agent.faults import CannotStart
-from shoal.agent.keeping.copying import Copying, Message
-from shoal.agent.keeping.fetching import Fetching, note_attempt
-from shoal.model.commands import Launch
-from shoal.model.job import MemberRef
-from shoal.model.kept import OUTPUT, FileAnswer, FileWanted, Kind
+from shoal.agent.keeping.copying import Copying, Found, Message, Stamp, open_folder, scan
+from shoal.machine.files import lock
+from shoal.model.commands import Launch, Prepare
+from shoal.model.job import Fault, MemberRef
+from shoal.model.kept import (
+    OUTPUT,
+    PIECE_BYTES,
+    FileAnswer,
+    FileSent,
+    FileWanted,
+    KeptFile,
+    Kind,
+    path_problem,
+)
 from shoal.model.report import MemberExit
 
 OUTPUTS = "outputs"  # in a node's folder: one for each job that has members here
@@ -155,3 +165,257 @@ def _was_empty(path: Path) -> bool:
 def _reader(launch: Launch, *, apart: bool) -> int | None:
     """The owner of the files that may be read. In a container, other users may be its own."""
     return launch.uid if apart and not launch.image else None
+
+
+# Fetches a job's checkpoints from the head before a member of a later attempt starts here.
+#
+# A job that ran elsewhere left its newest snapshot at the head. What this node has itself counts
+# more if no later attempt ran elsewhere: it may be newer than the last copy. The folder is put
+# together where no member can reach it, and takes its place in one step.
+
+
+ANSWER_S_MAX = 5.0  # then it is requested again: the controller may have died
+WINDOW = 8  # pieces requested at a time
+TRIES = 10  # a newer snapshot may come to the head meanwhile
+SPARE_BYTES = 256 << 20
+LOCK_FILE = ".shoal-fetch.lock"
+MEGA = 1e6
+
+
+class Replaced(Exception):
+    """What the head has is no longer what it listed."""
+
+
+class Fetch:
+    """For all members of an attempt on this node."""
+
+    def __init__(self, task: asyncio.Task[None]) -> None:
+        self.task = task
+        self.waiters = 0
+        self.got = 0
+        self.size: int | None = None
+
+
+class Fetching:
+    """`want` sends a request to the controller, which may get lost."""
+
+    def __init__(self, root: str, want: Callable[[FileWanted], None]) -> None:
+        self._root = root
+        self._want = want
+        self._fetches: dict[tuple[str, int], Fetch] = {}
+        self._done: dict[str, int] = {}  # job -> the attempt that has all it needs
+        self._asked: dict[tuple[MemberRef, str, int], asyncio.Future[FileSent]] = {}
+        self.found: dict[str, dict[str, Stamp]] = {}  # job -> files as the head has them
+
+    def needed(self, order: Launch | Prepare) -> bool:
+        return (
+            isinstance(order, Launch)
+            and order.travels
+            and order.ref.attempt > 1
+            and "://" not in self._root
+            and self._done.get(order.ref.job) != order.ref.attempt
+        )
+
+    def progress(self, order: Launch) -> str:
+        fetch = self._fetches.get((order.ref.job, order.ref.attempt))
+        if fetch is None or fetch.size is None:
+            return "is asking the head for its checkpoints"
+        return f"is fetching its checkpoints: {fetch.got / MEGA:.1f} of {fetch.size / MEGA:.1f} MB"
+
+    async def get(self, launch: Launch, uid: int) -> None:
+        """Returns when they are here. `uid`: the user that they are for; 0: the agent's own."""
+        key = launch.ref.job, launch.ref.attempt
+        fetch = self._fetches.get(key)
+        if fetch is None:
+            fetch = self._fetches[key] = Fetch(asyncio.create_task(self._fetch(launch, uid)))
+        fetch.waiters += 1
+        try:
+            await asyncio.shield(fetch.task)
+        finally:
+            fetch.waiters -= 1
+            if not fetch.waiters:
+                fetch.task.cancel()
+                self._fetches.pop(key, None)
+
+    def take(self, sent: FileSent) -> None:
+        future = self._asked.get((sent.ref, sent.path, sent.offset))
+        if future is not None and not future.done():
+            future.set_result(sent)
+
+    async def _fetch(self, launch: Launch, uid: int) -> None:
+        job, attempt = launch.ref.job, launch.ref.attempt
+        fetch = self._fetches[job, attempt]
+        try:
+            os.makedirs(self._root, mode=0o700, exist_ok=True)
+            async with _alone(Path(self._root) / LOCK_FILE):
+                for last in (*[False] * (TRIES - 1), True):
+                    try:
+                        await self._replace(launch.ref, fetch, uid)
+                        break
+                    except Replaced as error:
+                        if last:
+                            raise CannotStart(f"cannot fetch its checkpoints: {error}") from None
+        except OSError as error:
+            why = f"cannot fetch its checkpoints: {error.strerror or error}"
+            raise CannotStart(why) from error
+        while len(self._done) > 1_000:
+            del self._done[next(iter(self._done))]
+        self._done[job] = attempt
+
+    async def _replace(self, ref: MemberRef, fetch: Fetch, uid: int) -> None:
+        listed = await self._ask(FileWanted(ref, Kind.CHECKPOINT))
+        place, fresh = Path(self._root) / ref.job, Path(self._root) / f".{ref.job}.fetched"
+        await asyncio.to_thread(_restore, place, fresh)
+        here = await asyncio.to_thread(_scan, place)
+        newer = listed.attempt > attempt_here(self._root, ref.job)
+        wanted = [one for one in listed.files if _differs(one, here, newer=newer)]
+        fetch.size, fetch.got = sum(one.size for one in wanted), 0
+        stale = newer and any(path not in {one.path for one in listed.files} for path in here.files)
+        if wanted or stale:
+            await asyncio.to_thread(_must_fit, Path(self._root), fresh, fetch.size)
+            for one in wanted:
+                await self._file(ref, one, fresh, fetch, listed.snapshot)
+            stay = {one.path for one in listed.files} if newer else set(here.files)
+            stay -= {one.path for one in wanted}
+            await asyncio.to_thread(_swap, place, fresh, stay & set(here.files), uid)
+        note_attempt(self._root, ref)
+        known = {one.path: one for one in listed.files}
+        now = (await asyncio.to_thread(_scan, place)).files
+        self.found[ref.job] = {
+            path: stamp for path, stamp in now.items() if _same(known.get(path), stamp)
+        }
+
+    async def _file(
+        self, ref: MemberRef, one: KeptFile, fresh: Path, fetch: Fetch, snapshot: int
+    ) -> None:
+        wrong = path_problem(one.path)
+        if wrong:
+            raise CannotStart(f"the head offers a checkpoint file that cannot be: {wrong}")
+        path = fresh / one.path
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            for start in range(0, one.size, WINDOW * PIECE_BYTES):
+                offsets = range(start, min(one.size, start + WINDOW * PIECE_BYTES), PIECE_BYTES)
+                wanted = (
+                    FileWanted(ref, Kind.CHECKPOINT, one.path, at, snapshot) for at in offsets
+                )
+                for sent in await asyncio.gather(*map(self._ask, wanted)):
+                    if len(sent.data) != min(PIECE_BYTES, one.size - sent.offset):
+                        raise Replaced(f"{one.path} has changed at the head")
+                    await asyncio.to_thread(os.pwrite, handle, sent.data, sent.offset)
+                    fetch.got += len(sent.data)
+            os.utime(handle, ns=(one.modified_ms * 1_000_000,) * 2)
+        finally:
+            os.close(handle)
+
+    async def _ask(self, wanted: FileWanted) -> FileSent:
+        key = wanted.ref, wanted.path, wanted.offset
+        future: asyncio.Future[FileSent] = asyncio.get_running_loop().create_future()
+        self._asked[key] = future
+        try:
+            while True:
+                self._want(wanted)
+                done, _ = await asyncio.wait([future], timeout=ANSWER_S_MAX)
+                if done:
+                    break
+        finally:
+            self._asked.pop(key, None)
+        sent = future.result()
+        if sent.problem:
+            raise Replaced(sent.problem)
+        return sent
+
+
+def attempt_here(root: str, job: str) -> int:
+    """The newest attempt that has run with this folder; 0: none."""
+    try:
+        return int((Path(root) / f".{job}.attempt").read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+def note_attempt(root: str, ref: MemberRef) -> None:
+    path = Path(root) / f".{ref.job}.attempt"
+    fresh = path.with_suffix(".new")
+    fresh.write_text(str(ref.attempt))
+    fresh.replace(path)
+
+
+@contextlib.asynccontextmanager
+async def _alone(path: Path) -> AsyncIterator[None]:
+    """Several agents of one machine may share the folder; one of them fetches at a time."""
+    handle = None
+    while handle is None:  # it waits a moment itself
+        handle = await asyncio.to_thread(lock, path)
+    try:
+        yield
+    finally:
+        os.close(handle)
+
+
+def _scan(place: Path) -> Found:
+    try:
+        return scan(place)
+    except FileNotFoundError:
+        return Found({}, {})
+
+
+def _same(one: KeptFile | None, stamp: Stamp) -> bool:
+    return (
+        one is not None
+        and one.size == stamp.size
+        and one.modified_ms == stamp.modified_ns // 1_000_000
+    )
+
+
+def _differs(one: KeptFile, here: Found, *, newer: bool) -> bool:
+    stamp = here.files.get(one.path)
+    return stamp is None or (newer and not _same(one, stamp))
+
+
+def _must_fit(root: Path, fresh: Path, size: int) -> None:
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(mode=0o700)
+    free = shutil.disk_usage(root).free
+    if free < size + SPARE_BYTES:
+        raise CannotStart(
+            f"no room for its checkpoints: {size / MEGA:.0f} MB, and {free / MEGA:.0f} MB are free",
+            Fault.MISSING,
+        )
+
+
+def _swap(place: Path, fresh: Path, stay: set[str], uid: int) -> None:
+    """The files that stay are in both folders, until the new one takes the place of the old one."""
+    made = [(folder, name) for folder, _, names in os.walk(fresh) for name in names]
+    for path in stay:
+        with contextlib.suppress(FileNotFoundError):  # it has just gone
+            folder, name = open_folder(place, path)
+            try:
+                (fresh / path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                os.link(name, fresh / path, src_dir_fd=folder, follow_symlinks=False)
+            finally:
+                os.close(folder)
+    if uid:
+        made += [(folder, ".") for folder, _, _ in os.walk(fresh)]
+        for inside, name in made:
+            os.chown(os.path.join(inside, name), uid, uid, follow_symlinks=False)
+    old = _old(fresh)
+    shutil.rmtree(old, ignore_errors=True)
+    with contextlib.suppress(FileNotFoundError):
+        place.rename(old)
+    fresh.rename(place)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _restore(place: Path, fresh: Path) -> None:
+    """After an agent that was killed in `_swap`: its old folder counts if the new one does not."""
+    old = _old(fresh)
+    if not place.exists() and old.exists():
+        old.rename(place)
+    for left in (old, fresh):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def _old(fresh: Path) -> Path:
+    return fresh.with_name(f"{fresh.name}.old")

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from shoal.agent.processes import Processes
-from shoal.agent.sessions.running import attach, run
+from shoal.agent.sessions.beside import attach, run
 from shoal.agent.sessions.visit import Ports, Unheard, Visit
 from shoal.core.nodebook import NodeBook
 from shoal.model.job import MemberRef

@@ -19,7 +19,7 @@ from typing import Any
 from shoal.agent.faults import CannotStart
 from shoal.agent.processes import Processes
 from shoal.agent.sessions import beside
-from shoal.agent.sessions.running import SIGNALS, converse
+from shoal.agent.sessions.beside import SIGNALS, converse
 from shoal.agent.sessions.visit import Ports, Unheard, Visit
 from shoal.sessions.streams import PIECE_BYTES, Began, Ended, splice
 

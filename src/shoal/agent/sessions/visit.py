@@ -19,8 +19,7 @@ from shoal.link.meeting import DONE, KEY_HEADER, NotAdmitted, dial, ws_error
 from shoal.machine.files import LINK_FILE
 from shoal.machine.listening import Listener, listeners, sockets_of
 from shoal.model.session import SessionOrder
-from shoal.sessions.reliable import Broken
-from shoal.sessions.streams import Ended, Signal, Stream, Streams, Word
+from shoal.sessions.streams import Broken, Ended, Signal, Stream, Streams, Word
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection

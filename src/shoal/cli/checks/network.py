@@ -360,8 +360,7 @@ def plain(line: Iterable[Cell]) -> str:
 
 def save_here(path: str) -> None:
     """The GPUs of this machine."""
-    from shoal.plan.library import hardware
-    from shoal.plan.measured import toml
+    from shoal.plan.library import hardware, toml
     from shoal.probes.hardware import NotMeasurable, measure
 
     refuse_early(path)
@@ -374,7 +373,7 @@ def save_here(path: str) -> None:
 
 def save_network(view: FabricView, path: str) -> None:
     """The network between nodes, from the collectives of a tour."""
-    from shoal.plan.measured import fabric_toml
+    from shoal.plan.library import fabric_toml
 
     text = fabric_toml(view.collectives, view.usual_latency_us, time.strftime("%Y-%m-%d"))
     if not text:

@@ -46,7 +46,7 @@ def is_remote(text: str) -> bool:
 def send(client: Client, source: Path, target: str, spinner: Spinner, *, recursive: bool) -> Made:
     """A file or folder of this machine into a running job."""
     from shoal.cli.verbs.inside import target_of
-    from shoal.sessions.sending import send_file, send_folder, total_bytes
+    from shoal.sessions.session import send_file, send_folder, total_bytes
 
     found = _REMOTE.fullmatch(target)
     assert found is not None

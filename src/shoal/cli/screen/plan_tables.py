@@ -12,8 +12,8 @@ from shoal.model.durations import duration_text
 from shoal.plan.inverse import Inverse
 from shoal.plan.money import Rates
 from shoal.plan.report import Plan, Point
+from shoal.plan.search import count_text, many
 from shoal.plan.serving import Choice, Serving
-from shoal.plan.words import count_text, many
 from shoal.sim.replay.sizing import Answer, Goal, Size
 
 BAR = 24

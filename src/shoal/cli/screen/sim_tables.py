@@ -5,6 +5,7 @@ from __future__ import annotations
 from shoal.cli.screen.show import Cell, Column, line, note, table
 from shoal.ledger.accounts import ABOUT
 from shoal.model.node import NodeSpec
+from shoal.sim.replay.attempts import Saved
 from shoal.sim.replay.metrics import (
     FIGURES,
     AsItWas,
@@ -15,7 +16,6 @@ from shoal.sim.replay.metrics import (
     cost_text,
     time_text,
 )
-from shoal.sim.replay.naps import Saved
 from shoal.sim.replay.traces import Trace, sums
 
 

@@ -41,9 +41,7 @@ class HostsFile:
         """Join all hosts to this cluster."""
         from shoal.control.home import node_url
         from shoal.forms.failure import Failure
-        from shoal.hosts import wheel
-        from shoal.hosts.bring import Task, bring
-        from shoal.hosts.ssh import RemoteError, Ssh
+        from shoal.hosts.bring import RemoteError, Ssh, Task, bring, build_wheel
 
         try:
             ssh = Ssh()
@@ -55,7 +53,7 @@ class HostsFile:
                 software = _software()
                 python = f"{sys.version_info.major}.{sys.version_info.minor}"
                 head = Head(self._home, node_url(config, self._home))
-                task = Task(head, software, python, wheel.build(software.shoal), lines.show)
+                task = Task(head, software, python, build_wheel(software.shoal), lines.show)
                 outcomes = bring(task, self._wanted, self._unwanted, ssh)
         finally:
             ssh.close()
@@ -87,7 +85,7 @@ class Head:
     """What a host must know of the cluster to join it."""
 
     def __init__(self, home: Home, url: str) -> None:
-        from shoal.cli.up.machine import join_token
+        from shoal.cli.up.hardware import join_token
 
         self.url = url
         self.token = join_token(home)
@@ -250,9 +248,9 @@ class HostsUpgrade:
         from shoal.control.upgrading import versions
         from shoal.database.formats import VERSION
         from shoal.forms.failure import Failure
-        from shoal.hosts import upgrade, wheel
+        from shoal.hosts import upgrade
+        from shoal.hosts.bring import RemoteError, Ssh, build_wheel
         from shoal.hosts.spec import Software
-        from shoal.hosts.ssh import RemoteError, Ssh
 
         head = versions(self._home)[0].version
         if head != VERSION and not check:
@@ -268,7 +266,7 @@ class HostsUpgrade:
                 looking = upgrade.Looking(cluster, python, lines.show)
                 if check:
                     return upgrade.look_at(looking, self._hosts, ssh)
-                task = upgrade.Task(looking, Software(VERSION), wheel.build(VERSION))
+                task = upgrade.Task(looking, Software(VERSION), build_wheel(VERSION))
                 return upgrade.upgrade(task, self._hosts, ssh, self._at_once)
         finally:
             ssh.close()

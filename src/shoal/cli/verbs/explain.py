@@ -7,8 +7,16 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shoal.cli.command import Argument, Option, flag, job_word, number, verb
-from shoal.cli.finding_flags import filter_of, finding_flags
+from shoal.cli.command import (
+    Argument,
+    Option,
+    filter_of,
+    finding_flags,
+    flag,
+    job_word,
+    number,
+    verb,
+)
 
 if TYPE_CHECKING:
     from shoal.calls.histories import EventsView, WhyView

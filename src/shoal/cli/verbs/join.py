@@ -12,7 +12,7 @@ from shoal.forms.failure import REFUSED, Failure
 
 if TYPE_CHECKING:
     from shoal.cli.boot import Systemd, Unit
-    from shoal.cli.up.machine import Described
+    from shoal.cli.up.hardware import Described
     from shoal.cli.up.membership import Notify
     from shoal.cli.verbs.up import Shape
     from shoal.control.home import Home
@@ -93,7 +93,7 @@ def join(
       shoal join head:7700 --token-file token --foreground --ends-in 3600
     """
     from shoal.cli.screen import show
-    from shoal.cli.up import machine, membership
+    from shoal.cli.up import hardware, membership
     from shoal.cli.verbs.up import Shape
     from shoal.control.home import Home
     from shoal.engines.linked.joining import at
@@ -103,8 +103,8 @@ def join(
         raise Failure("--ends-at: cannot be combined with --ends-in; give one of them", USAGE)
     place_, url = Home(home), at(head).url
     shape = Shape(None, gpus, gpu_model, gpu_memory, cpus, memory, None)
-    ip = machine.checked_ip(node_ip)
-    said = machine.Described(name, place, ip, label, taint, origin, order, spec)
+    ip = hardware.checked_ip(node_ip)
+    said = hardware.Described(name, place, ip, label, taint, origin, order, spec)
     already = None if foreground else _already(place_, url, name)
     said = said._replace(name=name or membership.name_before(place_, url))
     found = already
@@ -113,7 +113,7 @@ def join(
         with show.Spinner(quiet=json) as progress:
             progress(f"looking for the head at {url}")
             patience_s = PATIENCE_S if foreground else 0.0
-            token = machine.given_token(token_file)
+            token = hardware.given_token(token_file)
             found = _prepare(place_, url, token, shape, said, patience_s)
             folder = place_.node(found.id)
             _note_end(folder, end_s)
@@ -202,7 +202,7 @@ def _prepare(
     home: Home, url: str, token: str, shape: Shape, said: Described, patience_s: float
 ) -> NodeSpec:
     """With a token, this machine gets a key. Without one, it uses the key that it has."""
-    from shoal.cli.up.machine import TOKEN_VARIABLE, machine_spec
+    from shoal.cli.up.hardware import TOKEN_VARIABLE, machine_spec
     from shoal.engines.agentlink import write_spec
     from shoal.engines.linked.joining import ADVICE, at, head_of, prepare
     from shoal.forms.failure import USAGE, Failure

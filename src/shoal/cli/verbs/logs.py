@@ -5,8 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shoal.cli.command import Argument, Option, flag, job_word, number, verb
-from shoal.cli.finding_flags import filter_of, finding_flags, moment_ms
+from shoal.cli.command import (
+    Argument,
+    Option,
+    filter_of,
+    finding_flags,
+    flag,
+    job_word,
+    moment_ms,
+    number,
+    verb,
+)
 
 if TYPE_CHECKING:
     from shoal.cli.cluster import Retry

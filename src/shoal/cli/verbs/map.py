@@ -14,9 +14,8 @@ from shoal.forms.readers import Count
 if TYPE_CHECKING:
     from shoal.tasks.cluster import Cluster
     from shoal.tasks.errors import TaskFailed
-    from shoal.tasks.files import Counts, MapRequest, Watch
-    from shoal.tasks.journal import Journal
-    from shoal.tasks.progress import Progress
+    from shoal.tasks.files import Counts, Journal, MapRequest, Watch
+    from shoal.tasks.mapping import Progress
 
 TRACEBACKS_MAX = 10
 CLUSTER = "On the cluster"
@@ -140,9 +139,8 @@ def map(  # noqa: A001 - the verb's name
 
 def _mapped(request: MapRequest, json: bool) -> Counts:
     from shoal.cli.screen import show
-    from shoal.tasks.files import identify
-    from shoal.tasks.journal import Journal, JournalError
-    from shoal.tasks.progress import Progress
+    from shoal.tasks.files import Journal, JournalError, identify
+    from shoal.tasks.mapping import Progress
 
     identity = identify(request)
     try:

@@ -107,7 +107,7 @@ def notify(action: str, word: str | None, everyone: bool, json: bool, home: Path
 
 def _wish(text: str) -> str:
     """A URL on the command line is seen by other users of this machine; one may be read instead."""
-    from shoal.forms import notice_readers
+    from shoal.forms import readers
     from shoal.forms.failure import BadField
     from shoal.model.notice import wanted_of
 
@@ -116,7 +116,7 @@ def _wish(text: str) -> str:
     try:
         wanted_of(text)
     except (ValueError, BadField):
-        raise Failure(f"WORD: cannot be read; {notice_readers.WISH_FORMS}", USAGE) from None
+        raise Failure(f"WORD: cannot be read; {readers.WISH_FORMS}", USAGE) from None
     return text
 
 
@@ -134,9 +134,9 @@ def _test(client: Client, word: str, json: bool) -> None:
 
 def _settings(client: Client, file: str | None, json: bool) -> None:
     from shoal.cli.screen import show
-    from shoal.forms.notices import read
+    from shoal.forms.settings import read_notices
 
-    found = client.set_notice_settings(read(file)) if file else client.notice_settings()
+    found = client.set_notice_settings(read_notices(file)) if file else client.notice_settings()
     if json:
         show.as_json(found)
         return

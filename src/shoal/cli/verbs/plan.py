@@ -205,7 +205,7 @@ def plan(home: Path, json: bool, history: str | None, serve: bool, **words: str)
       shoal plan --serve --model llama3-70b --rate 20/s --ttft 500ms --tpot 50ms
       shoal plan --history --goal "p90 wait < 1h"
     """
-    from shoal.plan.impossible import Impossible
+    from shoal.plan.hardware import Impossible
 
     if history is not None and serve:
         raise Failure("--serve: cannot be combined with --history; give one of them", USAGE)
@@ -279,7 +279,7 @@ def _serve(words: dict[str, str], json: bool) -> None:
     from shoal.cli.screen import plan_tables, show
     from shoal.forms import plan as forms
     from shoal.plan import money, serving
-    from shoal.plan.queue import Goals, Load
+    from shoal.plan.serving import Goals, Load
 
     if not words["rate"]:
         raise Failure("--rate is missing: requests per second, e.g. --rate 20/s", USAGE)
@@ -338,7 +338,7 @@ def _model(words: dict[str, str]) -> Model:
 
 def _cluster(words: dict[str, str], nodes: int) -> Cluster:
     from shoal.forms.plan import hardware
-    from shoal.plan.impossible import Impossible
+    from shoal.plan.hardware import Impossible
 
     known = hardware(words["hardware"])
     try:

@@ -6,8 +6,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shoal.cli.command import Option, flag, job_word, number, verb
-from shoal.cli.finding_flags import filter_of, finding_flags
+from shoal.cli.command import Option, filter_of, finding_flags, flag, job_word, number, verb
 from shoal.forms.failure import USAGE, Failure
 
 if TYPE_CHECKING:

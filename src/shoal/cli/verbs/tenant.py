@@ -13,8 +13,8 @@ from shoal.forms.failure import REFUSED, USAGE, Failure
 if TYPE_CHECKING:
     from shoal.cli.screen.show import Cell
     from shoal.client import Client
-    from shoal.model.audit import AuditEntry
     from shoal.model.identity import Role
+    from shoal.model.people import AuditEntry
 
 
 # Whether each action takes a name.
@@ -347,7 +347,7 @@ def oidc(action: str, file: str | None, json: bool, home: Path) -> None:
     from shoal.cli import cluster
     from shoal.cli.screen import show
     from shoal.forms import units
-    from shoal.forms.oidc import read
+    from shoal.forms.settings import read
 
     if action not in ACTIONS:
         message = f"there is no 'shoal oidc {units.quoted(action)[1:-1]}'"

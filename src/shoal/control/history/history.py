@@ -17,7 +17,7 @@ from shoal.control.history.store import HistoryFile, Whole
 from shoal.control.loop import ControlLoop, Unreadable
 from shoal.core.state.heard import Touring, Watch
 from shoal.core.state.state import State
-from shoal.database.places import Place
+from shoal.database.sqlite import Place
 from shoal.model.fabric import Fabric
 from shoal.model.series import GpuSeries, JobSeries, NodeSample, NodeSeries, ServiceSeries
 from shoal.model.service import Service, ServiceLoad

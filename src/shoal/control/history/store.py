@@ -14,8 +14,7 @@ from pathlib import Path
 
 from shoal.control.shares import kept_shares
 from shoal.database.base import Cursor
-from shoal.database.places import Place, closed, renewable
-from shoal.database.sqlite import IN_MEMORY
+from shoal.database.sqlite import IN_MEMORY, Place, closed, renewable
 
 log = logging.getLogger("shoal.history")
 

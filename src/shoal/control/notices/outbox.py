@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from shoal.database.base import Cursor
-from shoal.database.places import Place, closed, opened
+from shoal.database.sqlite import Place, closed, opened
 from shoal.model.notice import Notice, ReceiverView, masked_receiver
 
 WAITING_MAX = 1_000  # of one receiver; the oldest make room

@@ -33,7 +33,7 @@ from shoal.core.state.events.base import JobEvent
 from shoal.core.state.events.identity import TenantRemoved
 from shoal.core.state.events.log import Event, Recorded
 from shoal.core.state.events.queue import JobSubmitted
-from shoal.database.places import set_aside
+from shoal.database.sqlite import set_aside
 from shoal.model.job import DEFAULT_TENANT, Job
 from shoal.model.notice import Notice, NoticeSettings, secret_of
 from shoal.model.report import Report

@@ -21,7 +21,7 @@ from shoal.control.store.events import EventStore
 from shoal.control.store.schema import Unreadable
 from shoal.core.state.events.log import Event
 from shoal.core.state.state import State
-from shoal.database.places import Place
+from shoal.database.sqlite import Place
 from shoal.model.report import Report
 from shoal.ports import StoreError
 

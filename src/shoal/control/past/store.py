@@ -10,7 +10,7 @@ import msgspec
 
 from shoal.control.past.bars import Bar, Book, Changed, JobMark, NodeMark, Span
 from shoal.database.base import Cursor, Row
-from shoal.database.places import Place, closed, renewable
+from shoal.database.sqlite import Place, closed, renewable
 
 log = logging.getLogger("shoal.past")
 

@@ -19,7 +19,7 @@ from shoal.model.ledger import AccountSum, LedgerView
 from shoal.model.node import NodeSpec
 from shoal.model.resources import Slice
 from shoal.model.supply import Supply
-from shoal.sim.replay.naps import SleepUse
+from shoal.sim.replay.attempts import SleepUse
 from shoal.sim.replay.traces import Arrival, TraceError
 
 # What ordered nodes were used for in a replay, and times as text.

@@ -47,11 +47,11 @@ from shoal.model.policy import Policy
 from shoal.model.reason import render
 from shoal.model.report import Answer, Ended, Refused, Submit, WakeJob
 from shoal.ports import Used
+from shoal.sim.replay.attempts import Naps
 from shoal.sim.replay.clusters import NEVER_MS, Conditions
 from shoal.sim.replay.gateway import Gateway, RecordedGateway
 from shoal.sim.replay.ledger import ReplayLedger
 from shoal.sim.replay.metrics import Levels, Outcome
-from shoal.sim.replay.naps import Naps
 from shoal.sim.replay.simulated import Attempt, Key, SimCluster, SimJob, SimNode
 from shoal.sim.replay.suppliers import SimSuppliers
 from shoal.sim.replay.traces import Arrival, Trace, TraceError

@@ -1,4 +1,4 @@
-"""The file that `shoal oidc set` reads."""
+"""Files of settings that people write: the sign-in by OpenID Connect, and notices."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import msgspec
 from shoal.forms import datafile
 from shoal.forms.datafile import check_names
 from shoal.forms.failure import BadField
-from shoal.model.oidc import GroupRule, OidcConfig, problem_with
+from shoal.model.notice import NoticeSettings
+from shoal.model.people import GroupRule, OidcConfig, problem_with
 from shoal.model.phrases import shortened
 
 NAMES = tuple(field.name for field in msgspec.structs.fields(OidcConfig))
@@ -39,3 +40,23 @@ def parse(text: str, ending: str) -> OidcConfig:
     if problem is not None:
         raise BadField("", problem)
     return config
+
+
+# The file that `shoal notify settings` reads.
+
+
+NOTICE_NAMES = tuple(field.name for field in msgspec.structs.fields(NoticeSettings))
+
+
+def read_notices(word: str) -> NoticeSettings:
+    return datafile.read_named(word, "file of settings", parse_notices)
+
+
+def parse_notices(text: str, ending: str) -> NoticeSettings:
+    """ValueError names the field and the fix."""
+    written = datafile.load(text, ending, "smtp: {host: mail.example.com, sender: me@example.com}")
+    datafile.check_names(written, NOTICE_NAMES, f"there are {', '.join(NOTICE_NAMES)}")
+    try:
+        return msgspec.convert(written, NoticeSettings)
+    except msgspec.ValidationError as error:
+        raise datafile.invalid(error) from None
