@@ -9,6 +9,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from shoal.core.state.events.log import Event
+from shoal.core.state.events.queue import JobReleased
+
 Made = TypeVar("Made")
 LONG = 40
 MOMENT_MS = 1_790_000_000_000
@@ -27,6 +30,8 @@ def long_name(name: str, length: int = LONG) -> str:
 
 
 def _value(kind: Any, name: str) -> Any:
+    if kind == Event:
+        kind = JobReleased  # any kind will do; this one has words of its own
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         return _value(next(part for part in parts if part is not type(None)), name)
