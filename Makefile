@@ -108,7 +108,7 @@ layers: setup
 # worker, which starts what its tests share once.
 WORKERS ?= 4
 unit: setup $(TRAINED) $(SYSTEM_READY)
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
 # A whole cluster is hurt for SOAK_MINUTES (30), by a schedule that SOAK_SEED decides. As root.
 soak: setup $(SYSTEM_READY)

@@ -185,6 +185,8 @@ def test_a_tenants_job_cannot_bind_a_port_that_is_not_its_own(live: Live) -> Non
     assert live.wait(job) == "succeeded", live.output(job)
     told = json.loads(live.output(job).splitlines()[-1])
     assert told.pop("first") == told.pop("last") == "Operation not permitted"
+    if told["torchrun"] == "Address already in use":
+        del told["torchrun"]  # by another program of this machine: the kernel let it try
     assert set(told.values()) == {"bound"}, told
 
 

@@ -256,11 +256,11 @@ def test_nothing_is_left_when_the_client_is_killed(tmp_path: Path) -> None:
     script.write_text(
         "import shoal, time\n"
         "from tests.tasks import functions\n"
-        "from shoal.tasks import warm\n"
+        "from shoal.tasks import pool\n"
         "list(shoal.map(functions.double, range(200), workers=2))\n"
         "results = shoal.map(time.sleep, [0, 3600, 3600], workers=2)\n"
         "next(results)\n"
-        "print(*warm._pool.processes(), flush=True)\n"
+        "print(*pool._pool.processes(), flush=True)\n"
         "next(results)\n"
     )
     command = [sys.executable, str(script)]

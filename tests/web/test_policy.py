@@ -99,7 +99,9 @@ def test_a_second_admin_in_between_is_not_overwritten(world: World, browser: Bro
     assert world.server.loop.policy == msgspec.structs.replace(theirs, reservations=5)
 
     # The one before can be looked at and edited from, as text.
-    second = page.locator("section[aria-label='Earlier policies'] tbody tr").nth(1)
+    earlier = page.locator("section[aria-label='Earlier policies'] tbody tr")
+    earlier.first.get_by_text("0 → 5").wait_for()
+    second = earlier.nth(1)
     second.get_by_role("button", name="Look at").click()
     page.get_by_label("An earlier policy as a file").get_by_text("hangs_max: 7").wait_for()
     second.get_by_role("button", name="Edit from this one").click()

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,14 +48,16 @@ def test_it_outlives_its_parent_and_has_a_session_of_its_own(tmp_path: Path, ord
 
 
 @pytest.fixture
-def ask(tmp_path: Path, order: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def ask(tmp_path: Path, order: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     """For a program that stands in for the starter. There is no Ray to ask about its node, and what
-    a holder does last, to end its process, would end the test's."""
+    a holder does last, to end its process, would end the test's: it has done that before the test
+    is over."""
+    gone = threading.Event()
     monkeypatch.setattr(holder, "gpu_ids", list)
     monkeypatch.setattr(holder, "node_labels", dict)
     monkeypatch.setattr(holder, "LOOK_S", 0.01)
     monkeypatch.setattr(holder, "READ_WITHIN_S", 0)
-    monkeypatch.setattr(os, "_exit", lambda _: None)
+    monkeypatch.setattr(os, "_exit", lambda _: gone.set())
     plan = {
         "cluster": "test",
         "order": order,
@@ -64,7 +67,8 @@ def ask(tmp_path: Path, order: str, monkeypatch: pytest.MonkeyPatch) -> dict[str
         "labels": {},
         "environment": {},
     }
-    return {"again": False, "plan": plan}
+    yield {"again": False, "plan": plan}
+    assert gone.wait(WAIT_S)
 
 
 def test_an_order_that_is_released_before_its_agent_starts_never_starts_it(
