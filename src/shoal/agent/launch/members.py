@@ -297,7 +297,8 @@ class Follower:
             threading.Thread(target=outward, args=pair, daemon=True)
             for pair in ((b"O", process.stdout), (b"E", process.stderr))
         ]
-        for thread in (*pumps, threading.Thread(target=inward, daemon=True)):
+        reader = threading.Thread(target=inward, daemon=True)
+        for thread in (*pumps, reader):
             thread.start()
         code = shell_code(process.wait())
         for thread in pumps:
@@ -305,6 +306,10 @@ class Follower:
         self._groups.discard(process.pid)
         with lock:
             send(link, b"X", str(code).encode())
+            link.shutdown(socket.SHUT_WR)
+        # The other end closes first: if we did while something of it is unread, the kernel would
+        # reset the connection, and the code could be lost.
+        reader.join(DRAIN_S)
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:

@@ -90,6 +90,7 @@ class Remote:
             while True:
                 kind, data = receive(link)
                 if kind == b"X":
+                    link.close()
                     return int(data)
                 out = sys.stdout if kind == b"O" else sys.stderr
                 out.buffer.write(self._marked(data))
