@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,12 @@ KEY = b"secret"
 
 
 @pytest.fixture
-def follower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Follower:
+def follower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Follower]:
     monkeypatch.setenv("SHOAL_LAUNCH_PLAN", str(tmp_path / "plan.json"))
-    return Follower(1, KEY, {"key": KEY.decode(), "hosts": {}, "own": "n1"})
+    made = Follower(1, KEY, {"key": KEY.decode(), "hosts": {}, "own": "n1"})
+    yield made
+    made._server.close()
+    gc.collect()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # pipes it leaves
