@@ -236,7 +236,12 @@ def jobs(env: dict[str, str], workdir: str) -> list[JobSpec]:
 
 
 def service(env: dict[str, str], workdir: str) -> ServiceSpec:
-    replica = JobSpec(command=(*_WORK, "serve"), gpus=1, env=env, workdir=workdir)
+    """A replica requests more than half of a node's memory, so that no node has two: the one that
+    is killed must not take the whole service along."""
+    more_than_half = nodes()[0].memory_mb // 2 + 1
+    replica = JobSpec(
+        command=(*_WORK, "serve"), gpus=1, memory_mb=more_than_half, env=env, workdir=workdir
+    )
     scale = Scale(least=2, most=3, target=4)
     return ServiceSpec(name="chat", replica=replica, scale=scale, probe=Probe(path="/health"))
 
