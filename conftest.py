@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from harness import packages
+from harness.forked import fork_heads
 from harness.postgres import Postgres, postgres
 from tests.needs import need
 from tests.skips import is_expected, must_run_everything
@@ -27,9 +28,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Tests start hundreds of interpreters. Without bytecode each would compile the house again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-
-# DeepSpeed compiles a part of itself when it is first used: `make long` does that while it sets up.
-os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix) / "torch_extensions"))
 
 
 def _see_this_checkout() -> None:
@@ -46,12 +44,14 @@ def _see_this_checkout() -> None:
         beside = Path(tempfile.mkdtemp(prefix="shoal-entry-points-"))
         atexit.register(shutil.rmtree, beside, ignore_errors=True)
         packages.describe({**project, "name": "shoal-checkout", "entry-points": missing}, beside)
+        beside.chmod(0o755)  # also for processes of other users
         sys.path.append(str(beside))
         given = os.environ.get("PYTHONPATH")
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (given, str(beside))))
 
 
 _see_this_checkout()
+fork_heads()
 
 # The longest files run first, so that no worker is left alone with one at the end.
 LONGEST = (

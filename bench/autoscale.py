@@ -4,8 +4,10 @@
                               [--mooncake conversation_trace.jsonl.gz]
 
 Shoal's is the real `core/books/scale.py`. Beside it: fixed fleets sized for the mean and the
-peak (both know the trace beforehand), a plain threshold autoscaler (70 % utilisation, every 15 s,
-down only after 5 minutes). A replica takes 30 to 60 s to be ready, works on 8 requests at a time,
+peak (both know the trace beforehand), a plain threshold autoscaler (70 % utilization, every 15 s,
+down only after 5 minutes). "goal": target 8, and the goal that 99 % begin within 2 s, as a router
+would judge it; "goal, day": the same with the day that was learned from the three days before. A
+replica takes 30 to 60 s to be ready (or as --start says), works on 8 requests at a time,
 and needs for each 50 ms, its prompt at 8,000 tokens/s and its answer at 30 tokens/s. The last line
 is one JSON object {load: {scaler: {began_in_2s, slow, p99_wait_s, replica_hours}}}.
 """
@@ -15,7 +17,9 @@ from __future__ import annotations
 import argparse
 import random
 import sys
+from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -31,11 +35,16 @@ from bench.llm_load import (
     read_mooncake,
     work_over_time,
 )
+from shoal.control.history.day import Day
+from shoal.core.books.goals import DAY_MS, JUDGED_MS
 from shoal.core.books.scale import RecentWork, wish
 from shoal.model.service import Scale, ServiceLoad
+from shoal.model.tokens import Goals, TokenLoad
 
 CONCURRENCY = 8
+START_S = (30, 60)
 START_MS = (30_000, 60_000)
+DAYS_LEARNED = 3
 LOOK_MS = 1_000
 IN_TIME_MS = 2_000
 MOST = 500
@@ -59,10 +68,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(machine())
     found: dict[str, dict[str, Result]] = {}
     rows = []
-    for name, requests in loads.items():
+    start_ms = (arguments.start[0] * 1000, arguments.start[1] * 1000)
+    for name, (requests, before) in loads.items():
         found[name] = {}
-        for scaler_name, (scaler, first) in scalers(requests).items():
-            result = found[name][scaler_name] = play(requests, scaler, first)
+        for scaler_name, (scaler, first) in scalers(requests, before, start_ms).items():
+            result = found[name][scaler_name] = play(requests, scaler, first, start_ms)
             rows.append(
                 (
                     name,
@@ -78,19 +88,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def scalers(requests: Sequence[Request]) -> dict[str, tuple[Scaler, int]]:
-    """Each scaler with its initial number of replicas."""
+def scalers(
+    requests: Sequence[Request],
+    before: Sequence[Sequence[Request]] = (),
+    start_ms: tuple[int, int] = START_MS,
+) -> dict[str, tuple[Scaler, int]]:
+    """Each scaler with its initial number of replicas. `before`: the days before this one."""
     work = work_over_time(requests, LOOK_MS)
     mean = -(-sum(work) // len(work) // CONCURRENCY)
     peak = -(-max(work) // CONCURRENCY)
     begin = max(1, -(-max(work[:60]) // CONCURRENCY))
-    return {
+    found = {
         "fixed, for the mean": (fixed(mean), mean),
         "fixed, for the peak": (fixed(peak), peak),
         "threshold 70 %": (threshold(), begin),
-        "shoal, target 8": (shoal(8), begin),
-        "shoal, target 7": (shoal(7), begin),
+        "shoal, target 8": (shoal(8, start_ms), begin),
+        "shoal, target 7": (shoal(7, start_ms), begin),
+        "shoal, goal": (with_goal(start_ms), begin),
     }
+    if before:
+        usual = Day()
+        for number, day in enumerate(before):
+            for second, work_ in enumerate(work_over_time(day, LOOK_MS)[: DAY_MS // LOOK_MS]):
+                usual.add(number * DAY_MS + second * LOOK_MS, work_)
+        usual.add(len(before) * DAY_MS, 0)
+        found["shoal, goal, day"] = (with_goal(start_ms, usual.slots), begin)
+    return found
 
 
 def fixed(count: int) -> Scaler:
@@ -98,7 +121,7 @@ def fixed(count: int) -> Scaler:
 
 
 def threshold(part: float = 0.7, every_ms: int = 15_000, down_ms: int = 300_000) -> Scaler:
-    """Enough replicas to bring the utilisation of all slots to `part`, with a tolerance of a tenth.
+    """Enough replicas to bring the utilization of all slots to `part`, with a tolerance of a tenth.
     Fewer only after `down_ms` without a higher proposal. It does not see the queue."""
     proposals: list[tuple[int, int]] = []
 
@@ -116,9 +139,9 @@ def threshold(part: float = 0.7, every_ms: int = 15_000, down_ms: int = 300_000)
     return scale
 
 
-def shoal(target: int) -> Scaler:
+def shoal(target: int, start: tuple[int, int] = START_MS) -> Scaler:
     scale, recent = Scale(least=1, most=MOST, target=target), RecentWork()
-    start_ms = sum(START_MS) // 2
+    start_ms = sum(start) // 2
 
     def ask(now_ms: int, fleet: Fleet, wanted: int) -> int:
         load = ServiceLoad(service="llm", in_flight=fleet.in_flight, queued=fleet.queued)
@@ -127,7 +150,35 @@ def shoal(target: int) -> Scaler:
     return ask
 
 
-def play(requests: Sequence[Request], scaler: Scaler, first: int) -> Result:
+def with_goal(start: tuple[int, int] = START_MS, day: tuple[int, ...] = ()) -> Scaler:
+    """As a service of route cache: the router judges what began in the last 15 seconds."""
+    scale, recent = Scale(least=1, most=MOST, target=CONCURRENCY), RecentWork()
+    goals, start_ms = Goals(ttft_ms=IN_TIME_MS), sum(start) // 2
+    begun: deque[int] = deque(maxlen=JUDGED_MS // LOOK_MS)
+
+    def ask(now_ms: int, fleet: Fleet, wanted: int) -> int:
+        judged = fleet.waits_ms[begun[0] if begun else 0 :]
+        begun.append(len(fleet.waits_ms))
+        good = sum(wait <= IN_TIME_MS for wait in judged)
+        load = ServiceLoad(
+            service="llm",
+            in_flight=fleet.in_flight,
+            queued=fleet.queued,
+            ready=tuple(one.id for one in fleet.replicas.values() if not one.draining),
+            tokens=TokenLoad(judged=len(judged), good=good),
+            day=day,
+        )
+        return wish(recent, scale, load, wanted, start_ms, now_ms, goals).wanted
+
+    return ask
+
+
+def play(
+    requests: Sequence[Request],
+    scaler: Scaler,
+    first: int,
+    start_ms: tuple[int, int] = START_MS,
+) -> Result:
     """Runs until all requests are answered."""
     rng = random.Random("starts")
     fleet = Fleet(requests, CONCURRENCY)
@@ -151,7 +202,7 @@ def play(requests: Sequence[Request], scaler: Scaler, first: int) -> Result:
         for _ in range(wanted - len(open_) - len(starting)):
             number += 1
             begun_ms[f"r{number}"] = now_ms
-            starting[f"r{number}"] = now_ms + rng.randrange(*START_MS)
+            starting[f"r{number}"] = now_ms + rng.randrange(*start_ms)
         spare = len(open_) + len(starting) - wanted
         for name in list(starting)[::-1][: max(0, spare)]:
             del starting[name]
@@ -172,16 +223,20 @@ def play(requests: Sequence[Request], scaler: Scaler, first: int) -> Result:
     )
 
 
-def _loads(arguments: argparse.Namespace) -> dict[str, list[Request]]:
+def _loads(arguments: argparse.Namespace) -> dict[str, tuple[list[Request], list[list[Request]]]]:
+    """Each with the days before it, if they are known."""
     azure = read_azure(arguments.azure)
-    loads = {"azure conv, 1 h": azure, "azure conv x5": read_azure(arguments.azure, 5)}
+    loads: dict[str, tuple[list[Request], list[list[Request]]]]
+    loads = {"azure conv, 1 h": (azure, []), "azure conv x5": (read_azure(arguments.azure, 5), [])}
     if arguments.mooncake:
-        loads["mooncake, 1 h"] = read_mooncake(arguments.mooncake)
+        loads["mooncake, 1 h"] = read_mooncake(arguments.mooncake), []
     if arguments.servegen:
+        read = partial(read_day, arguments.servegen, azure, arguments.rps)
         for model in ("m-small", "deepseek-r1"):
-            day = read_day(arguments.servegen, azure, arguments.rps, model)
-            loads[f"servegen {model}, 1 day"] = day
-    return loads
+            loads[f"servegen {model}, 1 day"] = read(model), []
+        before = [read("m-small", day) for day in range(DAYS_LEARNED)]
+        loads["servegen m-small, 4th day"] = read("m-small", DAYS_LEARNED), before
+    return loads if not arguments.only else {arguments.only: loads[arguments.only]}
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -191,6 +246,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--azure", type=Path, required=True, help="azure-llm-2023: conv.csv.gz")
     parser.add_argument("--mooncake", type=Path, help="mooncake-fast25: its conversations")
     parser.add_argument("--servegen", type=Path, help="servegen: total_rates.csv.gz")
+    parser.add_argument("--start", type=int, nargs=2, default=START_S, metavar="SECONDS")
+    parser.add_argument("--only", help="one of the loads, by its name")
     parser.add_argument("--rps", type=float, default=4.0, help="mean of a servegen day (default 4)")
     return parser.parse_args(argv)
 

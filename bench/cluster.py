@@ -99,13 +99,13 @@ class Cluster:
     core that is its whole time, and on a busy one it leaves out what others took. `started`
     holds the specs of the jobs placed since somebody last emptied it."""
 
-    def __init__(self, nodes: int, *, labelled: bool = False) -> None:
-        """`labelled`: each node has 20 labels, one of which is its own."""
+    def __init__(self, nodes: int, *, labeled: bool = False) -> None:
+        """`labeled`: each node has 20 labels, one of which is its own."""
         self.state = State()
         self.now_ms = 1_000_000
         self.elapsed_ns = 0
         self.started: list[JobSpec] = []
-        specs = (_node(index, labelled=labelled) for index in range(nodes))
+        specs = (_node(index, labeled=labeled) for index in range(nodes))
         self.books = {spec.id: NodeBook(spec, incarnation=1) for spec in specs}
         self._envelopes = 0
         self.step(Report(nodes=tuple(book.report() for book in self.books.values())))
@@ -191,7 +191,7 @@ def _is_wide(members: int, gpus: int, cpus: int) -> bool:
     return members * gpus > GPUS_PER_NODE or members * cpus * 1000 > CPU_MILLI_PER_NODE
 
 
-def _node(index: int, *, labelled: bool) -> NodeSpec:
+def _node(index: int, *, labeled: bool) -> NodeSpec:
     labels = {f"feature-{number}": "true" for number in range(18)}
     labels |= {"host": f"h{index}", "zone": f"z{index % 4}"}
     return NodeSpec(
@@ -202,5 +202,5 @@ def _node(index: int, *, labelled: bool) -> NodeSpec:
         gpu_model="h100",
         place=f"b{index // 512}/r{index // 32}",
         address=f"10.{index >> 16}.{index >> 8 & 255}.{index & 255}",
-        labels=labels if labelled else {},
+        labels=labels if labeled else {},
     )

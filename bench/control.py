@@ -1,8 +1,9 @@
 """Measures the control plane on this machine, beside a real Slurm where there is one.
 
-python bench/control.py            everything (about two minutes)
+python bench/control.py            everything; it says first when it will have ended at the latest
 python bench/control.py --quick    a tenth of the jobs, no Slurm
-python -m bench.control --against COMMIT    the path of every job, in turns with a commit
+python -m bench.control --part large        one part, see MEASURES
+python -m bench.control --against COMMIT    the path of every job, in turns with a commit and peers
 """
 
 from __future__ import annotations
@@ -17,14 +18,16 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from harness.slurm import available
 
 from bench import control_arrays, control_tls, slurm, step_cost, turns
 from bench.figures import machine, percentile, ratio, spread, table
+from bench.parts import Part, run_all
 from shoal.client import Address, Client
 from shoal.control.home import ClusterConfig, Home
 from shoal.control.lifecycle import bring_up, take_down
@@ -40,36 +43,75 @@ KILLS = 5
 NOTHING = JobSpec(command=("true",), env={"PATH": os.environ.get("PATH", os.defpath)})
 
 
+PARTS = (
+    Part("cluster", "bench.control", ("--part", "cluster"), 60, 180),
+    Part("tls", "bench.control", ("--part", "tls"), 60, 90),
+    Part("arrays", "bench.control", ("--part", "arrays"), 60, 120),
+    Part("large", "bench.control", ("--part", "large"), 60, 180),
+    Part("steps", "bench.control", ("--part", "steps"), 0, 240),
+    Part("waiting", "bench.load", (), 0, 300),
+    Part("kubernetes' shapes", "bench.scheduler_perf", (), 0, 300),
+    Part("slurm", "bench.control", ("--part", "slurm"), 0, 240),
+    Part("hyperqueue", "bench.hq", (), 60, 60),
+)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--quick", action="store_true", help="a tenth of the jobs, no Slurm")
     parser.add_argument("--against", metavar="COMMIT", help="in turns with it, three rounds")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--part", choices=sorted(MEASURES), help="only this")
     given = parser.parse_args()
-    quick = given.quick
-    jobs = 100 if quick else 1000
-    if given.against:
-        figures = turns.compare(given.against, jobs, given.rounds)
-        print(msgspec.json.encode(figures).decode())
-        return
-    print(machine())
-    figures = {"help_ms": measure_help()}
+    if given.part:
+        figures = MEASURES[given.part](given.quick)
+    elif given.against:
+        figures = turns.compare(given.against, 100 if given.quick else 1000, given.rounds)
+    else:
+        print(machine())
+        figures = run_all(PARTS, quick=given.quick)
+        report(figures)
+    print(msgspec.json.encode(figures).decode())
+
+
+def measure_cluster(quick: bool) -> dict[str, Any]:
+    """The path of every job, and starts, on one cluster."""
+    figures: dict[str, Any] = {"help_ms": measure_help()}
     with private_cluster() as (home, up_s):
         figures["up_s"] = round(up_s, 2)
-        figures["submit_to_running_ms"] = measure_latency(
-            home, LATENCY_JOBS // (10 if quick else 1)
-        )
-        figures["isolation"] = measure_isolation(home, LATENCY_JOBS // (10 if quick else 1))
-        figures["jobs"] = measure_jobs(home, jobs)
+        latency_jobs = LATENCY_JOBS // (10 if quick else 1)
+        figures["submit_to_running_ms"] = measure_latency(home, latency_jobs)
+        figures["isolation"] = measure_isolation(home, latency_jobs)
+        figures["jobs"] = measure_jobs(home, 100 if quick else 1000)
         figures["controller_killed_to_answer_s"] = measure_controller_kills(home)
         figures["node_killed_to_noticed_ms"] = measure_node_kills(home)
-    figures["tls"] = control_tls.measure(quick)
-    figures["arrays"] = control_arrays.measure(*((1_000, 100) if quick else ()))
-    figures["step"] = {} if quick else step_cost.measure()
-    reason = "left out by --quick" if quick else available()
-    figures["slurm"] = slurm.measure(jobs) if reason is None else {"absent": reason}
-    report(figures)
-    print(msgspec.json.encode(figures).decode())
+    return figures
+
+
+def measure_large(quick: bool) -> dict[str, Any]:
+    nodes = 1_250 if quick else 12_500
+    return {"nodes": nodes, **turns.large(nodes)}
+
+
+def measure_steps(_quick: bool) -> dict[str, Any]:
+    return {"cases": msgspec.to_builtins(step_cost.measure_cases())}
+
+
+def measure_slurm(quick: bool) -> dict[str, Any]:
+    reason = available()
+    if reason is not None:
+        return {"absent": reason}
+    return slurm.measure(100, 5) if quick else slurm.measure()
+
+
+MEASURES: dict[str, Callable[[bool], dict[str, Any]]] = {
+    "cluster": measure_cluster,
+    "tls": control_tls.measure,
+    "arrays": lambda quick: dict(control_arrays.measure(*((1_000, 100) if quick else ()))),
+    "large": measure_large,
+    "steps": measure_steps,
+    "slurm": measure_slurm,
+}
 
 
 def measure_help() -> dict[str, float]:
@@ -89,15 +131,16 @@ def measure_help() -> dict[str, float]:
     return {"median": ours, "bare_python": bare, "ratio": ratio(ours, bare)}
 
 
+VIRTUAL = tuple(
+    NodeSpec(id=f"n{number}", gpus=8, cpu_milli=64_000, memory_mb=64_000) for number in range(1, 5)
+)
+
+
 @contextlib.contextmanager
-def private_cluster() -> Iterator[tuple[Home, float]]:
-    """Four virtual nodes, and the time until all of them were ready."""
+def private_cluster(nodes: tuple[NodeSpec, ...] = VIRTUAL) -> Iterator[tuple[Home, float]]:
+    """These nodes, or four virtual ones, and the time until all of them were ready."""
     path = Path(tempfile.mkdtemp(prefix="shoal-bench-"))
     home = Home(path)
-    nodes = tuple(
-        NodeSpec(id=f"n{number}", gpus=8, cpu_milli=64_000, memory_mb=64_000)
-        for number in range(1, 5)
-    )
     try:
         started = time.perf_counter()
         bring_up(home, ClusterConfig(nodes=nodes, port=0), lambda _: None)
@@ -207,62 +250,90 @@ def measure_node_kills(home: Home) -> float:
     return round(percentile(times, 50) * 1000, 1)
 
 
-def report(figures: dict[str, object]) -> None:
-    """The same figures as a table, with the important ratios."""
-    get = msgspec.convert
-    help_ms = get(figures["help_ms"], dict[str, float])
-    latency = get(figures["submit_to_running_ms"], dict[str, float])
-    jobs = get(figures["jobs"], dict[str, float])
-    tls = get(figures["tls"], dict[str, float])
-    isolation = get(figures["isolation"], dict[str, float])
-    arrays = get(figures["arrays"], dict[str, float])
-    rows: list[tuple[object, ...]] = [
-        ("shoal --help, median ms", help_ms["median"], f"{help_ms['ratio']} x bare python"),
-        ("shoal up to 4 ready nodes, s", figures["up_s"], ""),
-        ("submit to running p50 / p99, ms", f"{latency['p50']} / {latency['p99']}", ""),
-        (
-            "the same, isolated tenant's job, p50",
-            isolation.get("tenant_ms", "-"),
-            _apart(isolation),
-        ),
-        ("API submissions/s", jobs["submissions_per_s"], f"{SUBMITTERS} clients"),
-        (f"{jobs['count']:.0f} jobs of `true`, jobs/s", jobs["jobs_per_s"], _beside_slurm(figures)),
-        (
-            f"an array of {arrays['elements']:,.0f}, submitted in s",
-            arrays["array_s"],
-            f"{arrays['singles_s']} s singly",
-        ),
-        ("its memory, MB", arrays["array_mb"], f"{arrays['singles_mb']} MB singly"),
-        (
-            "short elements/s",
-            arrays["short_elements_per_s"],
-            f"{arrays['short_singles_per_s']} jobs/s singly",
-        ),
-        ("controller killed, answers again, s", figures["controller_killed_to_answer_s"], ""),
-        ("node killed, noticed, ms", figures["node_killed_to_noticed_ms"], ""),
-        ("shoal ps over TLS, median ms", tls["ps_tls_ms"], _more(tls)),
-    ]
+def report(figures: dict[str, dict[str, Any]]) -> None:
+    """The same figures as a table, with the important ratios. What is absent has no row."""
+    rows: list[tuple[object, ...]] = []
+    for name, rows_of in ROWS.items():
+        part = figures[name]
+        rows += [(f"{name}: {part['absent']}", "", "")] if "absent" in part else rows_of(figures)
     print(table(("control plane", "figure", "beside"), rows))
 
 
-def _apart(isolation: dict[str, float]) -> str:
-    if not isolation:
-        return "needs root"
-    return f"{isolation['more_ms']} ms more than the operator's, {isolation['operator_ms']}"
+def _rows_of_cluster(figures: dict[str, dict[str, Any]]) -> list[tuple[object, ...]]:
+    part = figures["cluster"]
+    help_ms, latency, jobs = part["help_ms"], part["submit_to_running_ms"], part["jobs"]
+    isolation = part["isolation"]
+    more = "needs root"
+    if isolation:
+        more = f"{isolation['more_ms']} ms more than the operator's, {isolation['operator_ms']}"
+    return [
+        ("shoal --help, median ms", help_ms["median"], f"{help_ms['ratio']} x bare python"),
+        ("shoal up to 4 ready nodes, s", part["up_s"], ""),
+        ("submit to running p50 / p99, ms", f"{latency['p50']} / {latency['p99']}", ""),
+        ("the same, isolated tenant's job, p50", isolation.get("tenant_ms", "-"), more),
+        ("API submissions/s", jobs["submissions_per_s"], f"{SUBMITTERS} clients"),
+        (
+            f"{jobs['count']:.0f} jobs of `true`, jobs/s",
+            jobs["jobs_per_s"],
+            ", ".join(_peers(figures, jobs["jobs_per_s"])),
+        ),
+        ("controller killed, answers again, s", part["controller_killed_to_answer_s"], ""),
+        ("node killed, noticed, ms", part["node_killed_to_noticed_ms"], ""),
+    ]
 
 
-def _more(tls: dict[str, float]) -> str:
-    return f"{tls['ps_more_ms']} ms more than the socket file, {tls['ps_ratio']} x"
+def _peers(figures: dict[str, dict[str, Any]], ours: float) -> Iterator[str]:
+    for name in ("slurm", "hyperqueue"):
+        if "jobs_per_s" in figures[name]:
+            theirs = figures[name]["jobs_per_s"]
+            yield f"{ratio(ours, theirs)} x {name} ({theirs}/s)"
 
 
-def _beside_slurm(figures: dict[str, object]) -> str:
-    beside = msgspec.convert(figures["slurm"], dict[str, object])
-    if "absent" in beside:
-        return f"no Slurm here: {beside['absent']}"
-    theirs = float(str(beside["jobs_per_s"]))
-    ours = msgspec.convert(figures["jobs"], dict[str, float])["jobs_per_s"]
-    figures["ratio_to_slurm"] = ratio(ours, theirs)
-    return f"{figures['ratio_to_slurm']} x Slurm ({theirs:.1f}/s)"
+def _rows_of_tls(figures: dict[str, dict[str, Any]]) -> list[tuple[object, ...]]:
+    tls = figures["tls"]
+    more = f"{tls['ps_more_ms']} ms more than the socket file, {tls['ps_ratio']} x"
+    return [("shoal ps over TLS, median ms", tls["ps_tls_ms"], more)]
+
+
+def _rows_of_arrays(figures: dict[str, dict[str, Any]]) -> list[tuple[object, ...]]:
+    arrays = figures["arrays"]
+    singly = f"{arrays['short_singles_per_s']} jobs/s singly"
+    submitted = f"an array of {arrays['elements']:,.0f}, submitted in s"
+    return [
+        (submitted, arrays["array_s"], f"{arrays['singles_s']} s singly"),
+        ("its memory, MB", arrays["array_mb"], f"{arrays['singles_mb']} MB singly"),
+        ("short elements/s", arrays["short_elements_per_s"], singly),
+    ]
+
+
+def _rows_of_large(figures: dict[str, dict[str, Any]]) -> list[tuple[object, ...]]:
+    large = figures["large"]
+    nodes = f"{large['nodes']:,} nodes"
+    return [
+        (f"{nodes}, one submission, ms of CPU", large["submission_ms"], ""),
+        (f"{nodes}, filled in s of CPU", large["fill_s"], ""),
+        (f"{nodes}, placements/s", large["placements_per_s"], f"p99 {large['placing_p99_ms']} ms"),
+    ]
+
+
+def _rows_as_they_are(name: str) -> Callable[[dict[str, dict[str, Any]]], Any]:
+    """Of a part that is a program of its own: its plain figures."""
+
+    def rows(figures: dict[str, dict[str, Any]]) -> list[tuple[object, ...]]:
+        plain = {key: of for key, of in figures[name].items() if isinstance(of, (int, float))}
+        return [(f"{name}: {key.replace('_', ' ')}", of, "") for key, of in plain.items()]
+
+    return rows
+
+
+ROWS: dict[str, Callable[[dict[str, dict[str, Any]]], list[tuple[object, ...]]]] = {
+    "cluster": _rows_of_cluster,
+    "tls": _rows_of_tls,
+    "arrays": _rows_of_arrays,
+    "large": _rows_of_large,
+    **{name: _rows_as_they_are(name) for name in ("waiting", "kubernetes' shapes")},
+    **{name: _rows_as_they_are(name) for name in ("slurm", "hyperqueue")},
+}
 
 
 if __name__ == "__main__":

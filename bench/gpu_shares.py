@@ -71,6 +71,7 @@ class Cluster:
     """A cluster on this machine. Without MPS, its agents do not find the daemon."""
 
     def __init__(self, *, mps: bool) -> None:
+        self.mps = mps
         self._home = tempfile.mkdtemp(prefix="shoal-bench-")
         self._env = dict(os.environ)
         self._bin = ""

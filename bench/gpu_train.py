@@ -7,6 +7,7 @@ milliseconds per step, tokens per second, and how long saves blocked the loop.
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import sys
 import time
@@ -26,6 +27,11 @@ def main() -> None:
 
     import shoal.train
 
+    if "WORLD_SIZE" not in os.environ:  # Shoal makes no group for a lone member, FSDP2 needs one
+        store = torch.distributed.HashStore()
+        torch.distributed.init_process_group(
+            "cpu:gloo,cuda:nccl", store=store, rank=0, world_size=1
+        )
     ctx = shoal.train.init(keep=2)
     mark("joined")
     torch.manual_seed(0)

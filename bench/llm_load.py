@@ -18,6 +18,7 @@ PREFILL_TOKENS_PER_S = 8_000
 DECODE_TOKENS_PER_S = 30
 OVERHEAD_MS = 50
 WINDOW_S = 600  # of the rates in servegen
+DAY_S = 86_400
 
 
 class LoadError(Exception):
@@ -58,18 +59,20 @@ def read_mooncake(path: Path) -> list[Request]:
     )
 
 
-def read_day(path: Path, lengths: Sequence[Request], mean_rps: float, model: str) -> list[Request]:
-    """The first day of a servegen model, scaled to `mean_rps`; arrivals within a window of ten
-    minutes are drawn (Poisson), lengths are drawn from another trace."""
+def read_day(
+    path: Path, lengths: Sequence[Request], mean_rps: float, model: str, day: int = 0
+) -> list[Request]:
+    """A day of a servegen model, the first or a later one, scaled to `mean_rps`; arrivals within a
+    window of ten minutes are drawn (Poisson), lengths are drawn from another trace."""
     rates = [
-        (int(row["t_s"]), float(row["rate_rps"]))
+        (int(row["t_s"]) - day * DAY_S, float(row["rate_rps"]))
         for row in _rows(path, ("model", "t_s", "rate_rps"))
-        if row["model"] == model and int(row["t_s"]) < 86_400
+        if row["model"] == model and 0 <= int(row["t_s"]) - day * DAY_S < DAY_S
     ]
     if not rates:
         raise LoadError(f"{path}: no rates of model {model!r}")
     factor = mean_rps / (sum(rate for _, rate in rates) / len(rates))
-    rng = random.Random("day")
+    rng = random.Random(f"day{day or ''}")
     found = []
     for start_s, rate in rates:
         at_s = start_s + rng.expovariate(rate * factor)

@@ -6,7 +6,7 @@ One head keeps them in SQLite; two keep them in a real PostgreSQL, and clients s
 are in a few processes of their own, with connections that stay open and no pause, unless `--rate`
 sets how many submissions they send in a second together. All jobs wait, because the only node is
 full. Then controllers are killed: measured is the time until the next submission is accepted.
-Goals: p99 of a submission < 250 ms, back in < 5 s. The last line is JSON.
+Goals: 2,000 submissions a second, p99 < 250 ms, 120 MB, back in < 2 s. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -24,16 +24,15 @@ from queue import Empty
 from urllib.parse import urlsplit
 
 import msgspec
-from harness.clusters import Head, one_head, two_heads
+from harness.clusters import Head, Measured, one_head, two_heads
 
 from bench.figures import machine, percentile, table
-from shoal.client import Client
 from shoal.model.job import JobSpec
 from shoal.model.views import Submission
 
 PROCESSES = 4
 KILLS = 5
-GOAL_P99_MS, GOAL_BACK_S = 250.0, 5.0
+GOAL_PER_S, GOAL_P99_MS, GOAL_MB, GOAL_BACK_S = 2_000, 250.0, 120.0, 2.0
 BUSY = (429, 503)
 WAITS = JobSpec(command=("true",), gpus=8, env={"PATH": os.environ.get("PATH", os.defpath)})
 
@@ -67,7 +66,7 @@ def main() -> int:
         after_mb = memory_mb(leader.controller())
         busy_s = cpu_s(leader.controller()) - before_s
         waiting = cluster.client.status().jobs.get("waiting", 0)
-        back_s = [recovery(cluster.leader(), cluster.client) for _ in range(KILLS)]
+        back = [recovery(cluster.leader(), cluster) for _ in range(KILLS)]
         kept = cluster.client.status().jobs.get("waiting", 0)
     figures = {
         "machine": machine(),
@@ -82,12 +81,16 @@ def main() -> int:
         "cpu_ms": round(busy_s / len(times_ns) * 1000, 3),
         "told_to_wait": refused,
         "memory_mb": [before_mb, after_mb],
-        "back_s": [round(one, 2) for one in back_s],
+        "back_s": [round(seconds, 2) for seconds, _ in back],
+        "back_cpu_s": [round(seconds, 2) for _, seconds in back],
         "waiting": waiting,
         "lost": asked.jobs + KILLS - kept,
         "goals": {
+            "per_s": len(times_ns) / seconds >= GOAL_PER_S,
             "p99": percentile(times_ns, 99) / 1e6 < GOAL_P99_MS,
-            "back": max(back_s) < GOAL_BACK_S,
+            "memory": after_mb < GOAL_MB,
+            "back": max(seconds for seconds, _ in back) < GOAL_BACK_S,
+            "back_cpu": max(seconds for _, seconds in back) < GOAL_BACK_S,
         },
     }
     print(table(["what", "figure"], [[name, value] for name, value in figures.items()]))
@@ -205,12 +208,13 @@ def cpu_s(pid: int) -> float:
     return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def recovery(leader: Head, client: Client) -> float:
-    """From the kill until the next submission is accepted."""
+def recovery(leader: Head, cluster: Measured) -> tuple[float, float]:
+    """From the kill until the next submission is accepted, and the processor time that the next
+    leader has used by then."""
     began = time.monotonic()
     os.kill(leader.controller(), signal.SIGKILL)
-    client.lent(patience_s=120).submit(WAITS)
-    return time.monotonic() - began
+    cluster.client.lent(patience_s=120).submit(WAITS)
+    return time.monotonic() - began, cpu_s(cluster.leader().controller())
 
 
 def profiled(pid: int) -> int:

@@ -23,7 +23,7 @@ import msgspec
 from bench.figures import machine, table
 from shoal.plan.hardware import Cluster
 from shoal.plan.layout import Layout, Stack
-from shoal.plan.library import catalogue, entry_name, hardware, toml
+from shoal.plan.library import catalog, entry_name, hardware, toml
 from shoal.plan.model import Model
 from shoal.plan.step import estimate
 from shoal.probes.hardware import measure
@@ -192,7 +192,7 @@ def predicted(row: Row, cluster: Cluster) -> tuple[float, float]:
 def report(folder: Path) -> None:
     from shoal.plan.hardware import Measured
 
-    known = catalogue(tomllib.loads((folder / "hardware.toml").read_text()), hardware())
+    known = catalog(tomllib.loads((folder / "hardware.toml").read_text()), hardware())
     gpu = msgspec.json.decode((folder / "gpu.json").read_bytes(), type=Measured)
     name = entry_name(gpu, known.accelerators)
     one = msgspec.structs.replace(known.node_for(name), gpus=1)

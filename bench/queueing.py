@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from bench.figures import table
-from bench.queueing_outcome import Outcome, Summary, summarise
+from bench.queueing_outcome import Outcome, Summary, summarize
 from bench.queueing_own import POLICIES as OWN_POLICIES
 from bench.queueing_own import simulate as own_rules
 from bench.queueing_policies import policies
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{arguments.trace.name}: {len(jobs)} jobs, {arguments.rules} rules")
     runs = _runs(arguments.rules, jobs, overheads)
     chosen = [name for name in runs if not arguments.policy or name in arguments.policy]
-    results = {name: summarise(runs[name]()) for name in chosen}
+    results = {name: summarize(runs[name]()) for name in chosen}
     print(table(HEADER, [_row(name, results, published) for name in results]))
     print(_json(results))
     return 0

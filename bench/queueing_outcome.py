@@ -30,7 +30,7 @@ class Summary(msgspec.Struct, frozen=True):
     preemptions: int
 
 
-def summarise(outcomes: Sequence[Outcome]) -> Summary:
+def summarize(outcomes: Sequence[Outcome]) -> Summary:
     return Summary(
         avg_jct_s=round(sum(outcome.jct_ms for outcome in outcomes) / len(outcomes) / 1000, 3),
         makespan_s=max(outcome.end_ms for outcome in outcomes) / 1000,

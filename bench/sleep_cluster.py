@@ -25,7 +25,7 @@ from shoal.model.views import JobView
 
 ROOT = Path(__file__).parent.parent
 WORK = Path(__file__).parent / "sleep_work.py"
-WAIT_S = 45.0
+WAIT_S = 120.0  # two turns, and what falling asleep and waking may take
 POLL_S = 0.02
 # A job may be interrupted at once, and sleeps whatever its restart would cost.
 POLICY = Policy(run_ms_min=0, entry_penalty_ms=0)

@@ -9,10 +9,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
 import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -60,6 +62,7 @@ def main() -> None:
                 tell(found, f"{gb} GB", lambda: moved(process.pid, steps))
                 if gb == asked.gb.split(",")[0]:
                     tell(found, "full GPU", lambda: woken_when_full(driver, process.pid, steps))
+    tell(found, "bounds", lambda: bounds(8))
     tell(found, "busy", lambda: busy(driver))
     tell(found, "no CUDA", lambda: no_cuda(driver))
     tell(found, "own memory", lambda: {"mb": driver.memory_mb().get(os.getpid(), {})})
@@ -84,6 +87,8 @@ def training(folder: Path, mb: int) -> Iterator[tuple[subprocess.Popen[bytes], P
         until(lambda: count(marks) > 10)
         yield process, marks
     finally:
+        with contextlib.suppress(Exception):  # a process that was restored is not killed on its GPU
+            asyncio.run(Cuda().leave(One(process.pid)))
         process.kill()
         process.wait()
 
@@ -107,6 +112,103 @@ def moved(pid: int, marks: Path) -> dict[str, Any]:
         "in_gb_s": round(mb / 1000 / in_s, 2),
         "grown_rss_mb": more,
     }
+
+
+def bounds(gb: int, *, host: bool = True) -> dict[str, Any]:
+    """Rates out and in, and what may bound them: a thread of the process that is never idle; with
+    `host`, also new pages of the host, pages that are pinned for the GPU, and the bus."""
+    with tempfile.TemporaryDirectory() as folder, training(Path(folder), gb * 1000) as made:
+        process, marks = made
+        sleeping, one = Cuda(), One(process.pid)
+        own, began = os.times(), time.monotonic()
+        with watched(process.pid) as spent:
+            mb = asyncio.run(sleeping.sleep(one))
+            out_s = time.monotonic() - began
+        own_after = os.times()
+        user_s, kernel_s = max(spent.values(), key=sum)
+        steps, began = count(marks), time.monotonic()
+        asyncio.run(sleeping.wake(one, {}))
+        in_s = time.monotonic() - began
+        until(lambda: count(marks) > steps + 2)
+    measured: dict[str, float] = {}
+    if host:
+        measured = json.loads(subprocess.check_output([sys.executable, "-c", HOST], text=True))
+    found = {
+        "out_gb_s": round(mb / 1000 / out_s, 2),
+        "in_gb_s": round(mb / 1000 / in_s, 2),
+        "out_s": round(out_s, 2),
+        "its busiest thread, s": round(user_s + kernel_s, 2),
+        "of that in the kernel, s": round(kernel_s, 2),
+        "its other threads, s": round(sum(map(sum, spent.values())) - user_s - kernel_s, 2),
+        "the agent, s": round(own_after.user + own_after.system - own.user - own.system, 2),
+        **measured,
+    }
+    return found | {"bounds": list(found)[2:]}
+
+
+# What this host does of the same in one thread, in GB/s.
+HOST = """
+import ctypes, json, time, mmap
+import torch
+size = 4 << 30
+found = {}
+def rate(name, call):
+    began = time.monotonic()
+    kept = call()
+    found[name] = round(size / 1e9 / (time.monotonic() - began), 2)
+    return kept
+pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+place = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+rate("new pages written, GB/s", lambda: ctypes.memset(place, 1, size))
+rate("the same again, GB/s", lambda: ctypes.memset(place, 2, size))
+there = torch.ones(size, dtype=torch.uint8, device="cuda")
+torch.cuda.synchronize()
+def pin():
+    return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+pinned = rate("pinned memory made, GB/s", pin)
+def copy(to):
+    to.copy_(there)
+    torch.cuda.synchronize()
+rate("GPU to pinned memory, GB/s", lambda: copy(pinned))
+plain = torch.empty(size, dtype=torch.uint8)
+rate("GPU to new pages, GB/s", lambda: copy(plain))
+rate("GPU to used pages, GB/s", lambda: copy(plain))
+print(json.dumps(found))
+"""
+
+
+@contextlib.contextmanager
+def watched(pid: int) -> Iterator[dict[int, tuple[float, float]]]:
+    """What each thread of the process spends meanwhile, also one that ends before this does."""
+    before, spent = threads(pid), dict[int, tuple[float, float]]()
+    over = threading.Event()
+
+    def look() -> None:
+        while True:
+            for tid, (user, kernel) in threads(pid).items():
+                then = before.get(tid, (0.0, 0.0))
+                spent[tid] = (user - then[0], kernel - then[1])
+            if over.wait(0.05):
+                return
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        yield spent
+    finally:
+        over.set()
+        looking.join()
+
+
+def threads(pid: int) -> dict[int, tuple[float, float]]:
+    """By thread, seconds of the processor in the program and in the kernel."""
+    found = {}
+    for file in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(OSError):
+            fields = file.read_text().rpartition(")")[2].split()
+            user, kernel = (int(field) / os.sysconf("SC_CLK_TCK") for field in fields[11:13])
+            found[int(file.parent.name)] = (user, kernel)
+    return found
 
 
 def woken_when_full(driver: Nvidia, pid: int, marks: Path) -> dict[str, Any]:

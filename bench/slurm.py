@@ -35,18 +35,12 @@ class Burst(msgspec.Struct, frozen=True):
     submissions_per_s: float
 
 
-def measure(jobs: int = JOBS) -> dict[str, object]:
+def measure(jobs: int = JOBS, latencies: int = LATENCY_REPEATS) -> dict[str, object]:
     """Jobs that run `true` on one node each, by every way to submit them; the best one counts."""
     with slurm(CONF) as cluster:
-        latency = measure_latency(cluster)
-        in_turn = _burst(cluster, jobs, _submit_in_turn)
-        together = _burst(cluster, jobs, _submit_together)
-        array = _burst(cluster, jobs, _submit_array)
-    bursts = {
-        "sbatch, one after the other": in_turn,
-        f"sbatch, {SUBMITTERS} submitters": together,
-        "sbatch, one job array": array,
-    }
+        latency = measure_latency(cluster, latencies)
+        bursts = {name: _burst(cluster, jobs, submit) for name, submit in WAYS.items()}
+    in_turn, together, _ = bursts.values()
     best = max(bursts, key=lambda name: bursts[name].jobs_per_s)
     return {
         "machine": machine(),
@@ -61,11 +55,11 @@ def measure(jobs: int = JOBS) -> dict[str, object]:
     }
 
 
-def measure_latency(cluster: Slurm) -> dict[str, float]:
+def measure_latency(cluster: Slurm, repeats: int) -> dict[str, float]:
     """The time from calling sbatch to the job's first line, and `srun true` from start to end."""
     to_running, srun = [], []
     mark = cluster.root / "started"
-    for _ in range(LATENCY_REPEATS):
+    for _ in range(repeats):
         mark.unlink(missing_ok=True)
         before_s = time.time()
         cluster.sbatch(script=f"date +%s.%N > {mark}.new && mv {mark}.new {mark}")
@@ -84,6 +78,7 @@ def measure_latency(cluster: Slurm) -> dict[str, float]:
 
 
 def _burst(cluster: Slurm, jobs: int, submit: Callable[[Slurm, int], None]) -> Burst:
+    cluster.wait("an empty queue", cluster.idle, DONE_TIMEOUT_S)  # of what was before
     completed = cluster.completed()
     start_s = time.monotonic()
     submit(cluster, jobs)
@@ -109,6 +104,13 @@ def _submit_together(cluster: Slurm, jobs: int) -> None:
 
 def _submit_array(cluster: Slurm, jobs: int) -> None:
     cluster.sbatch(f"--array=1-{jobs}")
+
+
+WAYS: dict[str, Callable[[Slurm, int], None]] = {
+    "sbatch, one after the other": _submit_in_turn,
+    f"sbatch, {SUBMITTERS} submitters": _submit_together,
+    "sbatch, one job array": _submit_array,
+}
 
 
 def main() -> None:

@@ -97,7 +97,7 @@ def measure_growth() -> dict[str, dict[str, float]]:
         "labels": compare(
             {
                 "none": base,
-                "20 on each node": full_cluster(NODES, QUEUED, labelled=True),
+                "20 on each node": full_cluster(NODES, QUEUED, labeled=True),
                 "and jobs that ask for a zone": asking(JobSpec(where=("zone=z1",), **ASKS)),
                 "and jobs spread over zones": asking(JobSpec(spread="zone", **ASKS)),
             }
@@ -129,16 +129,16 @@ def ending(in_ms: int, every: int) -> Cluster:
 
 def asking(spec: JobSpec) -> Cluster:
     """A full cluster of nodes with labels, where jobs that ask about them wait, too."""
-    cluster = full_cluster(NODES, QUEUED, labelled=True)
+    cluster = full_cluster(NODES, QUEUED, labeled=True)
     assert cluster.submit([spec] * 100) == 0
     return cluster
 
 
 def full_cluster(
-    nodes: int, queued: int, mix: Mix | None = None, *, labelled: bool = False
+    nodes: int, queued: int, mix: Mix | None = None, *, labeled: bool = False
 ) -> Cluster:
     """A cluster with no room for any job of the mix, and `queued` such jobs waiting."""
-    cluster = Cluster(nodes, labelled=labelled)
+    cluster = Cluster(nodes, labeled=labeled)
     cluster.fill(Mix(SEED))
     placed = cluster.submit((mix or Mix(SEED + 1)).specs(queued))
     assert placed == 0, f"{placed} of the jobs meant to wait found room"

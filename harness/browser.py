@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, BrowserContext, Page
+    from playwright.sync_api import Browser, BrowserContext, CDPSession, Page
 
 WAIT_MS = 60_000
+SHOWN = "main[data-view]{}:not([data-state=loading])"
 FLAGS = (
     "--no-sandbox",
     "--disable-gpu",
@@ -55,6 +56,39 @@ def _path() -> str:
 GONE = re.compile(r"/v1/services/[^/']+/series")
 
 
+AN_HOUR = 14_400  # changes, at four a second
+# Changes as the stream brings them: of 40 jobs, some end and others take their place. The view gets
+# to draw between them.
+CHURN = """async ([from, count]) => {
+    const { take, cluster } = await import("/web/live.js");
+    const status = { ...cluster.status };
+    const job = (number, more) => ({ id: `j${number}`, name: `churn-${number % 7}`,
+        tenant: "default", gpus: 1, members: 1, size: 1, attempt: 1,
+        submitted_ms: status.now_ms, running_ms: status.now_ms,
+        step: number, steps: 1_000_000, step_us: 1000, loss: 1 / (1 + number), ...more });
+    for (let turn = from; turn < from + count; turn += 1) {
+        const number = 100_000 + turn;
+        take({ status: { ...status, last_seq: turn, now_ms: status.now_ms + turn },
+            jobs: [job(number, { state: "running" }),
+                job(number - 20, { state: "running", step: turn })],
+            ended: [job(number - 40, { state: "succeeded", why: `churned ${turn}`,
+                finished_ms: status.now_ms + turn })],
+            nodes: [{ ...cluster.nodes.get("n1"), held: [[`j${number}`, 0, [turn % 4], 1000]] }],
+        }, false);
+        if (turn % 25 === 0) await new Promise(requestAnimationFrame);
+    }
+}"""
+
+
+def used(session: CDPSession) -> tuple[int, int]:
+    """Bytes and elements that are still reachable."""
+    session.send("HeapProfiler.collectGarbage")
+    session.send("HeapProfiler.collectGarbage")
+    told = session.send("Performance.getMetrics")["metrics"]
+    found = {one["name"]: one["value"] for one in told}
+    return int(found["JSHeapUsedSize"]), int(found["Nodes"])
+
+
 class Visit:
     """One browser window on one cluster."""
 
@@ -77,9 +111,14 @@ class Visit:
         self.page.fill("input[name=token]", self.token)
         self.page.get_by_role("button", name="Sign in").click()
         self.page.wait_for_selector(".link-state[data-state=live]")
-        self.page.wait_for_selector("main[data-view]")  # views are loaded when they are opened
+        self.page.wait_for_selector(SHOWN.format(""))  # views are loaded when they are opened
 
     def go(self, view: str) -> None:
+        self.begin(view)
+        self.page.wait_for_selector(SHOWN.format(f"[data-view={re.split('[/?]', view)[0]}]"))
+
+    def begin(self, view: str) -> None:
+        """Opens the view, and does not wait for what it shows."""
         self.page.evaluate("hash => { location.hash = hash }", f"#/{view}")
         self.page.wait_for_selector(f"main[data-view={re.split('[/?]', view)[0]}]")
 
@@ -90,7 +129,7 @@ class Visit:
             .reduce((sum, [, , gpus]) => sum + gpus.length, 0)]).filter(([, count]) => count))"""
         return dict(self.page.evaluate(script, job))
 
-    def colour(self, node: str, gpu: int) -> tuple[int, ...]:
+    def color(self, node: str, gpu: int) -> tuple[int, ...]:
         """What is painted in a corner of a GPU's cell, beside its words."""
         script = """([node, gpu]) => {
             const cell = shoalMap.cellAt(shoalMap.placeOf(node), gpu), ratio = devicePixelRatio;

@@ -15,7 +15,8 @@ import msgspec
 from shoal.calls.call import Needs, declared_in
 from shoal.calls.page import MachineCalls, PageCalls
 from shoal.calls.table import GROUPS, TABLE
-from shoal.cli.app import THEMES, shoal
+from shoal.cli.app import shoal
+from shoal.cli.first_page import THEMES
 from shoal.model.columns import COLUMNS, WIDTHS
 from shoal.sdk.asynchronous import NOT_CALLS, OWN
 from shoal.sdk.client import Client

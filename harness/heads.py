@@ -83,16 +83,26 @@ class Head:
 class Pair:
     """Two heads. The first reaches the database through a wire; the second has `env`."""
 
-    def __init__(self, root: Path, server: Postgres, env: dict[str, str], nodes: int) -> None:
+    def __init__(
+        self,
+        root: Path,
+        server: Postgres,
+        env: dict[str, str],
+        nodes: int,
+        shared: tuple[Path, ...],
+    ) -> None:
         self.server = server
         url = server.database("shoal")
         self.wire = Wire(server.port)
         self.first, self.second = Head(root / "a"), Head(root / "b", env)
-        options = ("--database", self.wire.url(url), "--shared", str(root / "shared"))
+        mine, others = (("--shared", str(path)) for path in shared or (root / "shared",) * 2)
+        options = ("--database", self.wire.url(url), *mine)
         self.first.shoal("up", "--port", "0", "--nodes", str(nodes), "--gpus", "8", *options)
         invitation = root / "head.json"
         invitation.write_text(self.first.shoal("heads", "invite"))
-        self.second.shoal("up", "--port", "0", "--head", str(invitation), "--database", url)
+        self.second.shoal(
+            "up", "--port", "0", "--head", str(invitation), "--database", url, *others
+        )
 
     @property
     def heads(self) -> tuple[Head, Head]:
@@ -131,12 +141,14 @@ class Pair:
 
 
 @contextmanager
-def pair(env: dict[str, str] | None = None, nodes: int = 1) -> Iterator[Pair]:
-    """Whatever happens, nothing of it stays."""
+def pair(
+    env: dict[str, str] | None = None, nodes: int = 1, shared: tuple[Path, ...] = ()
+) -> Iterator[Pair]:
+    """Whatever happens, nothing of it stays. `shared`: the shared folder as each head sees it."""
     root = Path(tempfile.mkdtemp(prefix="shoal-heads-"))
     try:
         with postgres() as server:
-            made = Pair(root, server, env or {}, nodes)
+            made = Pair(root, server, env or {}, nodes, shared)
             try:
                 yield made
             finally:

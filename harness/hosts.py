@@ -10,11 +10,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import itertools
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -33,6 +35,14 @@ CLONE_NEWNET = 0x40000000
 
 _counter = itertools.count(1)
 
+# A web server on a host: of this folder, at this port. It gives ranges, and needs aiohttp.
+SERVE = """
+import sys
+from aiohttp import web
+app = web.Application()
+app.router.add_static("/", sys.argv[1])
+web.run_app(app, port=int(sys.argv[2]), print=None)
+"""
 # Process 1 of a host: it takes care of orphans, and the host ends with it.
 INIT = """
 import os, sys, time
@@ -66,6 +76,19 @@ def missing() -> str:
         return f"no network namespace can be made here: {tried.stderr.strip()}"
     subprocess.run(["ip", "netns", "delete", name], check=True)
     return ""
+
+
+@contextlib.contextmanager
+def switched() -> Iterator[Net]:
+    """A switch to plug hosts into, and a folder for their files. Nothing of it stays."""
+    # Short, so that Ray keeps its sockets inside.
+    scratch = Path(tempfile.mkdtemp(prefix="sn-"))
+    made = Net(scratch)
+    try:
+        yield made
+    finally:
+        made.close()
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 class Net:
@@ -275,6 +298,12 @@ class Host:
             "nsenter", f"--net=/run/netns/{self.namespace}", "iptables", "-nvxL"
         ).splitlines()
         return sum(int(line.split()[0]) for line in table if "DROP" in line and "statistic" in line)
+
+    def sent_bytes(self) -> int:
+        """That have left its card so far."""
+        words = ("ip", "-n", self.namespace, "-s", "-j", "link", "show", "eth0")
+        (link,) = json.loads(_output(*words))
+        return int(link["stats64"]["tx"]["bytes"])
 
     def held_up(self) -> int:
         """How often a packet had to wait for its turn on the slow link."""

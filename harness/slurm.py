@@ -174,6 +174,19 @@ class Slurm:
         for user in users:
             self.run("scancel", f"--user={user}")
 
+    def clear(self) -> None:
+        """Cancels until nothing is left. A lost message about a job's end is sent again by Slurm
+        after a minute."""
+
+        def emptied() -> bool:
+            try:
+                self.cancel_all()
+                return self.idle()
+            except RuntimeError:
+                return False  # it does not answer while it is busy
+
+        self.wait("an empty queue", emptied, timeout_s=150)
+
     def end_leftovers(self) -> None:
         """Job steps outlive their slurmd; the directory in their environment identifies them."""
         deadline_s = time.monotonic() + STOP_TIMEOUT_S

@@ -6,6 +6,8 @@ import random
 from collections import Counter
 from functools import partial
 
+import msgspec
+
 from shoal.model.job import JobSpec, Restart
 from shoal.model.report import Accepted, Answer, Cancel, Retry, Submit
 from shoal.model.sweep import IndexRange, Sweep
@@ -16,6 +18,7 @@ ARRAYS_PART = 0.4  # of the histories have such users
 ASK_AGAIN_MS = 1_500
 PROGRAMS = ("works", "works", "works", "fails", "fails-once", "flaky", "flaky")
 ELEMENTS_MAX = 40
+HALVED_PART = 0.4  # of the arrays stop trials early
 
 
 class Arrays:
@@ -45,15 +48,22 @@ class Arrays:
         rng = self._rng
         first, step = rng.choice((0, 0, 5)), rng.choice((1, 1, 3))
         last = first + step * rng.randrange(rng.choice((3, ELEMENTS_MAX)))
+        sweep = Sweep(ranges=(IndexRange(first, last, step),), at_most=rng.choice((0, 0, 1, 3)))
+        command = (rng.choice(PROGRAMS), str(rng.choice((30, 300, 2_000))))
+        if rng.random() < HALVED_PART:
+            command = ("trains", str(rng.choice((2_000, 6_000))))
+            sweep = msgspec.structs.replace(
+                sweep, halve=rng.choice((2, 3)), rung=rng.choice((1, 4))
+            )
         return JobSpec(
-            command=(rng.choice(PROGRAMS), str(rng.choice((30, 300, 2_000)))),
+            command=command,
             cpu_milli=rng.choice((0, 500)),
             tenant=rng.choice(("default", "red", "blue")),
             restart=rng.choice(list(Restart)),
             retries=rng.choice((0, 0, 1)),
             backoff_ms=rng.choice((0, 200)),
             stop_grace_ms=100,
-            sweep=Sweep(ranges=(IndexRange(first, last, step),), at_most=rng.choice((0, 0, 1, 3))),
+            sweep=sweep,
         )
 
     def _submit(self, submit: Submit) -> None:

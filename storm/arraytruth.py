@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import math
+
 from shoal.core.state.events.arrays import (
     ArrayCancelled,
     ArrayFinished,
     ArrayRetried,
     ArraySubmitted,
+    TrialJudged,
 )
 from shoal.core.state.events.log import Event
 from shoal.core.state.events.queue import JobSubmitted
-from shoal.core.state.events.runs import JobFinished
+from shoal.core.state.events.runs import JobFinished, JobStopping
 from shoal.model.ids import array_of
 from shoal.model.job import JobSpec, Outcome
 from shoal.model.report import Cancel, Request, Retry
 from storm.lives import Untruth
+from storm.training import loss_of
+
+MANY_STEPS = 1 << 40
 
 
 class ArrayLife:
@@ -30,6 +36,9 @@ class ArrayLife:
         self.attempts = 0  # the most that an element that ended has had
         self.base = 0  # the same at the last retry
         self.over = False
+        self.sweep = spec.sweep
+        self.rungs: dict[int, dict[int, float | None]] = {}  # rung -> index -> value
+        self.halted: set[int] = set()
 
     @property
     def missed(self) -> set[int]:
@@ -71,6 +80,8 @@ class ArrayTruth:
                 life = self.known[event.job]
                 life.ended.update(dict.fromkeys(life.pending, Outcome.CANCELLED))
                 life.pending = set()
+            case TrialJudged():
+                self._judged(event)
             case ArrayRetried():
                 self._retried(event)
             case ArrayFinished():
@@ -92,6 +103,35 @@ class ArrayTruth:
         life.live.remove(index)
         life.ended[index] = event.outcome
         life.attempts = max(life.attempts, event.attempt)
+
+    def _judged(self, event: TrialJudged) -> None:
+        """Once at each rung, by what it reported, against those that were there before."""
+        life, index = self.known[array_of(event.job)], int(event.job.partition(".")[2])
+        there = life.rungs.setdefault(event.rung, {})
+        if index in there or (event.rung and index not in life.rungs[event.rung - 1]):
+            raise Untruth(f"{event.job} is judged twice at a rung, or has skipped one")
+        if event.step < event.at_step != life.sweep.rung * life.sweep.halve**event.rung:
+            raise Untruth(f"{event.job} is judged at step {event.step} for {event.at_step}")
+        early, late = loss_of(event.job, MANY_STEPS), loss_of(event.job, 0)
+        if (event.value is None) != math.isnan(late):
+            raise Untruth(f"{event.job} is judged by {event.value}, not {late}")
+        if event.value is not None and not early <= event.value <= late:
+            raise Untruth(f"{event.job} is judged by {event.value}, which it never reported")
+        there[index] = event.value
+        order = sorted(math.inf if one is None else one for one in there.values())
+        rank = 1 + order.index(math.inf if event.value is None else event.value)
+        kept = len(order) // life.sweep.halve
+        if (event.rank, event.count) != (rank, len(order)):
+            raise Untruth(f"{event.job} is {rank} of {len(order)}, not {event.rank}")
+        if event.goes_on != (not kept or rank <= kept):
+            raise Untruth(f"{event.job} is {rank} of {len(order)}: goes on is {event.goes_on}")
+        if not event.goes_on:
+            life.halted.add(index)
+
+    def must_be_halted(self, event: JobStopping) -> None:
+        life, index = self.known[array_of(event.job)], int(event.job.partition(".")[2])
+        if index not in life.halted:
+            raise Untruth(f"{event.job} is stopped early, but was not judged: {event.why}")
 
     def _retried(self, event: ArrayRetried) -> None:
         life = self.known[event.job]

@@ -57,6 +57,10 @@ class Budgets:
                 for tenant, spent in self._spent.items()
                 for period in BudgetPeriod
             ]
+            tokens = self._spent["red"] // GPU_US_PER_GPU_HOUR
+            day = BudgetPeriod.DAY
+            quota = Spending(tenant="red", period=day, gpu_us=0, key="k", limit=10, tokens=tokens)
+            spendings.append(quota)
             self._truth.reported(tuple(spendings))
             self._world.controller.spent(tuple(spendings))
 

@@ -10,11 +10,13 @@ import msgspec
 
 from shoal.core.invariants import Violation
 from shoal.core.scheduling.functions import FUNCTIONS
+from shoal.core.state import image
 from shoal.core.state.apply import replay
 from shoal.core.state.events.log import Event
 from shoal.core.state.load import restore
-from shoal.core.state.state import Snapshot, State
+from shoal.core.state.state import State
 from shoal.model.job import Job
+from shoal.model.lean import lean
 from shoal.model.report import Ended
 from shoal.ports import StoreError, Used
 from storm.witness import Witness
@@ -22,7 +24,6 @@ from storm.witness import Witness
 _encoder = msgspec.json.Encoder()
 _event_decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 _job_decoder = msgspec.json.Decoder(Job)
-_snapshot_decoder = msgspec.json.Decoder(Snapshot)
 
 
 class Fault(enum.StrEnum):
@@ -60,7 +61,7 @@ class Disk:
         fault = self.commit_faults.popleft() if self.commit_faults else None
         if fault is Fault.REFUSED:
             raise StoreError("the disk is full")
-        self.log += map(_encoder.encode, events)
+        self.log += [_encoder.encode(lean(event)) for event in events]
         for job in finished:
             again = self._arrays.pop(job.id, None)
             if job.elements is not None:
@@ -104,8 +105,8 @@ class Disk:
             raise StoreError("the file is locked")
         if self._snapshot is None:
             return self.load_from_start(), len(self.log)
-        position, image = self._snapshot
-        state = restore(_snapshot_decoder.decode(image), FUNCTIONS)
+        position, body = self._snapshot
+        state = restore(image.decoded(body), FUNCTIONS)
         return replay(state, map(_event_decoder.decode, self.log[position:])), len(self.log)
 
     def load_from_start(self) -> State:

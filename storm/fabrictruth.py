@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 
@@ -11,6 +12,7 @@ import msgspec
 from shoal.core.state.events.base import EventBase
 from shoal.core.state.events.cluster import PolicyChanged
 from shoal.core.state.events.nodes import FabricMeasured
+from shoal.core.state.events.runs import JobPlaced
 from shoal.model.node import NodeSpec
 from shoal.model.policy import Places, Policy
 from storm.lives import Untruth
@@ -18,6 +20,10 @@ from storm.lives import Untruth
 MEASURED_PART = 0.5  # of the policies go by measured places
 # Of fewer, a node with slow links may as well be a group of its own.
 NODES_TO_COMPARE = 4
+# What a placement says that it keeps off.
+OFF = re.compile(
+    r", off (?:the weak link between (?P<link>\S+ and [^\s;,]+)|(?P<suspects>.+), which)"
+)
 
 
 def with_places(rng: random.Random, policy: Policy) -> Policy:
@@ -63,6 +69,14 @@ class FabricTruth:
                 self._judge(event, ill, before)
             if event.id.startswith("t"):
                 self.usual = frozenset(() if ill is None or ill else event.nodes)
+        elif isinstance(event, JobPlaced) and (said := OFF.search(event.why)):
+            self.counts["a gang kept off what is in doubt"] += 1
+            used = {slice_.node for slice_ in event.slices}
+            suspects, link = said["suspects"], said["link"]
+            if used & set((suspects or "").split(", ")) or used >= set(
+                (link or "-").split(" and ")
+            ):
+                raise Untruth(f"{event.job} is on {sorted(used)} although {event.why}")
 
     def _ill(self, event: FabricMeasured) -> frozenset[str] | None:
         """Those that were ill during the whole tour; None: not the same ones, or not all links were

@@ -83,7 +83,7 @@ class BadNetwork(Network):
 class Faults:
     """Does harm as planned; `stop` ends it and mends what was broken.
 
-    Outages are drawn to be shorter or longer than the grace time, and about as long."""
+    Outages are drawn to be shorter or longer than the grace period, and about as long."""
 
     def __init__(
         self,
@@ -138,6 +138,16 @@ class Faults:
             long_ms = rng.randrange(SHORTEST_MS, until_ms)
             self._world.timeline.at(at_ms, partial(self._do, partial(self._set, node, what, True)))
             self._world.timeline.at(at_ms + long_ms, partial(self._set, node, what, False))
+
+    def plan_hangs(self, rng: random.Random, until_ms: int) -> None:
+        """A mount hangs for a while, on one node or on all."""
+        for _ in range(rng.randrange(1, 4)):
+            at_ms, long_ms = rng.randrange(until_ms), rng.randrange(SHORTEST_MS, until_ms)
+            nodes = list(self._whole)
+            for node in nodes if rng.random() < 0.3 else [rng.choice(nodes)]:
+                begin = partial(self._do, partial(self._set, node, "hung", True))
+                self._world.timeline.at(at_ms, begin)
+                self._world.timeline.at(at_ms + long_ms, partial(self._set, node, "hung", False))
 
     def plan_keepers(self, rng: random.Random, until_ms: int) -> None:
         """Keepers are killed while descendants of members live on."""
@@ -198,7 +208,7 @@ class Faults:
         self._stopped = True
         self._network.calm = True
         for machine in self._world.machines.values():
-            machine.broken = machine.sick = machine.bare = machine.hogged = False
+            machine.broken = machine.sick = machine.bare = machine.hogged = machine.hung = False
         self._world.timeline.after(SLOW_ON_MS, self._mend_slow)
         self._world.controller.crash_at = None
         self._world.disk.mend()

@@ -19,9 +19,11 @@ from shoal.model.health import Standing
 from shoal.model.job import JobSpec
 from shoal.model.node import JOINED, NodeHealth, NodeIntent, NodeSpec
 from shoal.model.policy import Policy, Tenant
+from shoal.model.tree import Tree, TreeGpu
 from storm.arrays import Arrays
 from storm.budgets import Budgets
 from storm.captruth import capped
+from storm.datasets import with_data
 from storm.ends import Ends
 from storm.fabrictruth import with_places
 from storm.faults import BadNetwork, Faults
@@ -63,6 +65,8 @@ class Size(msgspec.Struct, frozen=True, kw_only=True):
     sleep_part: float = 0.3  # of the histories have nodes that can put jobs to sleep
     keepers_part: float = 0.25  # ... have keepers that are killed while processes live on
     liars_part: float = 0.25  # ... have nodes that lie about members of others
+    data_part: float = 0.25  # ... have jobs whose nodes fetch data sets
+    hangs_part: float = 0.2  # ... have mounts that do not answer for a while
 
 
 class History(msgspec.Struct, frozen=True):
@@ -96,7 +100,7 @@ class Run:
         self.policy = capped(self._rng("caps"), _draw_policy(rng))
         self.policy = with_supply(self._rng("supply"), self.policy)
         self.policy = with_places(self._rng("places"), self.policy)
-        nodes = _draw_nodes(rng, size)
+        nodes = _with_trees(self._rng("trees"), _draw_nodes(rng, size))
         self.sleeps = self._rng("does it sleep").random() < size.sleep_part
         if self.sleeps:
             nodes = equipped(self._rng("beds"), nodes)
@@ -168,6 +172,8 @@ class Run:
             self.counts,
         )
         self.liars = Liars(self.world, self.truth.lives, nodes, self._rng("liars"), self.counts)
+        data = self._rng("data")
+        self.data = data if data.random() < self.size.data_part else None
         self.users.wish = self._wish
         self.users.wired = self.wiring.place
         self.people = People(self.world, self._rng("people"), self.counts)
@@ -197,6 +203,7 @@ class Run:
 
     def _wish(self, spec: JobSpec) -> JobSpec:
         spec = self.labels.wish(spec)
+        spec = with_data(self.data, spec) if self.data is not None else spec
         return self.sleepers.wish(spec) if self.sleeps else spec
 
     def _other_policy(self, now: Policy) -> Policy:
@@ -215,6 +222,8 @@ class Run:
         self.users.plan_leaving(self._rng("leaving"), size.storm_ms)
         self.faults.plan(rng.randrange(size.faults + 1), size.storm_ms)
         self.faults.plan_sickness(self._rng("sickness"), size.storm_ms)
+        if self._rng("does a mount hang").random() < size.hangs_part:
+            self.faults.plan_hangs(self._rng("hangs"), size.storm_ms)
         self.faults.plan_clock(self._rng("clock"), size.storm_ms)
         self.faults.plan_store(self._rng("store"), size.storm_ms)
         if self._rng("is a keeper killed").random() < size.keepers_part:
@@ -379,6 +388,24 @@ def _draw_nodes(rng: random.Random, size: Size) -> list[NodeSpec]:
         )
         for number in range(1, 1 + rng.randint(1, rng.choice((2, size.nodes))))
     ]
+
+
+def _with_trees(rng: random.Random, nodes: list[NodeSpec]) -> list[NodeSpec]:
+    """Some nodes say how their GPUs are joined, and some of these are wrong about how many there
+    are."""
+    found = []
+    for node in nodes:
+        gpus = tuple(
+            TreeGpu(
+                numa=rng.randint(-1, 1),
+                switches=tuple(rng.sample(range(3), rng.randint(0, 2))),
+                nvlink=rng.randint(-1, 1),
+            )
+            for _ in range(node.gpus if rng.random() < 0.9 else rng.randint(0, 9))
+        )
+        told = rng.random() < 0.5
+        found.append(msgspec.structs.replace(node, tree=Tree(gpus)) if told else node)
+    return found
 
 
 def _print_history(seed: int) -> None:

@@ -40,6 +40,7 @@ class JobTruth:
         self.left: set[int] = set()  # attempts that were stopped to leave a node in quarantine
         self.stopped_for_hang: set[int] = set()
         self.stopped_for_idleness: set[int] = set()
+        self.stopped_early: set[int] = set()  # as a trial that is worse than others
         self._bad: dict[int, tuple[int, int | None]] = {}  # attempt -> its first bad code, its step
         self._retries = 0
         self._losses = 0
@@ -225,7 +226,7 @@ class JobTruth:
         match event.outcome:
             case Outcome.SUCCEEDED:
                 just = all(life and life.how is End.OWN and life.code == 0 for life in lives)
-                just = just and bool(lives)
+                just = (just and bool(lives)) or event.attempt in self.stopped_early
             case Outcome.FAILED:
                 just = self._may_fail(event.attempt, policy)
             case Outcome.CANCELLED:

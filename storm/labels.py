@@ -92,7 +92,7 @@ class Labels:
 
 
 def area_of(node: NodeSpec, spec: JobSpec) -> str | None:
-    """What its members have in common on that node, as it is labelled in the calm; None: it may
+    """What its members have in common on that node, as it is labeled in the calm; None: it may
     not run there."""
     labels = {**node.labels, "node": node.id}
     for condition in spec.where:

@@ -23,6 +23,7 @@ from shoal.model.report import (
     Uses,
     Woke,
 )
+from storm import datasets
 from storm.lives import Lives
 from storm.world import World
 
@@ -97,7 +98,7 @@ class Liars:
             name: (*getattr(report, name), *(LIES[name](ref, rng) for ref in refs))
             for name in names
         }
-        return msgspec.structs.replace(report, **lies)
+        return msgspec.structs.replace(report, **lies, holdings=datasets.LIES)
 
     def _foreign(self, node: str) -> list[MemberRef]:
         """Of members that live elsewhere, and of those that live here with another number."""

@@ -6,14 +6,16 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from shoal.core.nodebook import STOPPED_BEFORE_START_CODE, NodeBook
+from shoal.model.blocks import Held
 from shoal.model.commands import Check, Dismiss, Envelope, Launch, Prepare, Sleep, Stop, Wake
 from shoal.model.fabric import Pair, Tour
 from shoal.model.health import CheckResult
 from shoal.model.job import Fault, MemberRef
 from shoal.model.node import NodeSpec
 from shoal.model.progress import Progress, spent_of
-from shoal.model.report import Idle, MemberExit, NodeReport, Still, Uses
+from shoal.model.report import Began, Hung, Idle, MemberExit, NodeReport, Still, Uses
 from shoal.model.storage import PHASES, READ_MBS, WRITE_MBS, Storage
+from storm.datasets import fetched
 from storm.naps import Naps, Nights, Sleepy
 from storm.timeline import Timeline
 from storm.training import Trainer, Training
@@ -23,6 +25,7 @@ KILLED_CODE = 137
 TERMINATED_CODE = 143
 CANNOT_START_CODE = 127
 IDLE_REPORT_MS = 300
+START_MS = 400  # of members with GPUs
 
 
 class Fate(NamedTuple):
@@ -87,9 +90,11 @@ class StormNode:
         self.exits: tuple[MemberExit, ...] = ()  # on its disk while it is off
         self.sick = False  # its disk is full: nothing can be started
         self.bare = False  # it has none of the programs that jobs want
+        self.hung = False  # a mount that every member needs does not answer
         self._hogged = False
         self.end: tuple[int, str] | None = None  # when it ends, as far as it knows, and why
         self._left: list[MemberRef] = []  # they outlive the node
+        self._holdings: tuple[Held, ...] = ()  # on its disk, whether it is on or off
         self._unshipped: dict[MemberRef, MemberExit] = {}  # their output is on the way
         self._nights = nights or Nights()
         self._naps = Naps(
@@ -191,6 +196,9 @@ class StormNode:
             end_ms, self.book.ends_why = self.end or (None, "")
             self.book.ends_in_ms = None if end_ms is None else max(0, end_ms - now_ms)
             self.book.uses = tuple(self._uses()) if self._nights.tells(self.spec.id) else ()
+            self.book.began = tuple(self._began(now_ms))
+            self.book.holdings = self._holdings
+            self.book.hangs = (Hung("/mnt", whole=True),) if self.hung else ()
             self._out(say(tuple(self._progress()), idle=tuple(self._idle(now_ms))))
 
     def _idle(self, now_ms: int) -> Iterator[Idle]:
@@ -201,6 +209,15 @@ class StormNode:
                 idle_ms = (process.clock.own_ms(now_ms) - process.started_ms) % rests_ms
                 if idle_ms >= IDLE_REPORT_MS:
                     yield Idle(ref, idle_ms)
+
+    def _began(self, now_ms: int) -> Iterator[Began]:
+        """Those with GPUs whose start-up is over."""
+        for ref, process in self.processes.items():
+            if (
+                process.launch.gpus
+                and process.clock.own_ms(now_ms) >= process.started_ms + START_MS
+            ):
+                yield Began(ref, START_MS, "gpu")
 
     def _uses(self) -> Iterator[Uses]:
         for ref, process in self.processes.items():
@@ -249,6 +266,8 @@ class StormNode:
 
     def _start(self, launch: Launch) -> None:
         fate = self._fates(launch)
+        if launch.volumes:
+            self._holdings = fetched(self._holdings, launch)
         if fate.getting_ms:
             assert self.book is not None
             self.book.gets(launch.ref, "brings its package")
@@ -281,9 +300,11 @@ class StormNode:
         return self._hogged and any(port % 2 for port in launch.ports)
 
     def _begin(self, launch: Launch, fate: Fate) -> None:
-        if self.sick or self.bare or self._is_robbed(launch):
+        if self.sick or self.bare or self.hung or self._is_robbed(launch):
             assert self.book is not None
             fault = Fault.START if self.sick else Fault.MISSING if self.bare else Fault.PORT
+            if self.hung and not (self.sick or self.bare):
+                fault = Fault.HANGS
             self._witness.could_not_start(launch.ref, fault)
             self.book.exited(launch.ref, CANNOT_START_CODE, "cannot start", fault=fault)
             return

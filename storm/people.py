@@ -9,16 +9,18 @@ from functools import partial
 
 import msgspec
 
-from shoal.model.identity import Role, Token, User
+from shoal.model.identity import ApiKey, Role, Token, User
 from shoal.model.report import (
     Accepted,
     AddTenant,
     Answer,
     EndSignIn,
     IdentityRequest,
+    RemoveApiKey,
     RemoveTenant,
     RemoveToken,
     RemoveUser,
+    SetApiKey,
     SetToken,
     SetUser,
 )
@@ -30,6 +32,7 @@ ADMINS_PART = 0.25  # of the histories have an admin
 TENANTS = ("red", "blue", "lab")
 CHANGES_MAX = 25
 ASK_AGAIN_MS = 1_500
+ACCEPTS_PART = 0.5  # of the changes of a team that has an open invite
 SIGNED_IN_MS = 7 * 86_400_000  # longer than a history
 
 
@@ -43,6 +46,8 @@ class Team(msgspec.Struct):
     role: Role | None = None
     known: bool = False  # the user exists, with that role or without any
     hash: str = ""  # of the token; empty: there is none
+    invite: bool = False  # it is an invite that nobody has accepted
+    key: str = ""  # the hash of its key for services
     out: str = ""  # the newest sign-in with the token that was ended; empty: there is none
 
 
@@ -83,6 +88,8 @@ class People:
                 known=user is not None,
                 role=user.roles.get(team.tenant) if user is not None else None,
                 hash=token.hash if token is not None else "",
+                invite=token is not None and token.invite,
+                key=key.hash if (key := identity.api_keys.get(f"key{team.token}")) else "",
                 out=team.out if identity.has_ended(team.token, team.out, SIGNED_IN_MS) else "",
             )
             if there != team:
@@ -121,16 +128,25 @@ class People:
         role = rng.choice((Role.VIEWER, Role.VIEWER, Role.MEMBER))
         token = Token(id=team.token, user=team.user, tenant=team.tenant, role=role, hash=secret)
         user = User(name=team.user, roles={team.tenant: rng.choice((Role.VIEWER, Role.MEMBER))})
+        until_ms = self._world.timeline.now_ms + SIGNED_IN_MS
+        invite = msgspec.structs.replace(token, invite=True, until_ms=until_ms)
+        if team.invite and rng.random() < ACCEPTS_PART:
+            return SetToken(token, rotate=True, accepts=team.hash)
+        key = ApiKey(id=f"key{team.token}", hash=secret, tenant=team.tenant, user=team.user)
+        heir = rng.choice(("", *(other.user for other in self._teams)))
         requests: tuple[tuple[IdentityRequest, int], ...] = (
             (AddTenant(team.tenant), 4),
             (SetUser(user, add=True), 4),
             (SetUser(user), 3),
             (SetToken(token), 6),
+            (SetToken(invite), 3),
             (SetToken(token, rotate=True), 2),
             (RemoveToken(team.token), 1),
-            (RemoveUser(team.user), 1),
+            (RemoveUser(team.user, end=bool(rng.getrandbits(1)), heir=heir), 1),
             (RemoveTenant(team.tenant), 1),
-            (EndSignIn(team.token, secret[:8], self._world.timeline.now_ms + SIGNED_IN_MS), 1),
+            (EndSignIn(team.token, secret[:8], until_ms), 1),
+            (SetApiKey(key), 2),
+            (RemoveApiKey(key.id), 1),
         )
         weights = [weight for _, weight in requests]
         return rng.choices([request for request, _ in requests], weights)[0]
@@ -144,17 +160,28 @@ def believe(team: Team, request: IdentityRequest, answer: Answer) -> None:
     exists = not isinstance(answer, Accepted) and "already" in answer.message
     match request:
         case AddTenant():
+            team.key = team.key if team.added else ""  # it was for what the operator had there
             team.added = done or exists
         case RemoveTenant() if gone:
+            team.key = "" if team.added else team.key
             team.added, team.role, team.hash, team.out = False, None, "", ""
+            team.invite = False
         case SetUser() if done or (exists and not team.known):
             team.known, team.role = True, request.user.roles[team.tenant]
         case RemoveUser() if gone:
+            team.key = "" if team.known else team.key
             team.known, team.role, team.hash, team.out = False, None, "", ""
+            team.invite = False
+        case SetToken() if request.accepts:  # nobody else does: if it was refused, it was done
+            team.hash, team.invite = request.token.hash, False
         case SetToken() if done or (exists and not team.hash):
-            team.hash = request.token.hash
+            team.hash, team.invite = request.token.hash, request.token.invite
         case RemoveToken() if gone:
-            team.hash = team.out = ""
+            team.hash, team.out, team.invite = "", "", False
+        case SetApiKey() if done or (exists and not team.key):
+            team.key = request.key.hash
+        case RemoveApiKey() if gone:
+            team.key = ""
         case EndSignIn() if team.hash:
             team.out = request.session
         case _:

@@ -17,14 +17,18 @@ from shoal.model.node import NodeSpec
 from shoal.model.policy import Policy
 from shoal.model.report import Accepted, Answer, Refused, SetService, StopService
 from shoal.model.service import (
+    DAY_SLOTS,
     Probe,
     ReplicaLoad,
     Rollout,
+    Route,
+    Routing,
     Scale,
     Service,
     ServiceLoad,
     ServiceSpec,
 )
+from shoal.model.tokens import Goals, TokenLoad
 from storm.faults import BadNetwork
 from storm.lives import Life, Lives
 from storm.world import World
@@ -135,7 +139,7 @@ class Services:
         rng = self._rng
         least = rng.choice((0, 1, 1, 2))
         gpu_milli = rng.choice((0, 100)) if self._has_gpus else 0
-        return ServiceSpec(
+        spec = ServiceSpec(
             name=name,
             replica=JobSpec(
                 command=self._draw_command(),
@@ -152,6 +156,21 @@ class Services:
             sleep_after_ms=rng.choice((0, 0, 1_000, 5_000)),
             **self._draw_rollout(),
         )
+        if spec.scale.target == 1:  # no more draws: worlds stay as their seeds made them
+            return spec
+        self._counts["service with goals"] += 1
+        route = Route(service=name, routing=Routing.CACHE)
+        return msgspec.structs.replace(spec, route=route, goals=Goals(ttft_ms=500, share_milli=900))
+
+    def _judge(self, service: Service, work: int) -> dict[str, Any]:
+        """What a router would see: a few bad seconds, and a day of which some parts are known."""
+        if not service.spec.goals:
+            return {}
+        now_ms = self._world.timeline.now_ms
+        bad = 0 if self._calm or now_ms // 4_000 % 3 else 10 * work
+        self._counts["look at missed goals"] += bool(bad)
+        day = tuple((now_ms // 1_000 + slot) % 7 * 1_000 - 1 for slot in range(DAY_SLOTS))
+        return {"tokens": TokenLoad(judged=20 * work, good=20 * work - bad), "day": day}
 
     def _suited(self, gpus: int) -> list[NodeSpec]:
         """The nodes that stay, with so many GPUs: a replica that fits nowhere is never ready."""
@@ -292,6 +311,7 @@ class Services:
                 for job_id in service.ready
                 if (times := self._unanswered.get((job_id, state.jobs[job_id].attempt), 0))
             },
+            **self._judge(service, work),
         )
         return load, {job_id: state.jobs[job_id].attempt for job_id in ready}
 

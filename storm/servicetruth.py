@@ -68,7 +68,7 @@ class ServiceTruth:
         before = seen.spec
         if event.back:
             if seen.proven.get(event.version) is None or event.version >= seen.version:
-                raise Untruth(f"{event.service} goes back to {event.version}, never seen ready")
+                raise Untruth(f"{event.service} rolls back to {event.version}, never seen ready")
             if seen.failed < TRIES_MAX or seen.version in seen.proven:
                 raise Untruth(f"{event.service} goes back after {seen.failed} failures")
         elif not any(isinstance(a, SetService) and a.spec == event.spec for a in self._asked):

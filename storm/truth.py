@@ -243,6 +243,9 @@ class Truth(Witness):
         if event.cause is StopCause.IDLE:
             lives = [self.lives.all.get(ref) for ref in job.refs(event.attempt)]
             job.must_be_idle(event, lives, self._policy.idle_reclaim_ms)
+        if event.cause is StopCause.HALVING:
+            self.arrays.must_be_halted(event)
+            job.stopped_early.add(event.attempt)
         self.budgets.stopping(event, job.spec)
         if job.spec.service and event.cause is StopCause.FAILURE:
             job.found_broken(event.attempt)

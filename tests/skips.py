@@ -9,6 +9,8 @@ from pathlib import Path
 # Test, or the beginning of its name: why it may be skipped there.
 BY_NAME = {
     "bench/tests/test_placement.py::test_when_demand_equals_capacity": "needs published traces",
+    "bench/tests/test_tokens.py::test_cache_halves": "needs published traces",
+    "bench/tests/test_tokens.py::test_the_published_order": "needs published traces",
     "bench/tests/test_sleep_traces.py::test_sleep_loses_less_work": "needs published traces",
     "tests/plan/test_serving.py::test_real_arrivals_have": "needs published traces",
     "tests/sim/test_replay.py::test_a_public_trace_is_replayed": "needs published traces",
@@ -28,7 +30,11 @@ BY_REASON = (
     "mount is not allowed here",
     "cannot mount a file system here",
     "no network namespace can be made here",
+    "no interface of WireGuard can be made here",
     "needs the repository's history",
+    "processes may not be traced here",
+    "dockerd cannot start here",
+    "this kernel has no NFS client",
 )
 
 
@@ -37,4 +43,5 @@ def must_run_everything() -> bool:
 
 
 def is_expected(test: str, reason: str) -> bool:
-    return test.startswith(tuple(BY_NAME)) or reason.startswith(BY_REASON)
+    real = "KUBECONFIG" in os.environ and "API server" in reason  # ours has faults that it has not
+    return real or test.startswith(tuple(BY_NAME)) or reason.startswith(BY_REASON)

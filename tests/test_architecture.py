@@ -35,6 +35,7 @@ PURE_IMPORTS = {
     "functools",
     "hashlib",
     "heapq",
+    "hmac",
     "itertools",
     "math",
     "msgspec",
@@ -42,6 +43,7 @@ PURE_IMPORTS = {
     "re",
     "shoal",
     "typing",
+    "weakref",  # equal specs are one object, for as long as a job has it
     "zlib",
 }
 

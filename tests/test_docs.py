@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from itertools import pairwise
 from pathlib import Path
 
 import click
 
-from shoal.cli.app import VERBS, shoal
+from shoal.cli.app import shoal
+from shoal.cli.first_page import VERBS
 
 ROOT = Path(__file__).parent.parent
 VARIABLE = re.compile(r"\bSHOAL_[A-Z0-9_]*[A-Z0-9]\b")
@@ -33,6 +35,26 @@ def test_links_between_pages_lead_somewhere() -> None:
         if "://" not in target and not (page.parent / target).exists()
     ]
     assert broken == []
+
+
+def test_every_promise_of_the_readme_has_a_test_that_exists() -> None:
+    """The lists of the first screen and of "What Shoal promises", and the page about them."""
+    text = (ROOT / "README.md").read_text()
+    first = text.partition("\nShoal is for")[0]
+    bold = text.partition("## What Shoal promises")[2].partition("\n## ")[0]
+    linked = re.findall(r"^- (.+?)\s+\(\[test\]\((\S+)\)\)$", first, re.MULTILINE | re.DOTALL)
+    promises = [re.sub(r"\s+", " ", promise) for promise, _ in linked]
+    assert len(promises) == len(re.findall("^- ", first, re.MULTILINE)) >= 6
+    promises += re.findall(r"^- \*\*(.+?)\*\*", bold, re.MULTILINE)
+    page = (ROOT / "docs" / "evidence.md").read_text()
+    rows = [row.strip("| ").split(" | ") for row in page.splitlines() if row.startswith("| ")]
+    tests = {cells[0]: re.findall(r"\[`(.+?)`\]\(\.\./(.+?)\)", cells[1]) for cells in rows}
+    assert [promise for promise in promises if not tests.get(promise)] == []
+    for promise, file in linked:
+        assert file in {path for _, path in tests[re.sub(r"\s+", " ", promise)]}, promise
+    for name, path in (test for row in tests.values() for test in row):
+        if name != Path(path).name:
+            assert f"def {name}(" in (ROOT / path).read_text(), f"{path} has no {name}"
 
 
 # -- commands ------------------------------------------------------------------------------
@@ -153,6 +175,7 @@ def test_the_index_names_every_page_once() -> None:
     named = sorted(link for link in links if not link.startswith(("..", "adr/")))
     docs = ROOT / "docs"
     pages = {*docs.glob("*.md"), *docs.glob("reference/*.md")} - {docs / "README.md"}
+    pages.add(docs / "gpu-results" / "README.md")  # which lists what is in that folder
     assert named == sorted(str(page.relative_to(docs)) for page in pages)
 
 
@@ -182,3 +205,39 @@ def test_the_glossary_gives_each_word_one_meaning() -> None:
     rows = re.findall(r"^\| ([^|]+) \| ", (ROOT / "docs" / "glossary.md").read_text(), re.M)
     words = [word.strip() for row in rows if row not in ("word", "---") for word in row.split(",")]
     assert sorted(words) == sorted(set(words))
+
+
+# Words that read as translated, and British spellings. People see these strings.
+BANNED = re.compile(
+    r"\b(in vain|meanwhile|anew|for ever|allotted|nobody's|whilst|there is such|it was so"
+    r"|has them so|is the most|as it was asked|wrong way round|falls asleep|done again"
+    r"|nobody answers|no unknown process|costs no retry|restart rule is|submit it so|all about it"
+    r"|\w*colour\w*|behaviours?|favour\w*|neighbour\w*|centred?|analys(e|ed|ing)|organis\w+"
+    r"|serialis\w+|labell\w+|catalogue|licence|travell\w+|grey|artefacts?)\b",
+    re.IGNORECASE,
+)
+
+
+def strings_of(path: Path) -> list[str]:
+    """What a module prints: its strings, and the help pages of verbs, without other docstrings."""
+    tree = ast.parse(path.read_text())
+    silent = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            shown = any("verb" in ast.unparse(one) for one in getattr(node, "decorator_list", ()))
+            first = node.body[0] if node.body else None
+            if isinstance(first, ast.Expr) and not shown:
+                silent.add(first.value)
+    texts = [one for one in ast.walk(tree) if isinstance(one, ast.Constant) and one not in silent]
+    return [one.value for one in texts if isinstance(one.value, str) and " " in one.value]
+
+
+def test_what_people_read_is_plain_american_english() -> None:
+    wrong = []
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        if BANNED.search(path.read_text()):
+            found = [match[0] for text in strings_of(path) for match in BANNED.finditer(text)]
+            wrong += [f"{path.relative_to(ROOT)}: {word}" for word in found]
+    for page in (ROOT / "README.md", ROOT / "docs/start.md", ROOT / "docs/page.md"):
+        wrong += [f"{page.name}: {match[0]}" for match in BANNED.finditer(page.read_text())]
+    assert wrong == []

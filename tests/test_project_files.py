@@ -20,7 +20,7 @@ LOCK = (ROOT / "requirements.lock").read_text()
 YAML_FILES = sorted([*(ROOT / ".github").rglob("*.yml"), ROOT / ".pre-commit-config.yaml"])
 
 
-def normalised(requirement: str) -> str:
+def normalized(requirement: str) -> str:
     """The name in a requirement, as packages are compared."""
     name = re.match(r"[A-Za-z0-9._-]+", requirement)
     assert name, requirement
@@ -71,11 +71,11 @@ def test_the_newest_changelog_entry_is_the_version_and_every_entry_has_a_date() 
 def test_the_lock_names_every_dependency_with_one_version_and_nothing_else() -> None:
     lines = [line for line in LOCK.splitlines() if not line.startswith("#")]
     assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.]+", line) for line in lines)
-    locked = [normalised(line) for line in lines]
+    locked = [normalized(line) for line in lines]
     assert len(locked) == len(set(locked))
     extras = PROJECT["optional-dependencies"]
     wanted = [*PROJECT["dependencies"], *(name for extra in extras.values() for name in extra)]
-    assert {normalised(name) for name in wanted} - set(locked) == set()
+    assert {normalized(name) for name in wanted} - set(locked) == set()
 
 
 def test_the_lock_keeps_to_the_constraints() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.autoscale import fixed, play, shoal, threshold
+from bench.autoscale import fixed, play, shoal, threshold, with_goal
 from bench.flex import play as play_day
 from bench.llm_load import Fleet, Request, service_ms, work_over_time
 from shoal.model.service import Scale
@@ -43,7 +43,7 @@ def test_a_fixed_fleet_costs_what_it_costs_and_the_others_follow_the_load() -> N
     peak = play(requests, fixed(10), 10)
     assert peak.began_in_2s == 1.0
     assert round(peak.replica_hours) == 20
-    for scaler in (shoal(7), threshold()):
+    for scaler in (shoal(7), threshold(), with_goal()):
         follows = play(requests, scaler, 1)
         assert follows.replica_hours < 0.75 * peak.replica_hours
         assert 0.75 < follows.began_in_2s <= 1.0

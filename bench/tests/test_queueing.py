@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from bench import queueing, queueing_own, queueing_published
-from bench.queueing_outcome import Outcome, Summary, summarise
+from bench.queueing_outcome import Outcome, Summary, summarize
 from bench.queueing_policies import Policy, policies
 from bench.queueing_trace import (
     TraceError,
@@ -199,10 +199,10 @@ def test_trace3_comes_out_as_published_and_the_default_beats_tiresias(traces: Pa
     own: dict[str, Summary] = {}
     for name in ("srsf", "srtf", "tiresias"):
         theirs = published[name]["avg_jct_s"]
-        same = summarise(queueing_published.simulate(jobs, policy(name), overheads))
+        same = summarize(queueing_published.simulate(jobs, policy(name), overheads))
         assert same.avg_jct_s == pytest.approx(theirs, rel=0.01)
-        own[name] = summarise(queueing_own.simulate(jobs, name))
+        own[name] = summarize(queueing_own.simulate(jobs, name))
         assert own[name].avg_jct_s == pytest.approx(theirs, rel=0.07)
     assert own["srsf"].avg_jct_s < own["srtf"].avg_jct_s < own["tiresias"].avg_jct_s
-    ours = summarise(queueing_own.simulate(jobs, "shoal-default"))
+    ours = summarize(queueing_own.simulate(jobs, "shoal-default"))
     assert ours.avg_jct_s < own["tiresias"].avg_jct_s

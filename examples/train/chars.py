@@ -13,12 +13,12 @@ from __future__ import annotations
 import argparse
 
 import torch
-from data import Text
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 import shoal.train
+from data import Text
 from model import ALPHABET, CharTransformer
 
 GOAL = 2.0

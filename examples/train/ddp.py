@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from plain import checkpoint_file, loader, options, replace
+from plain import checkpoint_file, loader, options, own_device, replace
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
@@ -16,13 +16,14 @@ from model import DigitNet
 
 def main() -> None:
     asked = options()
-    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    device = own_device()
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     torch.manual_seed(0)
-    model = DistributedDataParallel(DigitNet())
+    model = DistributedDataParallel(DigitNet().to(device))
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     file, first = checkpoint_file("ddp.pt"), 0
     if file.exists():
-        saved = torch.load(file)
+        saved = torch.load(file, map_location=device)
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         first = saved["epoch"]
@@ -31,7 +32,7 @@ def main() -> None:
     for epoch in range(first, asked.epochs):
         batches.sampler.set_epoch(epoch)
         for images, labels in batches:
-            loss = functional.cross_entropy(model(images), labels)
+            loss = functional.cross_entropy(model(images.to(device)), labels.to(device))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -16,6 +16,8 @@ from model import DigitNet
 
 def main() -> None:
     asked = options()
+    if not torch.cuda.is_available():  # gloo does all of it, and nothing has to be compiled first
+        deepspeed.ops.__compatible_ops__ = {}
     deepspeed.init_distributed("nccl" if torch.cuda.is_available() else "gloo")
     world, rank = dist.get_world_size(), dist.get_rank()
     torch.manual_seed(0)
@@ -46,7 +48,7 @@ def main() -> None:
         if rank == 0:
             (new := checkpoint_file("deepspeed/latest.new")).write_text(tag)
             new.replace(new.with_name("latest"))
-            print(f"epoch {epoch} done: loss {loss.item():.3f}", flush=True)
+            print(f"epoch {epoch} done: loss {loss.item():.6f}", flush=True)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -5,12 +5,10 @@ shoal run -n 2 -- python fsdp2.py
 
 from __future__ import annotations
 
-import os
-
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from plain import checkpoint_file, loader, options
+from plain import checkpoint_file, loader, newest, options, own_device, point_at_newest
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
@@ -20,17 +18,16 @@ from model import DigitNet
 
 def main() -> None:
     asked = options()
-    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    device = own_device()
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     torch.manual_seed(0)
-    model = DigitNet()
+    model = DigitNet().to(device)
     for layer in model:
         if any(True for _ in layer.parameters()):
             fully_shard(layer)
     fully_shard(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    newest, first = checkpoint_file("fsdp2-newest"), 0
-    if newest.exists():
-        first = int(newest.read_text())
+    if first := newest("fsdp2"):
         weights, moments = get_state_dict(model, optimizer)
         saved = {"model": weights, "optimizer": moments}
         dcp.load(saved, checkpoint_id=str(checkpoint_file(f"fsdp2-{first}")))
@@ -45,7 +42,7 @@ def main() -> None:
     for epoch in range(first, asked.epochs):
         batches.sampler.set_epoch(epoch)
         for images, labels in batches:
-            loss = functional.cross_entropy(model(images), labels)
+            loss = functional.cross_entropy(model(images.to(device)), labels.to(device))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -54,10 +51,8 @@ def main() -> None:
             {"model": weights, "optimizer": moments},
             checkpoint_id=str(checkpoint_file(f"fsdp2-{epoch + 1}")),
         )
-        if dist.get_rank() == 0:  # the pointer last: a torn save is never pointed at
-            new = checkpoint_file("fsdp2-newest.new")
-            new.write_text(str(epoch + 1))
-            os.replace(new, newest)
+        point_at_newest("fsdp2", epoch + 1)
+        if dist.get_rank() == 0:
             print(f"epoch {epoch} done: loss {loss.item():.3f}", flush=True)
     dist.destroy_process_group()
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 import argparse
 
 import torch
-from data import digits
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 import shoal.train
+from data import digits
 from model import DigitNet
 
 GOAL = 0.25

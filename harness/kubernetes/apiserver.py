@@ -281,7 +281,9 @@ class ApiServer:
             try:
                 await asyncio.wait_for(news.wait(), min(left, BOOKMARK_S))
             except TimeoutError:
-                if params.get("allowWatchBookmarks") == "true":
+                # A place that is ahead of the server, which was restored: it waits in silence.
+                known = after <= store.version
+                if known and params.get("allowWatchBookmarks") == "true":
                     await _chunk(writer, _bookmark(resource, after))
         await _chunk(writer, None)
 

@@ -28,6 +28,7 @@ from shoal.engines.kubernetes.options import Place
 
 DEPLOY = Path(__file__).parents[2] / "deploy" / "kubernetes"
 REAL = os.environ.get("KUBECONFIG", "")
+IMAGE = os.environ.get("KUBE_IMAGE", "")  # of this tree, which the real one's machines have
 ADMIN, SHOAL = "admin-token", "shoal-token"
 Object = dict[str, Any]
 T = TypeVar("T")
@@ -47,7 +48,6 @@ class Kube:
         self._thread.start()
         if self.real:
             access = find(Place(kubeconfig=REAL))
-            self.kubeconfig = REAL
             token, self.url, context = access.token, access.server, tls(access)
         else:
             self.certificate = certificate(folder)
@@ -63,16 +63,47 @@ class Kube:
             token, context = ADMIN, ssl.create_default_context(cafile=str(self.certificate))
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self.http = httpx.Client(base_url=self.url, verify=context, headers=headers, timeout=30)
-        self.admin("POST", "/api/v1/namespaces", _named("Namespace", self.namespace))
+        self.add_namespace(self.namespace)
         self.admin("POST", self.path("configmaps"), _named("ConfigMap", "shoal-nodes"))
-        if self.real:  # pods are refused until the namespace has it
-            account = self.path("serviceaccounts", "default")
-            until(lambda: self.admin("GET", account, check=False)["kind"] == "ServiceAccount")
+        if self.real:
+            self.kubeconfig = self.write_config("shoal", self._account())
+
+    def _account(self) -> str:
+        """The token of an account with the rights of deploy/, at a real API server."""
+        self._roles = f"shoal-{self.namespace}"
+        here, rbac = self.path("x")[:-2], "/apis/rbac.authorization.k8s.io/v1"
+        place = f"{rbac}/namespaces/{self.namespace}"
+        self.admin("POST", f"{here}/serviceaccounts", _named("ServiceAccount", "shoal"))
+        for kind, base in (("Role", place), ("ClusterRole", rbac)):
+            for found in deployed(kind):
+                name = found["metadata"]["name"] if kind == "Role" else self._roles
+                role = {**found, "metadata": {"name": name}}
+                self.admin("POST", f"{base}/{kind.lower()}s", role)
+                bound = {
+                    "apiVersion": found["apiVersion"],
+                    "kind": f"{kind}Binding",
+                    "metadata": {"name": name},
+                    "roleRef": {"apiGroup": rbac.split("/")[2], "kind": kind, "name": name},
+                    "subjects": [
+                        {"kind": "ServiceAccount", "name": "shoal", "namespace": self.namespace}
+                    ],
+                }
+                self.admin("POST", f"{base}/{kind.lower()}bindings", bound)
+        asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+        given = self.admin("POST", f"{here}/serviceaccounts/shoal/token", asked)
+        return str(given["status"]["token"])
+
+    def use_admin(self) -> None:
+        """Shoal may do everything from now on."""
+        self.kubeconfig = REAL or self.write_config("admin", ADMIN)
 
     def end(self) -> None:
         if self.real:
             for machine in self._machines:
                 self.admin("DELETE", f"/api/v1/nodes/{machine}", check=False)
+            for kind in ("clusterroles", "clusterrolebindings"):
+                path = f"/apis/rbac.authorization.k8s.io/v1/{kind}/{self._roles}"
+                self.admin("DELETE", path, check=False)
             self.admin("DELETE", f"/api/v1/namespaces/{self.namespace}", check=False)
         else:
             self.run(self.server.stop())
@@ -94,6 +125,31 @@ class Kube:
         assert not check or answer.status_code < 400, answer.text
         found: Object = answer.json()
         return found
+
+    def add_namespace(self, name: str, **labels: str) -> None:
+        """Pods are refused until it has its service account."""
+        body = _named("Namespace", name)
+        body["metadata"]["labels"] = labels
+        self.admin("POST", "/api/v1/namespaces", body)
+        account = f"/api/v1/namespaces/{name}/serviceaccounts/default"
+        until(lambda: self.admin("GET", account, check=False)["kind"] == "ServiceAccount")
+
+    def drain(self, machine: str, *, delete_empty_dirs: bool = False) -> list[str]:
+        """As `kubectl drain` without --force: nothing is evicted if any pod there may not be. What
+        stands in the way, in its words."""
+        found = {n: pod for n, pod in self.pods().items() if pod["spec"].get("nodeName") == machine}
+        problems = []
+        for name, pod in found.items():
+            owners = pod["metadata"].get("ownerReferences") or ()
+            if not any(owner.get("controller") for owner in owners):
+                problems.append(f"cannot delete Pods that declare no controller: {name}")
+            local = any("emptyDir" in volume for volume in pod["spec"].get("volumes") or ())
+            if local and not delete_empty_dirs:
+                problems.append(f"cannot delete Pods with local storage: {name}")
+        for name in () if problems else found:
+            body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name}}
+            self.admin("POST", self.path("pods", name) + "/eviction", body)
+        return problems
 
     def pods(self) -> dict[str, Object]:
         found = self.admin("GET", self.path("pods"))["items"]
@@ -120,6 +176,15 @@ class Kube:
         self._machines.append(name)
         room = {"cpu": "16", "memory": "64Gi", "pods": "110", **(amounts or {})}
         self.set_machine(name, room, ready=True)
+
+    def lend(self, labels: dict[str, str], amounts: dict[str, str]) -> None:
+        """A machine of the real cluster gets these, too. They do not last: its kubelet forgets what
+        no device plugin of its own reports."""
+        (machine, *_) = self.admin("GET", "/api/v1/nodes")["items"]
+        name = machine["metadata"]["name"]
+        self.admin("PATCH", f"/api/v1/nodes/{name}", {"metadata": {"labels": labels}})
+        status = {"capacity": amounts, "allocatable": amounts}
+        self.admin("PATCH", f"/api/v1/nodes/{name}/status", {"status": status})
 
     def set_machine(self, name: str, room: dict[str, str] | None = None, *, ready: bool) -> None:
         condition = {"type": "Ready", "status": "True" if ready else "Unknown"}
@@ -149,6 +214,11 @@ class Kube:
 
     def write_config(self, name: str, token: str, **user: str) -> str:
         path = self.folder / f"{name}.kubeconfig"
+        if self.real:
+            written = yaml.safe_load(Path(REAL).read_text())
+            cluster = written["clusters"][0]["cluster"]
+        else:
+            cluster = {"server": self.url, "certificate-authority": str(self.certificate)}
         written = {
             "apiVersion": "v1",
             "kind": "Config",
@@ -159,15 +229,7 @@ class Kube:
                     "context": {"cluster": "c", "user": "u", "namespace": self.namespace},
                 }
             ],
-            "clusters": [
-                {
-                    "name": "c",
-                    "cluster": {
-                        "server": self.url,
-                        "certificate-authority": str(self.certificate),
-                    },
-                }
-            ],
+            "clusters": [{"name": "c", "cluster": cluster}],
             "users": [{"name": "u", "user": {"token": token, **user} if token else user}],
         }
         path.write_text(yaml.safe_dump(written))

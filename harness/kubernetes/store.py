@@ -19,8 +19,12 @@ KINDS = {
     "nodes": ("v1", "Node"),
     "namespaces": ("v1", "Namespace"),
     "resourcequotas": ("v1", "ResourceQuota"),
+    "limitranges": ("v1", "LimitRange"),
+    "serviceaccounts": ("v1", "ServiceAccount"),
 }
 CLUSTER_WIDE = ("nodes", "namespaces")
+ACCOUNT_S = 0.05  # until a new namespace has its service account
+BUILT_IN = ("system-cluster-critical", "system-node-critical")  # priority classes
 
 
 class ApiError(Exception):
@@ -92,10 +96,21 @@ class Store:
             made["metadata"]["namespace"] = namespace
         made["metadata"] |= {"uid": str(uuid.uuid4()), "creationTimestamp": stamp()}
         if resource == "pods":
-            self._check_quota(namespace, made)
+            self._admit(namespace, made)
             made["status"] = {"phase": "Pending", "qosClass": "BestEffort"}
         self._put(resource, None, made)
+        if resource == "namespaces":
+            asyncio.get_running_loop().call_later(ACCOUNT_S, self._add_account, name)
         return made
+
+    def _add_account(self, namespace: str) -> None:
+        if ("", namespace) in self.objects["namespaces"]:
+            account = {
+                "apiVersion": "v1",
+                "kind": "ServiceAccount",
+                "metadata": {"name": "default"},
+            }
+            self.create("serviceaccounts", namespace, account)
 
     def replace(self, resource: str, namespace: str, name: str, new: Object, part: str) -> Object:
         """A PUT. With a resourceVersion, only if nobody else has written meanwhile."""
@@ -190,6 +205,37 @@ class Store:
 
     # -- inside ----------------------------------------------------------------------------
 
+    def restore(self) -> None:
+        """As from a backup of etcd: versions begin again before those that were given out."""
+        self.version, self.floor, self.history = 1000, 1000, []
+
+    def _admit(self, namespace: str, pod: Object) -> None:
+        """The admission plugins of a real one, in its words; each refuses with 403."""
+        spec = pod["spec"]
+        refused = f'pods "{pod["metadata"]["name"]}" is forbidden: '
+        account = spec.get("serviceAccountName", "default")
+        if (namespace, account) not in self.objects["serviceaccounts"]:
+            found = f'serviceaccount "{account}" not found'
+            text = f"error looking up service account {namespace}/{account}: {found}"
+            raise ApiError(403, "Forbidden", refused + text)
+        priority = spec.get("priorityClassName", "")
+        if priority and priority not in BUILT_IN:
+            text = f"no PriorityClass with name {priority} was found"
+            raise ApiError(403, "Forbidden", refused + text)
+        labels = self.objects["namespaces"][("", namespace)]["metadata"].get("labels") or {}
+        if labels.get("pod-security.kubernetes.io/enforce") == "restricted":
+            for wrong in unrestricted(spec):
+                text = f'violates PodSecurity "restricted:latest": {wrong}'
+                raise ApiError(403, "Forbidden", refused + text)
+        for limits in self.all("limitranges", namespace):
+            for item in limits["spec"]["limits"]:
+                for what, most in (item.get("max") or {}).items():
+                    asked = spec["containers"][0].get("resources", {}).get("limits", {}).get(what)
+                    if asked is not None and int(asked) > int(most):
+                        text = f"maximum {what} usage per Container is {most}, but limit is {asked}"
+                        raise ApiError(403, "Forbidden", refused + text)
+        self._check_quota(namespace, pod)
+
     def _check_quota(self, namespace: str, pod: Object) -> None:
         for quota in self.all("resourcequotas", namespace):
             hard = quota["spec"]["hard"]
@@ -261,6 +307,21 @@ def set_condition(pod: Object, kind: str, status: str, reason: str = "", message
     new |= {"reason": reason} if reason else {}
     new |= {"message": message} if message else {}
     conditions[:] = [one for one in conditions if one["type"] != kind] + [new]
+
+
+def unrestricted(spec: Object) -> list[str]:
+    """What of a pod the restricted Pod Security Standard forbids, as far as a supply can ask for
+    it."""
+    wrong = ["host namespaces (hostNetwork=true)"] if spec.get("hostNetwork") else []
+    context = spec.get("securityContext") or {}
+    if not context.get("runAsNonRoot"):
+        wrong.append("runAsNonRoot != true (pod or containers must set it to true)")
+    wrong += [
+        f'restricted volume types (volume "{volume["name"]}" uses a restricted type "hostPath")'
+        for volume in spec.get("volumes") or ()
+        if "hostPath" in volume
+    ]
+    return wrong
 
 
 def counted(pod: Object) -> dict[str, int]:

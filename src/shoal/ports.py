@@ -10,15 +10,17 @@ import msgspec
 
 from shoal.core.state.events.log import Event, Recorded
 from shoal.core.state.state import State
+from shoal.model.blocks import Door, Seek, Sought
 from shoal.model.commands import Envelope
 from shoal.model.finding import EVERY_JOB, Found, JobFilter, Mark, Order
 from shoal.model.job import Job
-from shoal.model.kept import FileAnswer, FilePiece, FileSent, FileWanted, Snapshot
+from shoal.model.kept import CopyHeld, FileAnswer, FilePiece, FileSent, FileWanted, Snapshot
 from shoal.model.node import NodeSpec
 from shoal.model.report import Ended, LogChunk, NodeGone, NodeReport, PackagePiece, Report, Still
 from shoal.model.secret import SealedSecrets, SecretsWanted
 from shoal.model.service import ServiceLoad, Wanted
 from shoal.model.supply import Provision, Release, Supply, SupplyReport
+from shoal.model.tunnel import Tunnel, TunnelEnd
 
 
 class StoreError(Exception):
@@ -43,14 +45,14 @@ class ServingError(Exception):
 
 class Clock(Protocol):
     def now_ms(self) -> int:
-        """Milliseconds since the epoch; never less than it said before."""
+        """Milliseconds since the epoch; never less than announced."""
 
 
 class Files(Protocol):
     """The kept folders of jobs, as the controller keeps them."""
 
     def take(
-        self, what: FilePiece | Snapshot, node: str, answer: Callable[[FileAnswer], None]
+        self, what: FilePiece | Snapshot | CopyHeld, node: str, answer: Callable[[FileAnswer], None]
     ) -> None:
         """Kept only if the member was placed on this node; answered when it is on disk."""
 
@@ -58,10 +60,33 @@ class Files(Protocol):
         """For a member that the node is to start. None: it cannot be said now."""
 
 
+class Blocks(Protocol):
+    """Which nodes hold which blocks."""
+
+    def opens(self, node: str, door: Door) -> None: ...
+
+    def seek(self, seek: Seek, node: str, answer: Callable[[Sought], None]) -> None:
+        """Believed, and answered, only for a job that the node has a member of. `answer` is called
+        again when there is news."""
+
+
+class Tunnels(Protocol):
+    """Where nodes of a gang learn each other's keys."""
+
+    def joins(self, end: TunnelEnd, node: str, answer: Callable[[Tunnel], None]) -> None:
+        """`answer` is called when all ends are known, and again when one changes."""
+
+
 class Inbox(Protocol):
     """Where an engine delivers its messages; may be called at any time on the loop's thread."""
 
     files: Files | None
+
+    @property
+    def blocks(self) -> Blocks | None: ...
+
+    @property
+    def tunnels(self) -> Tunnels | None: ...
 
     def heard(self, report: NodeReport) -> None: ...
 
@@ -240,7 +265,7 @@ class Store(LoopStore, EventLog, Protocol):
 
     def history(self, job: str, limit: int) -> list[Recorded]:
         """A job's newest events, oldest first. Of several checkpoints in a row only the last is
-        there, and checkpoints do not count towards `limit`."""
+        there, and checkpoints do not count toward `limit`."""
 
     def finished(
         self, limit: int, after: int = -1, wanted: JobFilter = EVERY_JOB, before: str = ""

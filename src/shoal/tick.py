@@ -6,12 +6,15 @@
 
 The live loop, the storm, the replay and the tests all drive this class. It does not read a clock,
 start a thread or wait. `load`, `look_up` and `commit` block, and may run in a thread; no other
-method has a store that it could read.
+method has a store that it could read. While one of them does, requests and reports may come in,
+and the requests may be received, so that one visit to the thread stores a step and looks up what
+the next one is asked.
 """
 
 from __future__ import annotations
 
 import enum
+from collections import deque
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -21,6 +24,7 @@ from shoal.core.answers.why import verify_reasons
 from shoal.core.invariants import verify, verify_touched
 from shoal.core.phases.timekeeping import JUMP_MS
 from shoal.core.scheduling.functions import FUNCTIONS
+from shoal.core.state import image
 from shoal.core.state.apply import apply
 from shoal.core.state.events.cluster import ControllerStarted
 from shoal.core.state.state import Functions, State
@@ -155,7 +159,7 @@ class Tick:
         self._decision: Decision | None = None
         self._stored_seq = 0
         self.doubts = Doubts()
-        self._asked: list[tuple[Request, Reply]] = []
+        self._asked: deque[tuple[Request, Reply]] = deque()  # one thread adds, another may take
         self._received: list[tuple[Request, Reply]] = []  # for the next step: nobody adds to it
         self._looked_up: list[Looked] = []
         self._reports: dict[str, NodeReport] = {}
@@ -190,9 +194,9 @@ class Tick:
         """How many requests no step has seen yet."""
         return len(self._asked) + len(self._received) + len(self._looked_up)
 
-    def ask(self, request: Request, reply: Reply) -> None:
-        """Answered when its effect is stored."""
-        self._asked.append((request, reply))
+    def ask(self, request: Request, reply: Reply, *more: tuple[Request, Reply]) -> None:
+        """Answered when its effect is stored. One step takes all: no thread sees a part of them."""
+        self._asked.extend(((request, reply), *more))
 
     def hear(self, report: NodeReport) -> None:
         """A late report is dropped here, because a load makes the state forget what it heard."""
@@ -247,7 +251,7 @@ class Tick:
         """Answer all requests that no step has seen with this error."""
         asked = [reply for _, reply in (*self._received, *self._asked)]
         asked += [one.reply for one in self._looked_up]
-        self._asked, self._received, self._looked_up = [], [], []
+        self._asked, self._received, self._looked_up = deque(), [], []
         _refuse(asked, error)
 
     # -- start and recovery ----------------------------------------------------------------
@@ -257,7 +261,7 @@ class Tick:
         self.stage = Stage.UNLOADED
         self._decision = None
         looked = [(one.request, one.reply) for one in self._looked_up]  # in another state
-        self._asked = looked + self._received + self._asked
+        self._asked.extendleft(reversed(looked + self._received))
         self._received, self._looked_up = [], []
         self.state, self.last_seq = self._log.load()
         self.stage = Stage.LOADED
@@ -312,8 +316,8 @@ class Tick:
         by `look_up`. A step that tries a node's report takes none."""
         if self.doubts.trial is not None:
             return False
-        self._received += self._asked
-        self._asked = []
+        while self._asked:
+            self._received.append(self._asked.popleft())
         if any(isinstance(request, ASKED_ABOUT) for request, _ in self._received):
             return True
         self._looked_up += [Looked(request, reply) for request, reply in self._received]
@@ -397,7 +401,7 @@ class Tick:
     def snapshot(self) -> tuple[int, bytes]:
         """For `LoopLog.snapshot`: the newest stored event, and the state after it."""
         assert self.settled, self.stage
-        return self.last_seq, msgspec.json.encode(self.state.snapshot())
+        return self.last_seq, image.encoded(self.state.snapshot())
 
     def _collect(self, now_ms: int) -> tuple[Report, list[tuple[Request, Reply]]]:
         trial = self.doubts.trial
@@ -440,7 +444,7 @@ class Tick:
 
     def _put_back(self, report: Report, asked: list[tuple[Request, Reply]]) -> None:
         """The step that took it has failed, and nothing of it is stored."""
-        self._asked = asked + self._asked
+        self._asked.extendleft(reversed(asked))
         self._reports |= {one.spec.id: one for one in report.nodes}
         self._gone |= {(one.node, one.incarnation): one for one in report.gone}
         self._loads |= {one.service: one for one in report.services}

@@ -45,8 +45,12 @@ from shoal.model.secret import SecretsOf
 LENGTH = struct.Struct("!I")
 # An agent waits for a warm interpreter's fork only while that is quicker than a cold start.
 # On a busy machine that decides about nothing but the load.
+# What starts a real one leaves two signals ignored that only the C library may name.
 PATIENT = f"""
-import sys
+import ctypes, platform, struct, sys
+rt_sigaction = {{"aarch64": 134, "x86_64": 13}}.get(platform.machine())
+for signal in (32, 33) if rt_sigaction else ():
+    ctypes.CDLL(None).syscall(rt_sigaction, signal, struct.pack("4Q", 1, 0, 0, 0), None, 8)
 from shoal.agent.__main__ import main
 from shoal.agent.warm import pool
 pool.FORK_S_MAX = {WAIT_S}
@@ -54,19 +58,35 @@ sys.exit(main())
 """
 
 
+# As on a machine for which join.c is not built.
+WITHOUT_JOIN = """
+import sys
+from shoal.agent.confine import limits
+limits.JOIN, limits.DYING = "", limits._dying()
+from shoal.agent.__main__ import main
+sys.exit(main())
+"""
+
+
 class Rig:
     def __init__(
-        self, directory: Path, env: dict[str, str], user: int = 0, *, patient: bool = False
+        self,
+        directory: Path,
+        env: dict[str, str],
+        user: int = 0,
+        *,
+        script: str = "",
+        gpus: int = 0,
     ) -> None:
         self.directory = directory
-        self._program = ("-c", PATIENT) if patient else ("-m", "shoal.agent")
+        self._program = ("-c", script) if script else ("-m", "shoal.agent")
         self._prefix = []
         if user:  # who may read where Python is, if that is in root's home
             os.chown(directory, user, user)
             right = "+dac_read_search"
             self._prefix = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
             self._prefix += [f"--inh-caps={right}", f"--ambient-caps={right}"]
-        spec = NodeSpec(id="n1", gpus=0, cpu_milli=16_000, memory_mb=4_000)
+        spec = NodeSpec(id="n1", gpus=gpus, cpu_milli=16_000, memory_mb=4_000)
         (directory / "spec.json").write_bytes(msgspec.json.encode(spec))
         self.log_path = directory / "agent.log"
         self._env = env
@@ -293,17 +313,24 @@ def rig(**env: str) -> Iterator[Rig]:
 @contextmanager
 def patient_rig(**env: str) -> Iterator[Rig]:
     """A node that waits for its warm interpreters, however busy the machine is."""
-    with rig_of(0, env, patient=True) as made:
+    with rig_of(0, env, script=PATIENT) as made:
         yield made
 
 
 @contextmanager
-def rig_of(user: int, env: dict[str, str], *, patient: bool = False) -> Iterator[Rig]:
+def rig_of(
+    user: int,
+    env: dict[str, str],
+    *,
+    script: str = "",
+    below: str | None = None,
+    gpus: int = 0,
+) -> Iterator[Rig]:
     """As another user; 0: as this one."""
-    path = Path(tempfile.mkdtemp(prefix="shoal-agent-"))
+    path = Path(tempfile.mkdtemp(prefix="shoal-agent-", dir=below))
     made = None
     try:
-        made = Rig(path, env, user, patient=patient)
+        made = Rig(path, env, user, script=script, gpus=gpus)
         made.until(lambda: made is not None and made.report is not None)
         yield made
     finally:

@@ -17,6 +17,7 @@ import pytest
 from shoal.machine.cgroups import (
     Ceiling,
     Cgroups,
+    Group,
     Mount,
     Setting,
     end_groups,
@@ -205,7 +206,54 @@ def test_a_dead_agents_groups_and_what_is_in_them_are_cleared(tmp_path: Path) ->
     assert not any(Path(entrance).exists() for entrance in group.entrances)
 
 
+def test_a_group_without_a_trace_of_a_member_is_the_next_ones(tmp_path: Path) -> None:
+    """One with a process in it, a group of its own, or something that was refused is not."""
+    need_cgroups()
+    groups = Cgroups.open(tmp_path, 0)
+    if groups.unified:
+        assert not _plain(groups, 10).kind, "each member has a new group in version 2"
+        groups.close()
+        return
+    try:
+        first = _plain(groups, 10)
+        groups.discard(first, used=False)
+        second = _plain(groups, 20)
+        assert second is first
+        (pids,) = (folder for folder in first.folders if "/pids/" in folder)
+        assert Path(pids, "pids.max").read_text() == "20\n", "with its own limits"
+        child = subprocess.Popen(["sleep", "600"])
+        second.add(child.pid)
+        groups.discard(second, used=False)
+        assert child.wait() == -signal.SIGKILL
+        third = _plain(groups, 1)
+        assert third is not second
+        Path(pids := next(one for one in third.folders if "/pids/" in one), "inner").mkdir()
+        groups.discard(third, used=False)
+        assert not Path(pids).exists(), "somebody made a group in it"
+        fourth = _plain(groups, 1)
+        words = f"echo 0 > {fourth.entrances[-1]}; /bin/true; true"
+        assert subprocess.run(["/bin/sh", "-c", words], stderr=subprocess.DEVNULL).returncode
+        groups.discard(fourth, used=False)
+        assert _plain(groups, 1) is not fourth
+    finally:
+        groups.close()
+    assert not any(Path(folder).parent.exists() for folder in first.folders)
+
+
+def _plain(groups: Cgroups, processes: int) -> Group:
+    made = groups.make("j1.1.0", Ceiling(cpu_milli=500, processes=processes))
+    assert made is not None
+    return made
+
+
 def _gone(node: Rig) -> None:
-    """Its group is gone, which a group with a process in it never is."""
+    """No process is left in any group of the node."""
     name = Cgroups.open(node.directory, 0).name
-    assert node.until(lambda: not glob.glob(f"/sys/fs/cgroup/**{name}/j1.1.0", recursive=True))
+    left = f"/sys/fs/cgroup/**{name}/*/cgroup.procs"
+    assert node.until(lambda: not any(map(_inside, glob.glob(left, recursive=True))))
+
+
+def _inside(file: str) -> str:
+    with contextlib.suppress(FileNotFoundError):
+        return Path(file).read_text()
+    return ""

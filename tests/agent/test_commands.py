@@ -20,7 +20,7 @@ from shoal.model.commands import Acknowledge, Envelope, Launch, Stop
 from shoal.model.job import Fault, MemberRef
 from shoal.model.node import NodeSpec
 from shoal.model.progress import Beat
-from shoal.model.report import NodeReport
+from shoal.model.report import MemberExit, NodeReport
 from tests.agent.rig import Rig, rig
 
 BAD, GOOD, LATER = MemberRef("j1", 1, 0), MemberRef("j2", 1, 0), MemberRef("j3", 1, 0)
@@ -84,7 +84,7 @@ class _Silent(asyncio.Transport):
 def _agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Agent, _Silent]:
     """In this very process, whose children are not the agent's to look at."""
     none = Cgroups("", {}, {}, (), unified=False)
-    monkeypatch.setattr(Cgroups, "open", lambda *_: none)
+    monkeypatch.setattr(Cgroups, "open", lambda *_, **__: none)
     spec = NodeSpec(id="n1", gpus=0, cpu_milli=16_000, memory_mb=4_000)
     agent, transport = Agent(tmp_path, spec, 1), _Silent()
     for name in ("reap", "notice", "kill_leftovers"):
@@ -168,7 +168,9 @@ def test_members_that_end_one_by_one_cost_a_look_each(
             monkeypatch.setattr(agent.members.processes, "reap", lambda ended=ended: [ended])
             agent.members.reap()
             agent._received(Kept(ref, 3))
-        await asyncio.gather(*agent.members._writing)
+        written = asyncio.Event()
+        agent.members._exits.keep(MemberExit(LATER, 0), written.set)  # after the others
+        await written.wait()
         assert sorted(exit_.ref for exit_ in agent._book.report().exits) == refs
         agent.members.beats.close()
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from harness.waiting import until
 
 from shoal.agent.members import Members
 from shoal.machine.exits import MEMBERS, Exits, read_exits
@@ -28,20 +29,47 @@ EXIT = MemberExit(REF, 3, "ValueError: no", step=7)
 OTHER = MemberExit(KILLED, 0)
 
 
-def test_an_exit_is_read_as_it_was_kept_until_it_is_stored(tmp_path: Path) -> None:
+async def keep(exits: Exits, exit_: MemberExit) -> None:
+    done = asyncio.Event()
+    exits.keep(exit_, done.set)
+    await done.wait()
+
+
+async def on_disk_are(folder: Path, *expected: MemberExit) -> None:
+    """What is stored is struck out a moment later."""
+    await asyncio.to_thread(until, lambda: read_exits(folder) == expected)
+
+
+def test_an_exit_is_read_as_it_was_kept_until_it_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.machine.exits.STRIKE_S", 0.01)
+
     async def live() -> None:
         exits = Exits(tmp_path)
-        await exits.keep(EXIT)
-        await exits.keep(OTHER)
+        await keep(exits, EXIT)
+        await keep(exits, OTHER)
         assert read_exits(tmp_path) == (EXIT, OTHER)
         exits.stored(REF)
         exits.stored(REF)
-        assert read_exits(tmp_path) == (OTHER,)
+        await on_disk_are(tmp_path, OTHER)
         exits.stored(KILLED)
-        assert read_exits(tmp_path) == ()
+        await on_disk_are(tmp_path)
 
     asyncio.run(live())
     assert (tmp_path / "exits").stat().st_size == 0, "nothing grows"
+
+
+def test_what_is_stored_is_struck_out_with_the_next_exit(tmp_path: Path) -> None:
+    async def live() -> None:
+        exits = Exits(tmp_path)
+        await keep(exits, EXIT)
+        exits.stored(REF)
+        await keep(exits, OTHER)
+        assert read_exits(tmp_path) == (OTHER,)
+        exits.close()
+
+    asyncio.run(live())
 
 
 def test_exits_of_the_same_moment_wait_for_the_disk_once(
@@ -53,7 +81,7 @@ def test_exits_of_the_same_moment_wait_for_the_disk_once(
 
     async def live() -> None:
         exits = Exits(tmp_path)
-        await asyncio.gather(*(exits.keep(exit_) for exit_ in many))
+        await asyncio.gather(*(keep(exits, exit_) for exit_ in many))
 
     asyncio.run(live())
     assert len(synced) == 1
@@ -68,10 +96,11 @@ def test_the_next_life_goes_on_with_the_journal(tmp_path: Path) -> None:
 
     async def live() -> None:
         exits = Exits(tmp_path)
-        await exits.keep(EXIT)
+        await keep(exits, EXIT)
         assert read_exits(tmp_path) == (EXIT, OTHER)
         exits.stored(KILLED)
-        assert read_exits(tmp_path) == (EXIT,)
+        assert not (tmp_path / str(KILLED) / "exit").exists()
+        await on_disk_are(tmp_path, EXIT)
 
     asyncio.run(live())
     assert read_exits(tmp_path) == (EXIT,)
@@ -84,12 +113,12 @@ def test_a_long_journal_is_written_anew_with_what_is_needed(
 
     async def live() -> None:
         exits = Exits(tmp_path)
-        await exits.keep(EXIT)
+        await keep(exits, EXIT)
         for number in range(2, 200):
             ref = MemberRef(f"j{number}", 1, 0)
-            await exits.keep(MemberExit(ref, 0))
+            await keep(exits, MemberExit(ref, 0))
             exits.stored(ref)
-        assert read_exits(tmp_path) == (EXIT,)
+        await on_disk_are(tmp_path, EXIT)
         assert (tmp_path / "exits").stat().st_size < 3_000
 
     asyncio.run(live())
@@ -104,11 +133,11 @@ def test_an_exit_that_is_stored_while_the_disk_is_slow_is_not_reported_again(
 
     async def live() -> None:
         exits = Exits(tmp_path)
-        await exits.keep(EXIT)  # gives up, so it is reported, and stored
+        await keep(exits, EXIT)  # gives up, so it is reported, and stored
         exits.stored(REF)
         slow.set()
         monkeypatch.undo()
-        await exits.keep(OTHER)
+        await keep(exits, OTHER)
         assert read_exits(tmp_path) == (OTHER,)
 
     asyncio.run(live())
@@ -119,14 +148,14 @@ def test_a_full_disk_leaves_no_half_line(
 ) -> None:
     async def live() -> None:
         exits = Exits(tmp_path)
-        await exits.keep(EXIT)
+        await keep(exits, EXIT)
         write = os.write
         with monkeypatch.context() as full:
             full.setattr(os, "write", lambda handle, data: write(handle, data[:9]))
-            await exits.keep(OTHER)
+            await keep(exits, OTHER)
         assert "the disk is full" in caplog.text
         third = MemberExit(MemberRef("j3", 1, 0), 0)
-        await exits.keep(third)
+        await keep(exits, third)
         assert read_exits(tmp_path) == (EXIT, third)
 
     asyncio.run(live())

@@ -1,5 +1,5 @@
-"""Docker and apptainer are not on the machines that test Shoal: small programs stand in for them,
-which take the words they are given and run the command outside of any container."""
+"""Small programs stand in for docker and apptainer: they take the words they are given and run the
+command outside of any container. A real docker is in test_docker.py."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ echo "$*" >> "$0.words"
 case $1 in
 pull) echo "Error response from daemon: manifest for $2 not found" >&2; exit 1 ;;
 image) [ "$3" = here:1 ] ;;
+inspect) echo "2026-11-18T10:34:11.5Z false" ;;
 run)
     for word in "$@"; do
         case $word in --env-file=*) file=${word#*=} ;; esac
@@ -55,7 +56,7 @@ def test_docker_is_called_as_it_wants_to_be(tmp_path: Path) -> None:
         assert node.exit(absent).why.startswith("cannot pull absent:1: there is no such image")
     words = (tmp_path / "docker.words").read_text().splitlines()
     assert words[0] == "image inspect here:1"
-    assert words[1].startswith("run --rm --pull=never --name=shoal-")
+    assert words[1].startswith("run --pull=never --name=shoal-")
     assert words[1].endswith("--entrypoint= here:1 sh -c echo $NAME; exit 3")
     assert "pull absent:1" in words
 

@@ -134,6 +134,7 @@ def test_the_progress_of_docker_is_read_as_well() -> None:
     [
         ("write /var/lib/x: no space left on device", Fault.START),
         ("Error response from daemon: pull access denied for x, repository does not exist", ""),
+        ('Error response from daemon: Head "http://x/v2/": no basic auth credentials', ""),
         ("FATAL: While making image from oci registry: unexpected EOF", Fault.MISSING),
         ("something new", Fault.MISSING),
     ],

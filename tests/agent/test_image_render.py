@@ -112,6 +112,17 @@ def test_a_share_of_a_gpu_names_the_gpu_and_not_its_number_in_the_daemon() -> No
     assert "--device=nvidia.com/gpu=3" in rendered(box=box, gpus=(3,), gpu_milli=500)
 
 
+def test_a_gang_of_containers_has_its_gpus_on_the_node_and_each_member_its_own_number() -> None:
+    """NVLink is found only between GPUs that the container has; others stay outside."""
+    env = {"CUDA_VISIBLE_DEVICES": "3", "SHOAL_JOB_GPUS": "1,3,10"}
+    box = msgspec.structs.replace(BOX, env=env)
+    launch = msgspec.structs.replace(OPERATOR, env=env, gpus=(3,))
+    found = render(Runtime("podman", ("podman",)), ROOT, launch, box)
+    given = [word for word in found.words if word.startswith("--device=nvidia.com")]
+    assert given == [f"--device=nvidia.com/gpu={gpu}" for gpu in (1, 3, 10)]
+    assert "CUDA_VISIBLE_DEVICES=1" in found.variables.splitlines()
+
+
 @pytest.mark.parametrize(
     ("name", "uid"), [("LD_PRELOAD", 0), ("PATH", 0), ("CONTAINERS_CONF", 0), ("NOTES", 70_001)]
 )

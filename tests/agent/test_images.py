@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import signal
+import stat
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from shoal.agent.confine import rdma
+from shoal.agent.confine.limits import Device
 from shoal.model.commands import Limits
 from shoal.model.job import Fault, MemberRef
+from shoal.model.node import RDMA_OPEN, RDMA_ROOT
 from shoal.model.secret import SecretsOf, SecretValue
 from tests.agent.rig import Rig, rig
 from tests.agent.test_packages import package
@@ -347,3 +353,77 @@ def test_a_container_leaves_no_group_in_any_hierarchy(node: Rig) -> None:
     node.stop(ref)
     node.exit(ref)
     node.wait(lambda: not left())
+
+
+# -- network cards -------------------------------------------------------------------------------
+
+TRY = "import resource; print(resource.getrlimit(8)); open('{}', 'rb').read(1); print('opened')"
+
+
+@pytest.fixture(scope="module")
+def cards(store: Podman) -> Iterator[tuple[Rig, str]]:
+    """A node with an InfiniBand card, whose files are those of /dev/zero."""
+    need_root()
+    root = f"/dev/shoal-test-{os.getpid()}-cards"
+    os.makedirs(f"{root}/{rdma.CARDS}/mlx5_0")
+    os.makedirs(f"{root}/{rdma.FILES}")
+    for name in ("uverbs0", "rdma_cm", "umad0"):
+        os.mknod(f"{root}/{rdma.FILES}/{name}", stat.S_IFCHR | 0o666, os.makedev(1, 5))
+        os.chmod(f"{root}/{rdma.FILES}/{name}", 0o666)
+    try:
+        with rig(**store.env, **{rdma.ROOT: root}) as made:
+            yield made, f"{root}/{rdma.FILES}/uverbs0"
+    finally:
+        shutil.rmtree(root)
+
+
+def _locked(node: Rig) -> str:
+    """Of memory, in the words of `ulimit`: all of it, unless this test may not raise its limit."""
+    assert node.report is not None
+    if node.report.spec.rdma == RDMA_OPEN:
+        return "unlimited"
+    most = str(resource.getrlimit(resource.RLIMIT_MEMLOCK)[1] >> 10)
+    assert f"only {most} KiB" in str(node.report.spec.rdma)
+    return most
+
+
+def test_a_container_gets_the_cards_and_may_lock_memory(cards: tuple[Rig, str]) -> None:
+    node, _ = cards
+    locked = _locked(node)
+    look = "ls /dev/infiniband; ulimit -l; dd if=/dev/infiniband/uverbs0 bs=1 count=1 | cat"
+    for uid in (0, UID):
+        ref = script(node, look, uid=uid)
+        assert node.exit(ref).code == 0
+        assert node.text(ref).split()[:3] == ["rdma_cm", "uverbs0", locked], node.text(ref)
+    ref = script(node, look, uid=UID, limits=Limits(rdma=False))
+    node.exit(ref)
+    assert node.text(ref).startswith("ls: /dev/infiniband: No such file"), node.text(ref)
+
+
+def test_a_tenant_opens_a_card_only_if_the_policy_lets_it(cards: tuple[Rig, str]) -> None:
+    node, path = cards
+    words = (sys.executable, "-c", TRY.format(path))
+    for allowed in (True, False):
+        ref = fresh()
+        node.launch(ref, *words, uid=UID, tenant="physics", limits=Limits(rdma=allowed))
+        code = node.exit(ref).code
+        node.says(ref, "opened" if allowed else "PermissionError")
+        assert (code == 0) is allowed
+        most = -1 if _locked(node) == "unlimited" else int(_locked(node)) << 10
+        assert node.text(ref).startswith(f"({most}, {most})"), "it may lock what the agent may"
+
+
+def test_a_node_says_why_its_cards_are_of_no_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(rdma.ROOT, str(tmp_path))
+    monkeypatch.setattr(rdma, "_unlocked", lambda: 8 << 20)
+    assert rdma.look() == ""
+    (tmp_path / rdma.CARDS / "mlx5_0").mkdir(parents=True)
+    assert "load ib_uverbs" in rdma.look()
+    device = Device(str(tmp_path / "uverbs0"), 1, 5)
+    (tmp_path / "uverbs0").touch(0o600)
+    monkeypatch.setattr(rdma, "files", lambda: [device])
+    assert "only 8192 KiB of memory" in rdma.look()
+    monkeypatch.setattr(rdma, "_unlocked", lambda: -1)
+    assert rdma.look() == RDMA_ROOT

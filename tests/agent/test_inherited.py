@@ -19,6 +19,7 @@ SECRETS = (
     ),
     *("LC_MY_TOKEN", "LC_SECRET", "XDG_RUNTIME_DIR", "XDG_SESSION_ID", "DBUS_SESSION_BUS_ADDRESS"),
     *("LD_AUDIT", "PYTHONSTARTUP", "PYTHONHOME", "BASH_ENV", "ENV", "PROMPT_COMMAND"),
+    *("OMPI_MCA_orte_hnp_uri", "OMPI_MCA_ess_base_jobid", "OMPI_COMM_WORLD_RANK", "PMIX_RANK"),
     *("CUDA_MPS_PIPE_DIRECTORY", "SHOAL_SECRETS_KEY", "SHOAL_HOME", "PIP_INDEX_URL"),
 )
 
@@ -56,12 +57,12 @@ def test_a_tenant_that_is_kept_apart_gets_nothing_that_leads_into_the_operators_
 ) -> None:
     for name in ("HOME", "PYTHONPATH", "LD_PRELOAD", "XDG_CACHE_HOME", "HF_HOME", "TMPDIR"):
         monkeypatch.setenv(name, "/root/own")
-    for name in ("NCCL_SOCKET_IFNAME", "CUDA_HOME", "LC_ALL"):
+    for name in ("NCCL_SOCKET_IFNAME", "OMPI_MCA_plm_rsh_agent", "CUDA_HOME", "LC_ALL"):
         monkeypatch.setenv(name, "machine")
     assert list(inherited_env().values()).count("/root/own") == 6
     apart = inherited_env(apart=True)
     assert "/root/own" not in apart.values()
-    assert list(apart.values()).count("machine") == 3
+    assert list(apart.values()).count("machine") == 4
 
 
 def test_a_tenants_build_does_not_get_the_password_of_an_index(

@@ -87,6 +87,20 @@ def test_a_program_that_cannot_start_says_so(way: bool, tmp_path: Path) -> None:
         assert (done.returncode, str(path) in done.stderr) == (code, True)
 
 
+def test_no_signal_of_the_c_library_stays_ignored() -> None:
+    shown = ["/bin/sh", "-c", "grep SigIgn /proc/self/status"]
+    read, write = os.pipe()
+    for words in (shown, [*before(), *shown]):
+        streams = [(os.POSIX_SPAWN_DUP2, write, 1)]
+        os.waitpid(os.posix_spawn(words[0], words, os.environ, file_actions=streams), 0)
+    os.close(write)
+    with open(read) as file:
+        spawned, joined = (int(line.split()[1], 16) >> 31 & 3 for line in file)
+    if not spawned:
+        pytest.skip("this C library leaves none ignored in what it spawns")
+    assert not joined
+
+
 def test_a_script_without_a_first_line_is_the_shells(way: bool, tmp_path: Path) -> None:
     script = tmp_path / "script"
     script.write_text('echo "$1"\n')

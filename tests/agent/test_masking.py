@@ -37,7 +37,7 @@ def test_a_value_and_its_usual_encodings_are_hidden_and_nothing_moves(printed: b
 
 @pytest.mark.parametrize("user", [b"me:", b"you:", b"them:"])
 def test_a_password_in_a_header_of_basic_authorization_is_hidden(user: bytes) -> None:
-    """All but the characters that it shares with its neighbours."""
+    """All but the characters that it shares with its neighbors."""
     header = base64.b64encode(user + VALUE)
     hidden = Mask([VALUE]).hide(header)
     assert hidden.count(b"*") >= len(header) * len(VALUE) // len(user + VALUE) - 6

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from shoal.agent.confine.limits import Device, renumbered, withheld
 from shoal.agent.numbers import own_gpus, renamed
 from shoal.model.commands import Launch
 from shoal.model.job import MemberRef
@@ -46,3 +47,16 @@ def test_only_an_engine_gives_a_node_some_of_a_machines_gpus() -> None:
     assert own_gpus(joined, GIVEN) == (0, 1, 2)
     assert own_gpus(NODE, {}) == own_gpus(NODE, {"CUDA_VISIBLE_DEVICES": "1"}) == (0, 1, 2)
     assert renamed(LAUNCH, (0, 1, 2)) is LAUNCH
+
+
+def test_members_of_a_gang_may_open_its_gpus_and_no_others() -> None:
+    """A GPU that they may open counts for CUDA, so their own has another number among them."""
+    env = {"CUDA_VISIBLE_DEVICES": "2", "SHOAL_JOB_GPUS": "0,2"}
+    member = renamed(msgspec.structs.replace(LAUNCH, gpus=(2,), env=env), own_gpus(NODE, GIVEN))
+    assert member.env == {"CUDA_VISIBLE_DEVICES": "7", "SHOAL_JOB_GPUS": "2,7"}
+    found = {number: Device(f"/dev/x{number}", 195, number) for number in range(8)}
+    gone = withheld(member, found)
+    assert sorted(gone) == [0, 1, 3, 4, 5, 6]
+    assert renumbered(member.env["CUDA_VISIBLE_DEVICES"], found, gone) == "1"
+    share = msgspec.structs.replace(member, gpu_milli=500)
+    assert sorted(withheld(share, found)) == [0, 1, 2, 3, 4, 5, 6]

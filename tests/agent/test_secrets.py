@@ -158,7 +158,7 @@ def test_a_secret_that_is_gone_is_the_reason_why_a_member_cannot_start() -> None
         )
         give(node, TWO, SecretValue("binary", b"a\0b", "VAR"))
         node.launch(TWO, "true", secrets=("binary=VAR",))
-        assert "binary holds a NUL byte" in node.exit(TWO).why
+        assert "binary contains a NUL byte" in node.exit(TWO).why
 
 
 def test_what_a_member_prints_is_hidden_however_it_is_written() -> None:

@@ -20,6 +20,7 @@ from shoal.agent.shares import (
     client_env,
     daemon_env,
     knows_fraction,
+    packages_of,
     share_of,
 )
 from shoal.model.commands import Launch, Limits
@@ -118,6 +119,23 @@ def test_an_older_torch_is_not_given_an_option_that_it_would_fail_at(
 ) -> None:
     assert knows_fraction(f"__version__ = '{version}'\ndebug = False\n") is knows
     assert not knows_fraction("")
+
+
+@pytest.mark.parametrize("how", ["own", "pth", "base"])
+def test_torch_is_found_where_the_interpreter_finds_it(how: str, tmp_path: Path) -> None:
+    """An environment over another that has torch took 40 GB with a tenth of a GPU."""
+    env, base = tmp_path / "env", tmp_path / "base"
+    sites = [root / "lib" / "python3.12" / "site-packages" for root in (env, base)]
+    for site in sites:
+        site.mkdir(parents=True)
+    (sites[how != "own"] / "torch").mkdir()
+    if how == "pth":
+        (sites[0] / "other.pth").write_text(f"import this\n{sites[1]}\n")
+    shares = str(how == "base").lower()
+    (env / "pyvenv.cfg").write_text(f"home = {base}/bin\ninclude-system-site-packages = {shares}\n")
+    places = list(packages_of(str(env)))
+    assert places[0] == str(sites[0])
+    assert (str(sites[1]) in places) is (how != "own")
 
 
 async def _ready(found: Shares, command: Launch) -> Launch:

@@ -113,7 +113,7 @@ def test_a_sleeper_that_is_to_stop_can_obey_and_one_that_is_killed_exits_like_an
         for ref in (REF, stubborn, killed):
             node.says(ref, "up")
             fall_asleep(node, ref)
-        assert set(tree(node).values()) == {"T"}
+        node.wait(lambda: set(tree(node).values()) == {"T"})
         node.stop(REF, grace_ms=60_000)
         ended = node.exit(REF)
         assert (ended.code, ended.stopped) == (7, True) and "obeys" in node.text(REF)
@@ -143,7 +143,7 @@ def test_what_the_job_had_stopped_stays_stopped_and_what_somebody_wakes_is_stopp
         own, other = map(int, node.text(REF).split()[:2])
         node.wait(lambda: tree(node)[own] == "T")
         fall_asleep(node)
-        assert set(tree(node).values()) == {"T"}
+        node.wait(lambda: set(tree(node).values()) == {"T"})
         os.kill(other, signal.SIGCONT)
         node.wait(lambda: tree(node)[other] == "S")
         node.until(lambda: tree(node)[other] == "T")

@@ -141,6 +141,18 @@ def test_a_process_is_locked_and_moved_and_its_tree_frozen_and_waking_is_the_rev
     assert stand.states == {8: RUNNING}
 
 
+def test_one_that_is_to_be_killed_is_moved_off_its_gpu_and_not_frozen() -> None:
+    member, stand, sleeping = made(7, 8, p8=140)
+    run(sleeping.sleep(member))
+    run(sleeping.wake(member, {}))
+    member.calls.clear()
+    run(sleeping.leave(member))
+    assert member.calls == ["lock 8", "checkpoint 8"]
+    assert stand.states == {8: CHECKPOINTED}
+    run(sleeping.leave(member))  # there is nothing left to move
+    assert len(member.calls) == 2
+
+
 def test_a_member_without_a_context_is_only_frozen() -> None:
     member, _, sleeping = made(7)
     assert run(sleeping.sleep(member)) == 0

@@ -20,13 +20,14 @@ import pytest
 from harness.waiting import until
 
 from shoal.agent.member import Member, State
+from shoal.agent.members import Members
 from shoal.agent.ownership import read_process
 from shoal.agent.sleeping import naps
 from shoal.agent.sleeping.naps import Naps, Tree
 from shoal.agent.sleeping.port import Full, Lost, Processes, Refused
 from shoal.core.nodebook import NodeBook
 from shoal.machine.cgroups import UNIFIED, Group
-from shoal.model.commands import Envelope, Launch, Sleep, Wake
+from shoal.model.commands import Envelope, Launch, Sleep, Stop, Wake
 from shoal.model.job import Fault, MemberRef
 from shoal.model.node import NodeSpec
 from tests.agent.rig import rig, rig_of
@@ -125,7 +126,7 @@ def test_without_groups_and_rights_members_sleep_and_a_foreign_process_is_a_refu
             node.launch(REF, "sh", "-c", HASHES)
             node.until(lambda: node.text(REF).count("\n") >= 3)
             fall_asleep(node)
-            assert set(tree(node).values()) == {"T"}
+            until(lambda: set(tree(node).values()) == {"T"})
             wake(node)
             node.until(lambda: is_awake(node))
             words = f"{foreign} --reuid={OTHER} --clear-groups sleep 600 & echo $!; wait"
@@ -197,6 +198,9 @@ class Way:
         if self._wake is not None:
             raise self._wake
 
+    async def leave(self, processes: Processes) -> None:
+        self.calls.append("leave")
+
 
 class Scene:
     """A member with GPU 0 of a node, as the agent keeps it."""
@@ -205,9 +209,16 @@ class Scene:
         self.book = NodeBook(NodeSpec(id="n1", gpus=2, cpu_milli=1_000, memory_mb=1_000), 1)
         self.member = Member(REF, State.RUNNING)
         self.signals: list[int] = []
-        processes: Any = SimpleNamespace(
-            get=lambda _: None, signal=lambda _, number: self.signals.append(number), containers={}
-        )
+        self.way, self.killed = way, asyncio.Event()
+
+        def signaled(_: MemberRef, number: int) -> None:
+            self.signals.append(number)
+            way.calls.append(signal.Signals(number).name)
+            if number == signal.SIGKILL:
+                self.killed.set()
+
+        processes: Any = SimpleNamespace(get=lambda _: None, signal=signaled, containers={})
+        self.processes = processes
         watch: Any = SimpleNamespace(
             rests=lambda _: None, expect=lambda _: None, woke=lambda _: None
         )
@@ -313,3 +324,46 @@ def test_one_whose_gpu_state_is_elsewhere_is_not_asked_to_end_and_is_told_its_ne
             assert scene.naps.stop(scene.member) is obeys
 
     asyncio.run(run())
+
+
+class Stopper(Members):
+    """As far as it ends members."""
+
+    def __init__(self, scene: Scene) -> None:
+        self.naps, self.processes = scene.naps, scene.processes
+
+
+@pytest.mark.parametrize(
+    ("naps_mb", "catches", "order"),
+    [
+        (500, False, ["leave", "SIGTERM", "SIGCONT", "SIGKILL"]),
+        (500, True, ["SIGTERM", "SIGCONT", "leave", "SIGKILL"]),
+        (0, False, ["SIGTERM", "SIGCONT", "SIGKILL"]),
+    ],
+)
+def test_what_was_brought_back_to_its_gpu_is_moved_off_it_before_it_is_killed(
+    naps_mb: int, catches: bool, order: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To kill it there hung a host. One that catches SIGTERM first gets its time to save."""
+    monkeypatch.setattr(Naps, "deaf", lambda *_: not catches)
+
+    async def run() -> None:
+        scene = Scene(Way(naps_mb))
+        await scene.nap(gpus=(0,))
+        scene.way.calls.clear()
+        stop = Stop(node="n1", incarnation=1, ref=REF, grace_ms=0, why="")
+        Stopper(scene)._terminate(scene.member, stop)
+        await scene.killed.wait()
+        assert scene.way.calls == order
+
+    asyncio.run(run())
+
+
+def test_a_process_says_which_signals_it_catches() -> None:
+    before = signal.signal(signal.SIGUSR2, lambda *_: None)
+    try:
+        assert naps._catches(os.getpid(), signal.SIGUSR2)
+        assert not naps._catches(os.getpid(), signal.SIGSTOP)
+        assert not naps._catches(2**22, signal.SIGUSR2)
+    finally:
+        signal.signal(signal.SIGUSR2, before)

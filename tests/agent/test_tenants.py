@@ -14,14 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from shoal.agent.confine.launcher import Bound, Covered, Mounts, Shown, mounts
+from shoal.agent.confine.launcher import Bound, Covered, Mounts, Order, Shown, mounts, steps
 from shoal.agent.confine.limits import renumbered, unenforced
 from shoal.agent.confine.tenant import Binding
 from shoal.agent.inherited import for_tenant
 from shoal.machine.cgroups import Cgroups
+from shoal.machine.exits import MEMBERS
+from shoal.model.commands import Acknowledge
 from shoal.model.job import MemberRef
 from shoal.model.node import unenforced_lines
-from tests.agent.rig import Rig, rig, rig_of
+from tests.agent.rig import WITHOUT_JOIN, Rig, rig, rig_of
 from tests.needs import need_root
 
 UID = 61_901
@@ -67,6 +69,17 @@ def test_of_two_barriers_on_one_way_the_outer_one_is_covered() -> None:
     assert mounts(shown, {}, {}).covered == (Covered("/a"),)
 
 
+def test_below_tmp_the_first_folder_is_covered_in_the_members_own_tmp() -> None:
+    shown = [
+        Shown("/tmp/home/n1/j1/scratch", "/tmp/home/n1/j1/scratch"),
+        Shown("/tmp/python", "/tmp/python"),
+        Shown("/tmp/other/a", "/tmp/other/a"),
+    ]
+    found = mounts(shown, {"/tmp": "/x/tmp"}, {}, (), ("/tmp/home", "/tmp/python"))
+    assert found.covered == (Covered("/tmp/home"),)
+    assert [one.path for one in found.bound] == sorted(one.path for one in shown)
+
+
 def test_the_operators_account_does_not_reach_a_tenant() -> None:
     env = {
         "PATH": "/root/bin:/usr/bin",
@@ -79,16 +92,17 @@ def test_the_operators_account_does_not_reach_a_tenant() -> None:
         "USER": "a",
         "LOGNAME": "a",
         "SHELL": "/bin/sh",
+        "TORCHINDUCTOR_CACHE_DIR": "/home/a/.cache/torchinductor",
         "PATH": "/usr/bin",
         "https_proxy": "http://proxy:3128",
         "NCCL_DEBUG": "INFO",
     }
 
 
-@pytest.fixture(scope="module")
-def node() -> Iterator[Rig]:
+@pytest.fixture(scope="module", params=["", WITHOUT_JOIN], ids=["join", "python"])
+def node(request: pytest.FixtureRequest) -> Iterator[Rig]:
     need_root()
-    with rig() as made:
+    with rig_of(0, {}, script=request.param) as made:
         yield made
 
 
@@ -112,6 +126,106 @@ def test_a_member_runs_as_its_tenants_user_with_folders_of_its_own(node: Rig) ->
     assert os.stat(kept).st_uid == os.stat(kept / "mine").st_uid == UID
     assert os.stat(kept).st_mode & 0o777 == 0o700
     assert not os.path.exists("/tmp/mine")
+
+
+LEAVE = """
+import os, sys
+for folder in (os.environ["SHOAL_SCRATCH"], os.environ["SHOAL_CHECKPOINT_DIR"], "/tmp"):
+    seen = os.stat(folder)
+    ours = sys.prefix.split("/")[2]  # a clone in /tmp
+    print(seen.st_ino, seen.st_uid, oct(seen.st_mode), sorted({*os.listdir(folder)} - {ours}))
+    if "file" in sys.argv:
+        open(folder + "/.left", "w")
+    if "mode" in sys.argv:
+        os.chmod(folder, 0o777)
+if os.getuid():
+    compiled = os.environ["TORCHINDUCTOR_CACHE_DIR"]
+    os.makedirs(compiled, exist_ok=True)
+    print("compiled by", *os.listdir(compiled))
+    open(f"{compiled}/{os.getuid()}", "w")
+"""
+
+
+def test_what_a_tenant_leaves_in_its_folders_reaches_no_other_tenant() -> None:
+    """Folders are used again, by members of the same tenant, if they are as new. The node is not
+    below /tmp, where its own folders would be mounted inside the members'."""
+    need_root()
+    with rig_of(0, {}, below="/run") as node:
+        seen: list[tuple[int, list[str]]] = []
+        users = (UID, UID + 1, 0, UID, UID, UID + 1, UID)
+        leaves = ("", "", "", "file", "mode", "", "")
+        for number, (uid, left) in enumerate(zip(users, leaves, strict=True)):
+            ref = MemberRef(f"j{number}", 1, 0)
+            env = (
+                {"SHOAL_MEMBERS": "1", "SHOAL_SCRATCH": "."} if not uid else {"SHOAL_MEMBERS": "1"}
+            )
+            node.launch(ref, sys.executable, "-c", LEAVE, left, env=env, uid=uid)
+            assert node.exit(ref).code == 0, node.text(ref)
+            lines = node.text(ref).splitlines()
+            if uid:
+                earlier = f" {uid}" if uid in users[:number] else ""
+                assert lines.pop() == f"compiled by{earlier}", "the next job of the same tenant"
+                assert all(line.split(" ", 1)[1] == f"{uid} 0o40700 []" for line in lines), lines
+            seen.append((uid, [line.split()[0] for line in lines[:2]]))
+            acknowledge = Acknowledge(node="n1", incarnation=node.ask().incarnation, ref=ref)
+            node.order(acknowledge)
+            gone = node.directory / MEMBERS / str(ref)
+            node.wait(lambda folder=gone: not folder.exists())  # type: ignore[misc]
+        assert seen[0][1] == seen[3][1], "used again"
+        for uid, inodes in seen:
+            assert not any(set(inodes) & set(others) for user, others in seen if user != uid)
+
+
+def test_join_gets_the_steps_in_the_order_in_which_they_hold() -> None:
+    """What is shown is opened before anything is covered, and the user comes last."""
+    shape = Mounts(
+        (Bound("/x/tmp", "/tmp"),),
+        (Covered("/root"),),
+        (Bound("/x/scratch", "/root/s"), Bound("/x/tmp", "/root/p", writable=False)),
+        ("/data",),
+    )
+    order = Order("/bin/ls", ("ls", "--"), {}, "/root/s", UID, 9, shape, ("/sys/a",))
+    text = f"+ j /sys/a s o /x/tmp o /x/scratch p 0 /tmp c /root w 1 /root/s r 0 /root/p v /data \
+k /root u {UID} 9 7  /root/s -- /bin/ls ls --"
+    assert steps(order, 7) == text.split(" ")
+    bare = Order("/bin/ls", ("ls",), {}, "/", UID, 9, Mounts(), terminal=True)
+    assert steps(bare, 7) == f"+ u {UID} 9 7 terminal / -- /bin/ls ls".split()
+
+
+def test_a_program_that_cannot_start_or_enter_its_folder_says_so(node: Rig) -> None:
+    script = node.directory / "script"
+    script.write_text("#!/nowhere/at/all\n")
+    script.chmod(0o755)
+    node.directory.chmod(0o755)
+    ref = MemberRef("j60", 1, 0)
+    node.launch(ref, str(script), uid=UID, tenant="a", workdir="/usr")
+    end = node.exit(ref)
+    assert end.code in (126, 127) and str(script) in end.why and "cannot start" in end.why
+
+
+STOPS = """
+import os, signal
+print("up", flush=True)
+while True:
+    try:
+        os.kill(-1, signal.SIGSTOP)
+    except ProcessLookupError:
+        pass
+"""
+
+
+def test_a_tenant_that_stops_all_its_processes_does_not_stop_the_agent() -> None:
+    """Not even one that is about to become its program, for which nobody waits."""
+    need_root()
+    with rig() as node:
+        stops = MemberRef("j70", 1, 0)
+        node.launch(stops, sys.executable, "-c", STOPS, uid=UID, tenant="a")
+        assert node.says(stops, "up")
+        for number in range(71, 76):
+            other, own = MemberRef(f"j{number}", 1, 0), MemberRef(f"j{number}", 1, 1)
+            node.launch(other, "sleep", "600", uid=UID, tenant="a")
+            node.launch(own, "true")
+            assert node.exit(own).code == 0
 
 
 @pytest.mark.parametrize(

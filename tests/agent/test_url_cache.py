@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import io
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from shoal.agent.blocks.store import FILES
 from shoal.agent.faults import CannotStart
 from shoal.agent.images.render import Mount
 from shoal.agent.keeping import url_helper
-from shoal.agent.keeping.url_volumes import FILES, UrlCache
+from shoal.agent.keeping.url_cache import UrlCache
 from shoal.agent.keeping.volumes import mounts_of
 from shoal.model.commands import Launch
 from shoal.model.job import Fault, MemberRef
@@ -22,7 +24,7 @@ class Small(UrlCache):
     """On a disk with 200 bytes for everything, so half of them are for the cache."""
 
     def _free(self) -> int:
-        return 200 - sum(entry.size for entry in self._entries())
+        return 200 - sum(entry.size for entry in self.entries())
 
 
 def put(cache: UrlCache, key: str, size: int, at_s: int) -> None:
@@ -86,7 +88,11 @@ def test_files_that_change_while_they_are_fetched_are_fetched_again(
     source = tmp_path / "source" / "deep"
     source.mkdir(parents=True)
     (source / "words").write_text("first")
-    monkeypatch.setattr("sys.stdin", io.StringIO("go\n" * 3))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    read_end, write_end = os.pipe()
+    os.write(write_end, b'{"node": "n1"}\n' * 3)
+    monkeypatch.setattr("sys.stdin", os.fdopen(read_end))
     copy = url_helper.copy
 
     def changing(*words: object) -> None:
@@ -95,9 +101,10 @@ def test_files_that_change_while_they_are_fetched_are_fetched_again(
         monkeypatch.setattr(url_helper, "copy", copy)
 
     monkeypatch.setattr(url_helper, "copy", changing)
-    url_helper.fetch(f"file://{tmp_path}/source", str(tmp_path / FILES))
-    assert (tmp_path / FILES / "deep" / "words").read_text() == "second"
-    assert (tmp_path / FILES / "deep" / "words").stat().st_mode & 0o777 == 0o444
+    url_helper.fetch(f"file://{tmp_path}/source", 0, 1, url_helper.Ears())
+    monkeypatch.undo()
+    assert (tmp_path / "here" / FILES / "deep" / "words").read_text() == "second"
+    assert (tmp_path / "here" / FILES / "deep" / "words").stat().st_mode & 0o777 == 0o444
     assert capsys.readouterr().out.count("fingerprint") == 2
 
 
@@ -115,6 +122,31 @@ def test_an_image_gets_the_fetched_folder_read_only() -> None:
         volumes=("s3://bucket/set:data",),
     )
     assert mounts_of(launch) == [Mount("/home/volumes/key/files", writable=False)]
+
+
+ENDLESS = """
+from shoal.agent.keeping import url_helper
+
+class Store:
+    def invalidate_cache(self): pass
+    def find(self, root, detail):
+        return {f"bucket/{n}": {"type": "file", "size": 1, "ETag": str(n)} for n in range(10**7)}
+
+url_helper.LISTING_BYTES_MAX = 128 << 20
+try:
+    url_helper.look(Store(), "bucket", "s3://bucket")
+except url_helper.Problem as problem:
+    print(problem)
+url_helper.LISTING_BYTES_MAX = 1 << 40
+Store.find = lambda *_, **__: {f"bucket/{n}": {"size": 1, "ETag": "1"} for n in range(5)}
+print(len(url_helper.look(Store(), "bucket", "s3://bucket").files))
+"""
+
+
+def test_a_store_of_ten_million_files_is_refused_in_one_line_and_takes_bounded_memory() -> None:
+    done = subprocess.run([sys.executable, "-c", ENDLESS], capture_output=True, text=True)
+    said = "s3://bucket: it has too many files, more than 200000: use archives"
+    assert done.stdout.splitlines() == [said, "5"], done.stderr
 
 
 def test_a_library_that_a_node_lacks_is_named_with_what_to_do() -> None:
@@ -140,7 +172,7 @@ def test_a_web_server_that_does_not_answer_is_not_a_missing_file() -> None:
         ("s3://bucket/prefix:data", ""),
         ("https://host:8443/a/b.tar:data:ro", ""),
         ("s3://bucket/prefix:data:rw", "cannot be written"),
-        ("https://me:word@host/a:data", "holds a password"),
+        ("https://me:word@host/a:data", "contains a password"),
         ("s3://bucket/../other:data", "holds '..'"),
     ],
 )
@@ -149,3 +181,33 @@ def test_urls_of_volumes(text: str, problem: str) -> None:
     said = volumes_problem((text,))
     assert problem in said if problem else not said
     assert "word" not in said.replace("password", "")
+
+
+def test_a_cache_knows_how_much_it_holds_of_each_volume_also_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    cache = UrlCache(tmp_path)
+
+    def put(key: str, volume: str, size: int, total: int) -> None:
+        part = tmp_path / ".part"
+        (part / FILES).mkdir(parents=True)
+        (part / FILES / "file").write_bytes(bytes(size))
+        cache.put(part, key, volume, total)
+
+    put("share0", "v", 30, 100)
+    put("share1", "v", 25, 100)
+    put("whole", "w", 7, 0)
+    put("lies", "x", 1, 1 << 200)
+    assert {one.volume: (one.held_bytes, one.size_bytes) for one in cache.held} == {
+        "v": (55, 100),
+        "w": (7, 7),
+        "x": (1, 1 << 50),
+    }
+    put("old", "", 5, 0)
+    again = UrlCache(tmp_path)
+    again.count()
+    assert {one.volume for one in again.held} == {"v", "w", "x"}
+    for path in tmp_path.glob("*.size"):
+        path.unlink()
+    again.count()
+    assert again.held == ()

@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from jwt.algorithms import RSAAlgorithm
 
 SECRET = "the client's secret"
+ACCESS = "an access token"
 
 
 @functools.cache
@@ -43,11 +44,12 @@ class FakeProvider:
         self.codes: dict[str, dict[str, str]] = {}
         self.asked: list[dict[str, str]] = []  # at the token endpoint
         self.issuer = ""
+        self.userinfo: dict[str, Any] = {}  # what the ID token leaves out
         self.methods: list[str] = ["client_secret_basic", "client_secret_post"]
 
     def jwks(self) -> dict[str, Any]:
         public = json.loads(RSAAlgorithm.to_jwk(self.key.public_key()))
-        return {"keys": [{**public, "kid": self.kid, "use": "sig", "alg": "RS256"}]}
+        return {"keys": [{**public, "kid": self.kid, "use": "sig"}]}  # most name no algorithm
 
     def discovery(self) -> dict[str, Any]:
         return {
@@ -56,6 +58,8 @@ class FakeProvider:
             "token_endpoint": f"{self.issuer}/token",
             "jwks_uri": f"{self.issuer}/jwks",
             "device_authorization_endpoint": f"{self.issuer}/device",
+            "userinfo_endpoint": f"{self.issuer}/userinfo",
+            "authorization_response_iss_parameter_supported": True,
             "token_endpoint_auth_methods_supported": self.methods,
         }
 
@@ -72,7 +76,8 @@ class FakeProvider:
     def authorize(self, query: dict[str, str]) -> str:
         code = secrets.token_urlsafe(8)
         self.codes[code] = query
-        return f"{query['redirect_uri']}?{urlencode({'code': code, 'state': query['state']})}"
+        back = {"code": code, "state": query["state"], "iss": self.issuer}
+        return f"{query['redirect_uri']}?{urlencode(back)}"
 
     def token(self, form: dict[str, str], authorization: str) -> tuple[int, dict[str, Any]]:
         self.asked.append(form)
@@ -85,7 +90,7 @@ class FakeProvider:
                 return 400, {"error": "invalid_grant"}
             if not self.agreed:
                 return 400, {"error": "authorization_pending"}
-            return 200, {"id_token": self.id_token("")}
+            return 200, {"id_token": self.id_token(""), "access_token": ACCESS}
         asked = self.codes.pop(form["code"], None)
         digest = hashlib.sha256(form["code_verifier"].encode()).digest()
         challenge = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
@@ -96,7 +101,7 @@ class FakeProvider:
             or asked["redirect_uri"] != form["redirect_uri"]
         ):
             return 400, {"error": "invalid_grant"}
-        return 200, {"id_token": self.id_token(asked["nonce"])}
+        return 200, {"id_token": self.id_token(asked["nonce"]), "access_token": ACCESS}
 
 
 def basic_secret(authorization: str) -> str:
@@ -118,6 +123,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.end_headers()
         elif where.path == "/jwks":
             self._answer(200, self.provider.jwks())
+        elif where.path == "/userinfo":
+            known = self.headers["Authorization"] == f"Bearer {ACCESS}"
+            person = {"sub": self.provider.person.get("sub"), **self.provider.userinfo}
+            self._answer(200, person) if known else self._answer(401, {"error": "invalid_token"})
         else:
             self._answer(200, self.provider.discovery())
 

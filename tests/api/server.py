@@ -7,14 +7,12 @@ import contextlib
 import http.client
 import socket
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import uvicorn
-from litestar import Litestar
 
 from shoal.api.access import new_token
 from shoal.api.app import build
@@ -22,6 +20,7 @@ from shoal.api.forwarded import SERVED
 from shoal.api.limits import Gate, guarded
 from shoal.api.moment import MOMENTS
 from shoal.api.notices import POSTING
+from shoal.api.routing import App
 from shoal.api.timeline import BARS
 from shoal.control.home import Home
 from shoal.control.logs import LogStore
@@ -33,6 +32,7 @@ from shoal.control.secretstore import SecretStore
 from shoal.control.store.marks import Numbers
 from shoal.control.store.sqlite import SqliteStore
 from shoal.control.stores import Stores
+from shoal.core.state.state import State
 from shoal.database.settings import FileSettings
 from shoal.engines.linked.engine import LinkedEngine
 from shoal.ledger.live import LiveLedger
@@ -53,6 +53,16 @@ class Reply(NamedTuple):
     @property
     def message(self) -> str:
         return str(msgspec.json.decode(self.body)["message"])
+
+
+class OwnThread(ControlLoop):
+    """The state belongs to the loop's thread: whoever reads it in another one is found here, not
+    once in a thousand requests."""
+
+    @property
+    def state(self) -> State:
+        asyncio.get_running_loop()  # raises in a thread that has none
+        return super().state
 
 
 class Server:
@@ -77,7 +87,7 @@ class Server:
         self.engine = BookEngine()
         numbers = Numbers(self.home.marks, (self.home.logs,))
         self.store = SqliteStore(self.home.database, numbers, self.home.spare)
-        self.loop = ControlLoop(
+        self.loop = OwnThread(
             self.store,
             self.engine,
             HandClock(),
@@ -93,11 +103,9 @@ class Server:
         posting = Posting(self.loop, Stores(self.home), "cafe0001")
         bars = Bars(self.home.bars, self.store, self.loop, print)
         self.loop.followers += [books, posting, bars]
-        with warnings.catch_warnings():  # Litestar 3 will want another way to write parameters
-            warnings.simplefilter("ignore")
-            app = build(
-                self.loop, OPERATORS, live_ledger=books, home=self.home.path, linked=self.linked
-            )
+        app = build(
+            self.loop, OPERATORS, live_ledger=books, home=self.home.path, linked=self.linked
+        )
         self.app = app
         app.state[POSTING] = posting
         app.state[BARS] = bars
@@ -118,6 +126,8 @@ class Server:
             await self.loop.changed("", 30)  # the node has joined, or had before
         self._ready.set()  # the socket listens since it was made
         await serving
+        for connection in list(self.server.server_state.connections):
+            connection.transport.abort()  # a stream that its reader has left open
         app.state[SERVED].close()
         ticking.cancel()
         sending.cancel()
@@ -125,7 +135,7 @@ class Server:
         await app.state[MOMENTS].close()
         self.store.close()
 
-    def served(self, app: Litestar) -> Any:
+    def served(self, app: App) -> Any:
         return app.state[SERVED]
 
     def start(self) -> None:
@@ -133,7 +143,7 @@ class Server:
         assert self._ready.wait(120)
 
     def stop(self) -> None:
-        self.app.state.feed.end()
+        self.app.state["feed"].end()
         self.server.should_exit = self.server.force_exit = True
         self._thread.join(120)
 

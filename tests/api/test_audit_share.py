@@ -6,7 +6,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
-from shoal.api.audit import HOUR_MS, MINUTE_MS, SAME_MAX, TENANT_MAX, Auditor
+from shoal.api.audit import HANDLER, HOUR_MS, MINUTE_MS, SAME_MAX, TENANT_MAX, Auditor
 from shoal.api.principal import SCOPE, Principal
 from shoal.control.audit import AuditQueue
 from shoal.model.identity import Role
@@ -37,10 +37,8 @@ def ask(
 ) -> None:
     tenant = "*" if role is Role.ADMIN else "red" if user.startswith("mallory") else "blue"
     who = Principal(user=user, tenant=tenant, role=role, token=f"t{user}")
-    handler = SimpleNamespace(fn=SimpleNamespace(__qualname__=verb))
-    scope: Any = {"route_handler": handler, SCOPE: who, "method": "POST", "path_params": {}}
-    start: Any = {"type": "http.response.start", "status": status}
-    asyncio.run(auditor.before_send(start, scope))
+    scope: Any = {HANDLER: SimpleNamespace(verb=verb), SCOPE: who, "method": "POST"}
+    asyncio.run(auditor.answered(scope, status))
 
 
 def test_requests_that_change_nothing_leave_the_log_to_others() -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
 from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
-from litestar.handlers import BaseRouteHandler
-from litestar.response import Response
 
 from shoal.api.app import ROUTES
-from shoal.api.handling import call_of
+from shoal.api.http import Response
+from shoal.api.routing import handlers_of
 from shoal.calls.call import WEBSOCKET, Call, Calls, Head, Needs, Request, call, declared
 from shoal.calls.jobs import JobCalls
 from shoal.calls.page import PageCalls
@@ -19,18 +17,12 @@ from shoal.calls.table import TABLE, match
 from shoal.model.finding import JobFilter
 from shoal.model.job import JobSpec
 
-
-def handlers() -> Iterator[BaseRouteHandler]:
-    for route in ROUTES:
-        values = [route] if isinstance(route, BaseRouteHandler) else vars(route).values()
-        yield from (value for value in values if isinstance(value, BaseRouteHandler))
-
-
-HANDLERS = {repr(call_of(handler)): handler for handler in handlers()}
+HANDLERS = {repr(handler.call): handler for handler in handlers_of(ROUTES)}
 
 
 def test_every_call_has_one_handler_and_every_handler_a_call() -> None:
-    assert sorted(repr(call_of(handler)) for handler in handlers()) == sorted(map(repr, TABLE))
+    found = [repr(handler.call) for handler in handlers_of(ROUTES)]
+    assert sorted(found) == sorted(map(repr, TABLE))
 
 
 @pytest.mark.parametrize("call", TABLE, ids=repr)
@@ -40,13 +32,12 @@ def test_a_handler_takes_and_gives_what_its_call_declares(call: Call) -> None:
     assert set(call.path_names) <= set(parameters)
     query = {**call.query, **dict.fromkeys(call.headed)}
     for name, default in query.items():
-        name = {"state": "given"}.get(name, name)  # `state` is Litestar's own
         given = parameters[name].default
         if name not in call.headed:
             assert (... if given is inspect.Parameter.empty else given) == default, name
     given = set(parameters) - set(call.path_names) - {"self", "data"}
     optional = {name for name in given if parameters[name].default is not inspect.Parameter.empty}
-    assert {"state" if name == "given" else name for name in optional} <= set(query)
+    assert optional <= set(query)
     if "data" in hints and call.body is not Any:
         assert hints["data"] == call.body
     if call.answer is not Any and call.method != WEBSOCKET:

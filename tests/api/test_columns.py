@@ -6,20 +6,25 @@ import csv
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from urllib.parse import urlencode
 
 import msgspec
 import pytest
 
+from shoal.api.views import gpu_use
 from shoal.api.web import FOLDER
 from shoal.cli import cluster
 from shoal.cli.app import call
 from shoal.client import Client
 from shoal.model.columns import COLUMNS, Column, Kind
+from shoal.model.job import MemberRef
+from shoal.model.series import GpuSample, NodeSample
 from tests.api.server import OPERATORS, Server, serving
 from tests.api.world import POLICY, World
+from tests.core.build import Cluster
 
-pytestmark = pytest.mark.filterwarnings("ignore::litestar.exceptions.LitestarDeprecationWarning")
 LENGTH = Column(
     "length", "letters of its name", Kind.NUMBER, of=lambda job: len(job.spec.name or "")
 )
@@ -80,3 +85,21 @@ def test_names_are_unique_and_a_value_that_python_makes_has_a_cell_on_the_page()
     )
     drawn = {*re.findall(r"^  (\w+)[:,]", cells, re.MULTILINE)}
     assert {one.name for one in COLUMNS.values() if one.value is not None} <= drawn <= {*COLUMNS}
+
+
+def test_how_busy_the_gpus_of_a_job_are_and_what_it_has_on_them() -> None:
+    made = Cluster()
+    made.join("a", gpus=4, gpu_memory_mb=80_000)
+    whole, share = made.run(gpus=2), made.run(gpus=1, gpu_milli=500)
+    (gpu,) = made.job(share).members[0].slice.gpus
+    samples = [GpuSample(busy_milli=400, memory_milli=250)] * 4
+    samples[made.job(whole).members[0].slice.gpus[0]] = GpuSample(busy_milli=900, memory_milli=500)
+    samples[gpu] = GpuSample(busy_milli=700, memory_milli=900)
+    sample = NodeSample(at_ms=1, gpus=tuple(samples))
+    loop: Any = SimpleNamespace(state=made.state, newest={"a": sample})
+    made.state.heard.uses["a"] = {MemberRef(share, 1, 0): 3_000}
+    found = [gpu_use(loop, made.job(job)) for job in (whole, share)]
+    assert found[0] == {"gpu_busy_milli": 650, "gpu_used_mb": 60_000}
+    assert found[1] == {"gpu_busy_milli": 700, "gpu_used_mb": 3_000}, "not its neighbors'"
+    loop.newest.clear()
+    assert gpu_use(loop, made.job(whole)) == {"gpu_busy_milli": None, "gpu_used_mb": None}

@@ -16,7 +16,6 @@ from shoal.model.job import Phase
 from tests.api.server import Reply, serving
 from tests.api.world import POLICY, World
 
-pytestmark = pytest.mark.filterwarnings("ignore::litestar.exceptions.LitestarDeprecationWarning")
 HOOK = "failed=https://hooks.example.com/services/verysecret"
 
 
@@ -199,14 +198,19 @@ def test_a_waiting_job_has_remedies_in_words_and_as_what_to_do(world: World) -> 
             world.until(job.id, Phase.STOPPING)
             world.on_loop(lambda job=job: world._end(job.id))  # type: ignore[misc]
             world.until(job.id, None)
+        elif job.phase is Phase.WAITING and job.spec.gpus and job.id != old:  # it would come first
+            world.ask("admin", "POST", f"/v1/jobs/{job.id}/cancel")
     world.server.loop.clock.ms += 10_000  # type: ignore[attr-defined]
     why = world.ask("member", "GET", f"/v1/jobs/{old}/why")
     assert why["remedies"] == [
         {
-            "text": "n1 would have room: shoal uncordon n1",
+            "text": "if n1 is uncordoned, it would start now",
             "node": "n1",
             "fields": {},
             "tenant": "",
+            "how": "uncordon",
+            "nodes": ["n1"],
+            "cost": "n1 was cordoned 10s ago by ada",
         }
     ]
     foreseen = world.ask("operator", "GET", "/v1/queue")["rows"]

@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 from harness.waiting import until
-from litestar import Litestar
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from shoal.api.forwarded import HEADER, SERVED, Forwarded, read
 from shoal.api.forwarding import at_standby
+from shoal.api.routing import App
 from shoal.client.transport import trust_in
 from shoal.link.meeting import KEY_HEADER, key_hash
 from shoal.model.job import JobSpec
@@ -58,7 +58,7 @@ class Standby(Server):
         super().__init__(path, Policy())
         self.heads = heads
 
-    def served(self, app: Litestar) -> Any:
+    def served(self, app: App) -> Any:
         async def ended(job: str) -> bool:
             return job == "j7"
 

@@ -22,8 +22,6 @@ from shoal.model.node import JOINED, NodeSpec
 from shoal.model.report import LogChunk, RemoveKey, SetKey, Submit
 from tests.api.server import OPERATORS, Server, serving
 
-pytestmark = pytest.mark.filterwarnings("ignore::litestar.exceptions.LitestarDeprecationWarning")
-
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:

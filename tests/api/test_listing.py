@@ -15,7 +15,6 @@ from shoal.model.job import Phase
 from tests.api.server import Reply, serving
 from tests.api.world import POLICY, World
 
-pytestmark = pytest.mark.filterwarnings("ignore::litestar.exceptions.LitestarDeprecationWarning")
 JOBS = 14
 
 
@@ -166,7 +165,7 @@ def test_what_matches_is_counted(world: World, jobs: list[str]) -> None:
 @pytest.mark.parametrize(
     ("query", "field"),
     [
-        ({"sort": "colour"}, "sort"),
+        ({"sort": "color"}, "sort"),
         ({"sort": "name", "cursor": "x"}, "cursor"),
         ({"sort": "name", "cursor": "WzEsMiwzXQ=="}, "cursor"),  # [1,2,3]: a number is no name
         ({"sort": "gpus", "cursor": "WzEsMTIzNDU2Nzg5MDEyMzQ1Njc4OTAsM10="}, "cursor"),
@@ -202,4 +201,11 @@ def test_waiting_jobs_are_grouped_by_reason_and_a_group_opens(world: World) -> N
     assert not any(row["id"] in waits for row in queue("them", group=group["key"])["rows"])
     assert sum(one["count"] for one in theirs["groups"]) < total
     assert queue("member", group="00000000")["rows"] == []
+    rows = listed(world, sort="-submitted", group=group["key"])
+    ids = {row["id"] for row in msgspec.json.decode(rows.body)}
+    assert {*waits} <= ids, "the list of jobs is filtered by the same"
+    assert not {*waits} & {
+        row["id"] for row in msgspec.json.decode(listed(world, "them", group=group["key"]).body)
+    }
+    assert not found(world, group="00000000")
     assert not world.leaks(msgspec.json.encode([view, opened]))

@@ -16,7 +16,6 @@ from shoal.model.report import RemoveToken
 from tests.api.server import serving
 from tests.api.world import LOG, OURS, PACKAGE, POLICY, THEIRS, World
 
-pytestmark = pytest.mark.filterwarnings("ignore::litestar.exceptions.LitestarDeprecationWarning")
 JOB = {"command": ["true"], "cpu_milli": 100}
 
 

@@ -144,7 +144,7 @@ def test_a_tenant_has_a_part_of_the_store(tmp_path: Path, monkeypatch: pytest.Mo
     assert [store.size(one, "red") for one in (first, second, shared)] == [None, 10, 10]
     assert store.size(first) is None, "nobody else had it"
     used = frozenset({second, shared})
-    with pytest.raises(PackageError, match=r"red has .* of packages in use, the most") as caught:
+    with pytest.raises(PackageError, match=r"red has .* of packages in use, its maximum") as caught:
         send(store, b"c" * 10, "red", used)
     assert caught.value.status == 429
     send(store, b"d" * 20, "red", frozenset())

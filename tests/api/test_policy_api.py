@@ -19,7 +19,6 @@ from shoal.model.policy import Policy, version_of
 from tests.api.server import Reply, serving
 from tests.api.world import MARK, OURS, POLICY, THEIRS, World
 
-pytestmark = pytest.mark.filterwarnings("ignore::litestar.exceptions.LitestarDeprecationWarning")
 HOUR_MS = 3_600_000
 BYS = ("account", "tenant", "user", "job", "node", "day", "hour")
 
@@ -47,7 +46,7 @@ def test_of_two_who_looked_at_the_same_policy_one_is_refused(world: World) -> No
     assert call(world, "admin", "PUT", where, mine).status == 200
     late = call(world, "operator", "PUT", where, theirs)
     assert late.status == 409
-    assert "changed by somebody else meanwhile" in late.message
+    assert "changed by someone else" in late.message
     assert world.server.loop.policy == mine
     again = call(world, "admin", "PUT", where, mine)
     assert again.status == 200, "who asks again for what is in force is told that it is"

@@ -373,7 +373,7 @@ def test_a_long_body_that_is_refused_at_once_still_gets_its_line(
     name = hashlib.sha256(data).hexdigest()
     with (
         Client(f"http://127.0.0.1:{server.port}", OPERATORS, patience_s=0) as client,
-        pytest.raises(ShoalError, match="the most there may be") as caught,
+        pytest.raises(ShoalError, match="of packages, the maximum") as caught,
     ):
         client.send_package(name, len(data), io.BytesIO(data))
     assert caught.value.status == 507

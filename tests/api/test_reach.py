@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +15,8 @@ from shoal.model.identity import Identity, Role, TenantRecord
 from shoal.model.job import Job, JobSpec
 from shoal.model.policy import Others, Policy, Tenant
 from shoal.model.reason import WITHHELD, job_part, tenant_part
+from tests.api.server import OPERATORS, serving
+from tests.api.world import POLICY, World
 
 LAB = Principal(user="anna", tenant="lab", role=Role.MEMBER, token="abcdefgh")
 
@@ -90,3 +94,21 @@ def test_whoever_acts_for_a_tenant_sees_no_job_of_an_earlier_one_of_its_name() -
     assert seen == ["j7", "j7.0", "j70"]
     assert not ann.sees_job("rival", "j70")
     assert THE_OPERATOR.sees_job("lab", "j6")
+
+
+def test_a_job_that_has_ended_is_not_read_on_the_event_loop(tmp_path: Path) -> None:
+    with serving(tmp_path / "home", POLICY) as server:
+        world = World(server)
+        loops, threads = server.run(threading.current_thread), []
+        read = server.store.job
+
+        def job(job_id: str) -> Job | None:
+            threads.append(threading.current_thread())
+            return read(job_id)
+
+        server.store.job = job  # type: ignore[method-assign]
+        for token in (OPERATORS, world.tokens["member"]):
+            path = f"/v1/jobs/{world.ours['done']}"
+            assert server.call(token, "GET", path).status == 200
+            assert server.call(token, "GET", f"{path}/cost").status == 200
+        assert len(threads) == 4 and loops not in threads

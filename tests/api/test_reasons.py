@@ -94,6 +94,7 @@ class History:
             policy=cluster.policy,
             clock=SimpleNamespace(now_ms=lambda: cluster.now_ms),
             store=SimpleNamespace(job=self.owners.get),
+            newest={},
         )
         reach = Reach(loop, who)
         self.read[reader] += map(str, self._texts(reach))

@@ -94,7 +94,7 @@ def test_a_terminal_is_asked_and_does_not_show_the_answer(live: Live) -> None:
         (["set", "k"], b"x" * (SECRET_BYTES_MAX + 1), "the value is longer than 64 KiB"),
         (["set", "k", "--file", "/nowhere"], b"", "--file: cannot read /nowhere"),
         (["list", "k"], b"", "list: takes no name"),
-        (["show"], b"", "there is no 'shoal secret show'; use one of set, list, remove"),
+        (["show"], b"", "unknown command 'shoal secret show'; use one of set, list, remove"),
     ],
 )
 def test_wrong_usage_is_one_line_without_the_value(

@@ -123,7 +123,7 @@ def test_a_request_reaches_the_service_alone_and_the_version_before_comes_back(l
     assert (view.version, view.before) == (2, 1)
     assert "secret" not in str(view.spec.replica.notify), "what is put back has a mask in it"
     live.client.submit_service(msgspec.structs.replace(view.spec, scale=Scale(least=1, most=3)))
-    with pytest.raises(ShoalError, match="is 1 by now, not 7"):
+    with pytest.raises(ShoalError, match="cannot go back to version 7, only to 1"):
         live.client.roll_back_service("talk", version=7)
     live.client.roll_back_service("talk", version=1)
     serving.settles(version=3)

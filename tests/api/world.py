@@ -99,6 +99,8 @@ class World:
         self.ask(who, "PUT", f"/v1/services/{ids['service']}", body)
         made = self.ask(who, "POST", "/v1/tokens", {"note": f"{prefix}note"})
         ids["token"] = made["token"]["id"]
+        wanted = {"services": [ids["service"]], "user": f"{prefix}app"}
+        ids["api_key"] = self.ask(who, "POST", "/v1/api-keys", wanted)["key"]["id"]
         return ids
 
     def _preempt(self) -> None:

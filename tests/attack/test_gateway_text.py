@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from shoal.gateway.binary import GatewayError, find_binary
 from shoal.gateway.gateway import HaproxyBalancer
 from shoal.gateway.process import Proxy
-from shoal.gateway.render import Place, Refused, render
+from shoal.gateway.quote import Refused
+from shoal.gateway.render import Place, render
 from shoal.model.service import (
     GatewayEntry,
     Replica,

@@ -1,6 +1,6 @@
 """A tenant whose jobs attack the cluster and the jobs of another tenant, with real processes.
 
-Each test names what stops the attack. Printing without end is in test_printing_neighbour.py, and
+Each test names what stops the attack. Printing without end is in test_printing_neighbor.py, and
 attacks over the network are in test_stranger.py, test_connections.py and test_tls.py.
 """
 
@@ -456,7 +456,7 @@ def test_a_link_in_shared_memory_does_not_lead_the_launcher_away(
 
 def test_escapes_reach_no_terminal_through_names_and_reasons(scene: Scene) -> None:
     """Stopped by: the pattern of names, reasons that hold printable characters alone, and `shoal
-    logs`, which leaves only colours in what it prints on a terminal."""
+    logs`, which leaves only colors in what it prints on a terminal."""
     named = JobSpec(command=("true",), name="\x1b]0;owned\x07", tenant="evil")
     with pytest.raises(ShoalError, match="name"):
         scene.live.client.submit(named)

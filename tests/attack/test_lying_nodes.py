@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import msgspec
-import pytest
 from harness.waiting import until_async
 
 from shoal.control import certificates
@@ -28,8 +27,6 @@ from shoal.model.report import Accepted, LogChunk, MemberExit, NodeReport, Refus
 from tests.control.test_loop import HandClock
 from tests.engines.linked_rig import NAME, Head, Keys
 from tests.engines.test_link_attacks import Peer
-
-pytestmark = pytest.mark.filterwarnings("ignore::litestar.exceptions.LitestarDeprecationWarning")
 
 
 class Victim(Peer):

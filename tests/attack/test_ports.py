@@ -159,7 +159,7 @@ def test_a_thief_of_a_loading_replicas_port_gets_no_request(live: Live, tmp_path
     assert live.client.job(first).failures == 0
     events = live.client.events(after=-1000, limit=1000).events
     again = [one.event for one in events if isinstance(one.event, JobRequeued)]
-    assert all("costs no retry" in event.why for event in again if event.job == first)
+    assert all("does not count as a retry" in event.why for event in again if event.job == first)
 
 
 def test_a_gang_whose_port_is_taken_runs_again_at_no_cost(live: Live, tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ def test_it_has_a_unix_user_of_its_own(twice: Twice) -> None:
 
 
 def test_the_page_shows_none_of_it(twice: Twice, tmp_path: Path) -> None:
-    feed = twice.server.app.state.feed
+    feed = twice.server.app.state["feed"]
     told = twice.server.run(lambda: feed.snapshot("lab")).decode()
     assert f'"{twice.ended}"' not in told and f'"{twice.array}"' not in told, tmp_path
 

@@ -79,7 +79,7 @@ DAMAGES: dict[str, tuple[str | Callable[[Path], object], str, float]] = {
     "a page in the middle": (middle, "closed", 0.9),
     "root of the events": ("events", "closed", 0.0),
     "root of the jobs": ("jobs", "closed", 1.0),
-    "an index": ("events_by_job", "closed", 1.0),
+    "an index": ("events_between", "closed", 1.0),
     "tail missing": (cut(0.75), "closed", 0.0),
     "cut in a page": (cut(0.5003), "closed", 0.0),
     "journal lost": (without_journal, "journalled", 0.0),
@@ -180,5 +180,5 @@ def test_damage_that_a_start_does_not_meet_is_an_alarm(whole: Whole, tmp_path: P
 def test_a_file_that_sqlite_refuses_is_not_opened(whole: Whole, tmp_path: Path) -> None:
     home = Home(tmp_path)
     damaged(whole, home, "first page")
-    with pytest.raises(StoreDamaged, match=r"shoal restore FILE --replace, or save what can"):
+    with pytest.raises(StoreDamaged, match=r"shoal restore FILE --replace, or recover what is"):
         SqliteStore(home.database).load()

@@ -15,17 +15,16 @@ from typing import Any
 import msgspec
 import pytest
 from harness.waiting import WAIT_S, until
-from litestar import Litestar
-from litestar.response import File, Stream
-from litestar.routes import HTTPRoute, WebSocketRoute
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from shoal.api.access import new_token
 from shoal.api.forwarded import ACCESS
-from shoal.api.handling import call_of
+from shoal.api.http import Stream
+from shoal.api.routing import App
 from shoal.api.try_service import Tries
 from shoal.api.watcher import ENDED
+from shoal.calls.call import WEBSOCKET
 from shoal.engines.linked.engine import LinkedEngine
 from shoal.link.meeting import KEY_HEADER, key_hash
 from shoal.model.fabric import FabricView
@@ -185,44 +184,38 @@ def guest_of(server: Server, token: str) -> Any:
 
 # How each route that streams is opened, and what is true of it once it was ended.
 OPENINGS: dict[tuple[str, str], Callable[[Server, str], Any]] = {
-    ("GET", "/v1/nodes/{node:str}/checks/{check:str}"): polled(
-        "/v1/nodes/n1/checks/CHECK?wait_s=30"
-    ),
+    ("GET", "/v1/nodes/{node}/checks/{check}"): polled("/v1/nodes/n1/checks/CHECK?wait_s=30"),
     ("GET", "/v1/events"): polled("/v1/events?after=1000000&wait_s=30"),
-    ("GET", "/v1/jobs/{job_id:str}"): polled("/v1/jobs/j1?wait_for=finished&wait_s=30"),
-    ("GET", "/v1/jobs/{job_id:str}/logs"): polled("/v1/jobs/j1/logs?wait_s=30"),
-    ("GET", "/v1/jobs/{job_id:str}/logs/part"): polled("/v1/jobs/j1/logs/part?wait_s=30"),
-    ("POST", "/v1/services/{name:str}/try"): polled("/v1/services/talk/try", "POST", b"{}"),
-    ("GET", "/v1/fabric/tours/{tour:str}"): polled("/v1/fabric/tours/t1?wait_s=30"),
-    ("GET", "/v1/storage/checks/{check:str}"): polled("/v1/storage/checks/s1?wait_s=30"),
+    ("GET", "/v1/jobs/{job_id}"): polled("/v1/jobs/j1?wait_for=finished&wait_s=30"),
+    ("GET", "/v1/jobs/{job_id}/logs"): polled("/v1/jobs/j1/logs?wait_s=30"),
+    ("GET", "/v1/jobs/{job_id}/logs/part"): polled("/v1/jobs/j1/logs/part?wait_s=30"),
+    ("POST", "/v1/services/{name}/try"): polled("/v1/services/talk/try", "POST", b"{}"),
+    ("GET", "/v1/fabric/tours/{tour}"): polled("/v1/fabric/tours/t1?wait_s=30"),
+    ("GET", "/v1/storage/checks/{check}"): polled("/v1/storage/checks/s1?wait_s=30"),
     ("GET", "/v1/stream"): polled("/v1/stream"),
-    ("", "/v1/meetings/{meeting:str}/host"): host_of,
-    ("", "/v1/meetings/{meeting:str}/guests/{guest:int}"): end_of,
-    ("", "/v1/meetings/{meeting:str}/enter"): guest_of,
+    ("", "/v1/meetings/{meeting}/host"): host_of,
+    ("", "/v1/meetings/{meeting}/guests/{guest:int}"): end_of,
+    ("", "/v1/meetings/{meeting}/enter"): guest_of,
 }
 LINK = ("", "/v1/link")  # of a node, with a key: see below
 
 
-def streaming(app: Litestar) -> set[tuple[str, str]]:
+def streaming(app: App) -> set[tuple[str, str]]:
     """All routes that may answer for long, as the app itself has them."""
-    found = {("", route.path) for route in app.routes if isinstance(route, WebSocketRoute)}
-    for route in app.routes:
-        for handler in route.route_handlers if isinstance(route, HTTPRoute) else ():
-            signature = handler.parsed_fn_signature
-            if (
-                ((call := call_of(handler)) is not None and call.streams)
-                or "wait_s" in signature.parameters
-                or signature.return_type.is_subclass_of((Stream, File))
-            ):
-                found |= {(method, route.path) for method in handler.http_methods}
-    return {(method, path) for method, path in found if method != "OPTIONS"}
+    found = set()
+    for handler in app.handlers:
+        call, hints = handler.call, handler.hints
+        assert call is not None
+        if call.streams or "wait_s" in hints or hints["return"] is Stream:
+            found.add(("" if call.method == WEBSOCKET else call.method, call.path))
+    return found
 
 
 @pytest.fixture
 def waiting(server: Server, monkeypatch: pytest.MonkeyPatch) -> str:
     """What the routes wait for does not come. The id of a node's check."""
 
-    async def never(*_: object) -> None:
+    async def never(*_: object, **__: object) -> None:
         await asyncio.Event().wait()
 
     monkeypatch.setattr(Tries, "send", never)

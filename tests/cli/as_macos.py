@@ -77,7 +77,7 @@ def become() -> None:
     imported = builtins.__import__
 
     def without(name: str, *rest: Any, **more: Any) -> Any:
-        if name.partition(".")[0] in ("uvloop", "httptools", "uvicorn", "litestar"):
+        if name.partition(".")[0] in ("uvloop", "httptools", "uvicorn"):
             raise ImportError(f"{name} is the head's")
         return imported(name, *rest, **more)
 

@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from shoal.core.state.events.log import Event
-from shoal.core.state.events.queue import JobReleased
+from shoal.calls.lines import Facts
 
 Made = TypeVar("Made")
 LONG = 40
@@ -30,8 +29,8 @@ def long_name(name: str, length: int = LONG) -> str:
 
 
 def _value(kind: Any, name: str) -> Any:
-    if kind == Event:
-        kind = JobReleased  # any kind will do; this one has words of its own
+    if kind is msgspec.Raw:
+        return msgspec.Raw(msgspec.json.encode(filled(Facts)))
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         return _value(next(part for part in parts if part is not type(None)), name)
@@ -52,7 +51,7 @@ def _value(kind: Any, name: str) -> Any:
 def _simple(kind: Any, name: str) -> Any:
     if kind is str:
         words = f"because the {name} is so, which takes some words to say"
-        return words if name in ("why", "reason", "state_text") else long_name(name)
+        return words if name in ("why", "reason", "state_text", "text") else long_name(name)
     if kind is bool:
         return False
     if kind is int:

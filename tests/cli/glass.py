@@ -24,7 +24,7 @@ _PIECE = re.compile(r"\x1b\[([0-?]*)([ -/]*[@-~])|\x1b[ -/]*[0-~]|[\x00-\x1f]|[^
 
 
 class Glass:
-    """The characters on the screen. It knows what `paint.py` sends, and colours are skipped."""
+    """The characters on the screen. It knows what `paint.py` sends, and colors are skipped."""
 
     def __init__(self, columns: int, lines: int) -> None:
         self.columns, self.lines = columns, lines

@@ -1,14 +1,17 @@
-"""A dev environment that was asleep has the whole of its idle time again."""
+"""Sleep at the terminal: dev environments that were asleep, and jobs that refuse to."""
 
 from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from shoal.cli.dev import server
+from shoal.cli.verbs import cancel
+from shoal.forms.failure import Failure
 
 HOUR_S = 3600.0
 
@@ -53,3 +56,16 @@ def test_time_asleep_does_not_count_as_idle(
     assert not server.used_until_end(Unused(), program, 600.0, str(tmp_path), None)
     assert ended == [program]
     assert clock.now - 1e9 > HOUR_S + 600.0
+
+
+@pytest.mark.parametrize(("state", "why"), [("waking", "{}"), ("running", "goes on: {}")])
+def test_a_job_that_refuses_to_sleep_is_not_said_to_wake(state: str, why: str) -> None:
+    reason = "n1: the driver refuses"
+    views = iter([("dozing", "put to sleep by ann"), (state, why.format(reason))])
+
+    def again(_: Any) -> Any:
+        state, why = next(views)
+        return SimpleNamespace(state=state, why=why, finished_ms=None)
+
+    with pytest.raises(Failure, match=f"^j1 was not suspended and keeps running: {reason}$"):
+        cancel._wait(again, "j1", "sleep", quiet=True)  # type: ignore[arg-type]

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from shoal.cli import errors
-from shoal.cli.app import OTHER_WORDS, VERBS, call
+from shoal.cli.app import OTHER_WORDS, call
+from shoal.cli.first_page import VERBS
 from shoal.client import ShoalError, Unreachable
 from shoal.control.lifecycle import LifecycleError
 from shoal.forms import failure
@@ -43,10 +44,10 @@ def test_what_is_raised_is_told(
     [
         ("run --gpu 1 -- x", "no such option '--gpu'; did you mean --gpus?"),
         ("run --memry 1 -- x", "did you mean --memory or "),
-        ("stop j7", "there is no verb 'stop'; did you mean: shoal cancel JOB"),
-        ("kill j7", "there is no verb 'kill'; did you mean: shoal cancel JOB"),
-        ("jobs", "there is no verb 'jobs'; did you mean: shoal ps"),
-        ("queue", "there is no verb 'queue'; did you mean: shoal ps"),
+        ("stop j7", "unknown verb 'stop'; did you mean: shoal cancel JOB"),
+        ("kill j7", "unknown verb 'kill'; did you mean: shoal cancel JOB"),
+        ("jobs", "unknown verb 'jobs'; did you mean: shoal ps"),
+        ("queue", "unknown verb 'queue'; did you mean: shoal ps"),
         ("log j7", "did you mean: shoal logs"),
     ],
 )

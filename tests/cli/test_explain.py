@@ -87,8 +87,8 @@ submitted 2026-09-21 14:13:20 for research, 2 members: python train.py
 waited 0ms for its first start; 16m 40s since submission, 2 attempts
 
 Attempt 1, 2026-09-21 14:13:20, on {kept}, {lost}: ran 6m 40s, node lost
-    lost with {lost}; runs again elsewhere (costs no retry); 6m 39s of its work on 16 GPUs
-      are done again
+    lost with {lost}; restarts elsewhere (does not count as a retry); 6m 39s of work on 16
+      GPUs lost
     member 1 on {lost} failed first: no exit code
     it ran from step 0 to 400, saved up to 380: 20 steps of work lost
     compute-bound: 100 % of each step is the job's own work (1000 of 1000 ms, all 400
@@ -200,6 +200,6 @@ def test_what_the_ledger_knows_is_told_too() -> None:
     assert lines[-4:] == [
         "    1.02 GPU-hours in total",
         "      1.00 GPU-hours (98 %) useful work",
-        "      72 GPU-seconds (2 %) start-up",
+        "      72 GPU-seconds (2 %) startup",
         "    2.50 EUR, 0.7 kWh, 0.25 kg of CO2",
     ]

@@ -112,9 +112,9 @@ def test_a_node_in_quarantine_and_a_suspect_say_why(capsys: pytest.CaptureFixtur
     cluster.quarantine(idle)
     lines = listed(cluster, capsys)
     assert lines[idle].startswith("quarantined ")
-    assert lines[idle].endswith("(check failed: a fault)")
+    assert lines[idle].endswith("check failed: a fault")
     assert lines[suspect].startswith("ready ")
-    assert f"(suspect: member 1 of {job_id} takes 3000 ms" in lines[suspect]
+    assert f"suspect: member 1 of {job_id} takes 3000 ms" in lines[suspect]
 
 
 def test_a_lost_node_in_quarantine_says_why_it_is_lost(
@@ -123,7 +123,7 @@ def test_a_lost_node_in_quarantine_says_why_it_is_lost(
     cluster = Training(nodes="abcd")
     cluster.quarantine("a")
     cluster.learn_gone("a")
-    assert listed(cluster, capsys)["a"].endswith("(its agent died)")
+    assert listed(cluster, capsys)["a"].endswith("its agent died")
     assert cluster.node("a").intent is NodeIntent.OPEN
 
 
@@ -133,5 +133,13 @@ def test_a_node_shows_when_it_ends_and_why(capsys: pytest.CaptureFixture[str]) -
     cluster.books["a"].ends_why = "Slurm time limit"
     cluster.hear("a")
     lines = listed(cluster, capsys)
-    assert lines["a"].endswith("(ends in 40m: Slurm time limit)")
+    assert lines["a"].endswith("ends in 40m: Slurm time limit")
     assert "ends" not in lines["b"]
+
+
+def test_between_several_machines_nodes_says_what_is_not_encrypted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    several = listed(Training(policy(), "ab", gpus=1), capsys)
+    assert several["not"].startswith("encrypted between nodes: what members of a gang send")
+    assert "not" not in listed(Training(policy(), "a", gpus=1), capsys), "one machine"

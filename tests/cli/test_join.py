@@ -136,7 +136,7 @@ def test_a_node_whose_key_was_removed_is_silent_until_it_joins_again(
     assert machine("join", url(head), "--name", "m2").code == 0
     (key,) = [key for key in keys(head) if key.node == "m2"]
     removed = shoal("token", "remove", key.id, home=head.home.path)
-    assert removed.out == f"removed the key {key.id}; it lets nobody in any more\n"
+    assert removed.out == f"removed the key {key.id}; it no longer grants access\n"
     until(lambda: state(head, "m2") == "silent")
     problem = home / "nodes" / "m2" / "link.problem"
     until(lambda: problem.exists() and "join again" in problem.read_text())
@@ -203,7 +203,7 @@ def test_an_ordinary_user_joins(head: Live) -> None:
 REFUSALS = [
     (("join", "https://192.0.2.1:99999"), "is not an address like https://head:7700"),
     (("join", "http://192.0.2.1:7700"), "is not encrypted"),
-    (("join", "localhost:1"), "nobody answers at http://localhost:1"),
+    (("join", "localhost:1"), "no response from http://localhost:1"),
     (("join", "{url}", "--label", "pool"), "--label: write NAME=VALUE"),
     (("join", "{url}", "--label", "a b=c"), "--label: names and values"),
     (("join", "{url}", "--label", "node=x"), "--label: node is the node's own name"),

@@ -133,8 +133,13 @@ def test_the_controller_goes_away_and_comes_back(busy: Live) -> None:
         top.until("n1", "ready")
         top.press("j")
         top.until("j1", "running")
-        busy.kill_controller()
-        top.until("no answer since ", "j1")
+        supervisor = int(busy.home.supervisor_lock.read_text().split()[0])
+        os.kill(supervisor, signal.SIGSTOP)  # else the next one may answer before this is drawn
+        try:
+            busy.kill_controller()
+            top.until("no answer since ", "j1")
+        finally:
+            os.kill(supervisor, signal.SIGCONT)
         top.until("Shoal 0", "j1", "running", gone="no answer since")
         assert not re.search(r"\x1b\[[\d;]*[349]\dm", top.raw), "NO_COLOR"
         os.kill(top.process.pid, signal.SIGTERM)
@@ -147,3 +152,55 @@ def test_an_error_gives_the_terminal_back(busy: Live) -> None:
         assert top.end() == 1
         assert top.sane
         assert "this should not happen: TypeError" in top.glass.text
+
+
+LISTS: tuple[str, ...] = ("ps", "ps -a --labels", "status", "nodes --labels", "services", "report")
+LISTS += ("why j1", "explain j1", "events", "supply", "token list", "user list", "schedule list")
+SCREENS = """
+import shlex, sys
+from shoal.cli.app import call
+for number, line in enumerate(sys.argv[1:]):
+    print(f"== {number}", flush=True)
+    call(shlex.split(line))
+print("== done")
+"""
+
+
+@pytest.mark.parametrize("columns", [40, 80, 120])
+def test_no_list_is_wider_than_the_terminal_and_status_is_one_screen(
+    columns: int, busy: Live
+) -> None:
+    """In what is sent; a single long word is left to the terminal, so that it can be copied."""
+    long = "a-name-that-is-so-long-that-no-terminal-has-room-for-all-of-it"
+    busy.client.submit(busy.spec("sh", "-c", f"sleep 900; echo {long}", gpus=4, name=long))
+    with terminal(busy.home.path, *LISTS, columns=columns, program=("-c", SCREENS)) as screen:
+        assert screen.end() == 0
+    text = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", screen.raw).replace("\r", "")
+    parts = dict(zip(LISTS, re.split(r"== \w+\n", text)[1:], strict=False))
+    for verb, part in parts.items():
+        wide = [line for line in part.splitlines() if len(line) > columns and " " in line.strip()]
+        assert not wide, f"shoal {verb} at {columns} columns"
+        assert "should not happen" not in part, part
+    assert parts["ps"].splitlines()[0].split()[:2] == ["ID", "NAME"]
+    assert "a-name-t" in parts["ps"], "a long name is cut, not left out"
+    assert len(parts["status"].splitlines()) < 24, "there is room for the prompt"
+
+
+def test_who_watches_sees_what_a_requeue_and_a_cancel_do(shoal: Shoal, busy: Live) -> None:
+    home = busy.home.path
+
+    def seen(*args: str) -> str:
+        with terminal(home, *args, columns=120) as here:
+            assert here.end() == 0, here.raw
+            return " ".join(here.glass.text.split())
+
+    job = busy.client.submit(busy.spec("sleep", "99", gpus=1, name="to-be-ended")).id
+    after = busy.client.submit(busy.spec("true", name="next", after=(job,))).id
+    busy.wait(job, "running")
+    assert f"1 job stops and waits in the queue again: {job} (to-be-ended)" in seen("requeue", job)
+    busy.wait(job, "running")
+    assert f"is cancelled, too: {after} (next)" in seen("cancel", "to-be-ended")
+    assert busy.wait(after) == "cancelled"
+    quiet = busy.client.submit(busy.spec("sleep", "99", name="quiet")).id
+    busy.wait(quiet, "running")
+    assert shoal("cancel", quiet, home=home).err == "", "a script gets no more than it asked for"

@@ -18,7 +18,7 @@ import pytest
 
 import shoal as package
 from shoal.cli.app import call
-from shoal.client import Client, ShoalError, contexts, transport
+from shoal.client import Address, Client, ShoalError, contexts, transport
 from shoal.client.transport import WrongCertificate
 from shoal.control.home import ClusterConfig
 from tests.cli.conftest import Result, Shoal, assert_one_clear_line
@@ -55,7 +55,7 @@ def laptop(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
 
 def line_of(far: Live) -> list[str]:
     """What the head prints for other machines, without `shoal`."""
-    address = msgspec.json.decode(far.home.address.read_bytes(), type=transport.Address)
+    address = msgspec.json.decode(far.home.address.read_bytes(), type=Address)
     return ["login", address.url, "--fingerprint", address.fingerprint]
 
 
@@ -142,13 +142,13 @@ def test_without_a_fingerprint_nothing_is_trusted_silently(laptop: Shoal, far: L
         (["login", "https://user:pw@head"], "not an address"),
         (["login", "http://192.0.2.9:7700"], "for all to read"),
         (["login", "https://head:1", "--fingerprint", "sha256:12"], "64 digits"),
-        (["login", "https://127.0.0.1:1", "--fingerprint", "0" * 64], "nobody answers"),
+        (["login", "https://127.0.0.1:1", "--fingerprint", "0" * 64], "no response"),
         (["login", "--show"], "no cluster is up"),
         (["logout"], "needs no login"),
         (["context", "use", "nowhere"], "no context 'nowhere'"),
         (["context", "use"], "needs the name"),
         (["context", "remove", "local"], "local is the home"),
-        (["context", "drop"], "no 'shoal context drop'"),
+        (["context", "drop"], "unknown command 'shoal context drop'"),
         (["--context", "nowhere", "ps"], "no context 'nowhere'"),
         (["--context", "nowhere", "--home", "/nowhere", "ps"], "cannot be combined"),
         (["--context", "nowhere", "up"], "for the cluster of this machine"),

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from shoal.cli.cluster import Named, named
+from shoal.cli.screen.words import waiting_lines
 from shoal.forms.failure import Failure
 from shoal.model.array import ArrayCounts
 from shoal.model.ids import array_of, in_order, number_of
@@ -56,3 +57,17 @@ def test_ids_sort_by_their_numbers() -> None:
     assert sorted(ids, key=in_order) == ["j7", "j7.3", "j7.12", "j8", "j10"]
     assert [number_of(one) for one in ("j7", "j7.3", "x7", "j7.3.1")] == [7, 7, 0, 0]
     assert (array_of("j7.3"), array_of("j7")) == ("j7", "")
+
+
+def test_why_somebodys_jobs_wait_is_counted_by_reason() -> None:
+    def row(job: str, state: str, why: str = "", gpus: int = 0, size: int = 0) -> JobView:
+        held = {"gpus": gpus, "size": size, "gpu_milli": 1000}
+        return msgspec.structs.replace(view_of(job, array=False), state=state, why=why, **held)
+
+    rows = [row("j1", "running", gpus=4, size=2), row("j2", "waiting", "no room")]
+    rows += [row("j3", "waiting", "the budget of red is used up"), row("j4", "waiting", "no room")]
+    assert waiting_lines(rows) == [
+        "1 job on 8 GPUs; 3 jobs waiting",
+        "j2 and 1 more: no room",
+        "j3: the budget of red is used up",
+    ]

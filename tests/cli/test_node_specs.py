@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import pytest
 
+from shoal.cli.up import hardware
 from shoal.cli.up.hardware import (
+    Described,
     Gpus,
     Hardware,
     detect,
+    machine_spec,
     node_name,
     parse_listing,
     places,
     this_machine,
     virtual_nodes,
 )
+from shoal.cli.verbs.up import Shape
 from shoal.forms.failure import Failure
 from shoal.model.node import NodeSpec
 
@@ -111,3 +115,21 @@ def test_this_machine_has_something() -> None:
     assert machine.cpus >= 1
     assert machine.memory_mb > 100
     assert machine.gpus.number >= 0
+
+
+def test_an_ordered_machine_has_as_many_gpus_as_its_supply_says(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(hardware, "detect", lambda: MACHINE)
+
+    def joined(gpus: int, order: str) -> NodeSpec:
+        shape = Shape(None, gpus, None, None, None, None, None)
+        return machine_spec(shape, "10.0.0.1", Described(name="gpu-1", order=order))
+
+    assert joined(2, "o1").gpus == 2
+    assert joined(4, "").gpus == 4  # whoever types it may have a reason
+    with pytest.raises(Failure, match="the supply says 4 GPUs, and the driver shows 2 here"):
+        joined(4, "o1")
+    monkeypatch.setattr(hardware, "detect", lambda: MACHINE._replace(gpus=Gpus(0)))
+    assert joined(4, "o1").gpus == 4
+    assert "no driver shows GPUs here" in capsys.readouterr().err

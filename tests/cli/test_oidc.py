@@ -78,7 +78,7 @@ def test_whoever_signs_in_by_a_code_is_who_they_are_at_the_provider(
     assert json.loads(laptop("whoami", "--json").out)["until_ms"] > 0
     assert_one_clear_line(laptop("oidc", "remove"))  # not by a member
     removed = laptop("oidc", "remove", "--context", "admin")
-    assert removed.out.startswith(f"nobody can sign in through {provider.issuer} any more")
+    assert removed.out.startswith(f"sign-in through {provider.issuer} is disabled")
     assert_one_clear_line(result := laptop(*line_of(far), "--oidc", "--context", "me"))
     assert "this cluster has no sign-in by OpenID Connect" in result.err
 
@@ -110,7 +110,7 @@ def test_what_is_written_wrongly_is_one_clear_line(shoal: Shoal, laptop: Shoal) 
     for args, words in (
         (["oidc", "set"], "set: needs a file"),
         (["oidc", "show", "x.yaml"], "show: takes no file"),
-        (["oidc", "put"], "there is no 'shoal oidc put'"),
+        (["oidc", "put"], "unknown command 'shoal oidc put'"),
         (["oidc", "set", "x.txt"], "name a .yaml, .toml or .json file"),
     ):
         assert_one_clear_line(result := shoal(*args))

@@ -55,7 +55,7 @@ def test_a_line_without_end_is_let_go_in_pieces() -> None:
         (b"cut \x1b[", "cut "),
     ],
 )
-def test_a_terminal_gets_text_and_colours_only(data: bytes, text: str) -> None:
+def test_a_terminal_gets_text_and_colors_only(data: bytes, text: str) -> None:
     assert written([(0, data)], prefixed=False, terminal=True).decode() == text
 
 
@@ -72,7 +72,7 @@ def test_where_the_output_is_cut_does_not_matter(data: bytes, cut: int) -> None:
 
 
 @given(st.lists(PIECES))
-def test_no_sequence_but_a_colour_gets_through(pieces: list[bytes]) -> None:
+def test_no_sequence_but_a_color_gets_through(pieces: list[bytes]) -> None:
     text = TerminalText()
     shown = text.feed(b"".join(pieces)) + text.feed(b"", final=True)
     while "\x1b" in shown:

@@ -217,7 +217,7 @@ def test_a_job_file_says_that_it_travels(live_shoal: Shoal, tmp_path: Path) -> N
     assert "pack: must be true or false" in result.err
 
 
-def test_a_travelling_job_cannot_write_where_it_runs(live_shoal: Shoal, tmp_path: Path) -> None:
+def test_a_traveling_job_cannot_write_where_it_runs(live_shoal: Shoal, tmp_path: Path) -> None:
     """As root nothing is forbidden: the modes tell."""
     write(tmp_path, sub__code="hello")
     script = "stat -c %a . code; cat code; echo x > $SHOAL_SCRATCH/mine && ls $SHOAL_PACKAGE"

@@ -42,13 +42,37 @@ def test_from_a_tenant_to_a_token_each_step_names_the_next(
     assert re.search(r"added the tenant lab; .* Unix user \d+\n", added.out)
     assert added.err.endswith("next: shoal user add NAME --tenant lab\n")
     added = live_shoal("user", "add", "ann", "--tenant", "lab")
-    assert (added.out, added.err) == ("ann: member in lab\n", "next: shoal token add ann\n")
+    assert (added.out, added.err) == (
+        "ann: member in lab\n",
+        "next: shoal user invite ann, or shoal token add ann\n",
+    )
     made = live_shoal("token", "add", "ann", "--expires", "30d")
     assert re.fullmatch(r"shoal_[0-9a-f]{8}_[\w-]{43}\n", made.out)
     assert "the only time that the token is shown: ann, member in lab, expires in 30d" in made.err
     assert "only this machine reaches the cluster; open it to others with: shoal down" in made.err
     with Client(cluster.client.url, made.out.strip()) as client:
         assert client.me().user == "ann"
+
+
+def test_an_invite_becomes_a_token_once_and_a_removal_says_what_it_did(
+    live_shoal: Shoal, cluster: Live
+) -> None:
+    live_shoal("tenant", "add", "lab")
+    made = live_shoal("user", "invite", "ann", "--tenant", "lab", "--expires", "2d")
+    assert re.fullmatch(r"http\S+/#invite=invite_[0-9a-f]{8}_[\w-]{43}\n", made.out)
+    assert "good once, and is shown only now: ann, member in lab, within 2d" in made.err
+    assert "invite, not accepted yet" in live_shoal("token").out
+    code = made.out.partition("#invite=")[2].strip()
+    with Client(cluster.client.url, "") as client:
+        secret = client.accept_invite(code).secret
+        with pytest.raises(ShoalError, match="was accepted, was removed or has expired"):
+            client.accept_invite(code)
+    with Client(cluster.client.url, secret) as client:
+        assert client.me().user == "ann"
+    assert_one_clear_line(live_shoal("user", "invite", "ann", "--expires", "8d"))
+    gone = live_shoal("user", "remove", "ann", "--end")
+    assert re.search(r"token +\w{8} +invite +lab +is revoked", gone.out)
+    assert "removed the user ann and all tokens of ann" in gone.out
 
 
 def test_the_tables_show_roles_and_ends(live_shoal: Shoal) -> None:
@@ -93,7 +117,7 @@ def test_a_token_that_leaked_is_rotated_or_removed_even_if_all_of_it_is_pasted(
     with Client(cluster.client.url, leaked) as client, pytest.raises(ShoalError, match="wrong"):
         client.me()
     removed = live_shoal("token", "remove", again)
-    assert removed.out == f"removed the token {again.split('_')[1]}; it lets nobody in any more\n"
+    assert removed.out == f"removed the token {again.split('_')[1]}; it no longer grants access\n"
     with Client(cluster.client.url, again) as client, pytest.raises(ShoalError, match="wrong"):
         client.me()
 
@@ -145,9 +169,9 @@ def test_an_audit_log_that_was_changed_is_one_clear_line(
 
 WRONG = [
     (["audit", "show", "--last", "0"], "--last: must be at least 1"),
-    (["audit", "check"], "there is no 'shoal audit check'; use one of show, verify"),
+    (["audit", "check"], "unknown command 'shoal audit check'; use one of show, verify"),
     (["audit", "verify", "--user", "ann"], "verify: takes no filter"),
-    (["tenant", "ad", "lab"], "there is no 'shoal tenant ad'; use one of list, add, remove"),
+    (["tenant", "ad", "lab"], "unknown command 'shoal tenant ad'; use one of list, add, remove"),
     (["tenant", "add"], "add: needs a name"),
     (["tenant", "list", "lab"], "list: takes no name"),
     (["tenant", "remove", "lab", "--uid", "7"], "--uid: only with add"),
@@ -163,7 +187,7 @@ WRONG = [
     (["user", "set", "ann", "--role", "none"], "where does ann lose the role?"),
     (["user", "set", "nope", "--role", "admin"], "there is no user nope"),
     (["user", "list", "--role", "admin"], "list: takes no --tenant and no --role"),
-    (["token", "make"], "there is no 'shoal token make'"),
+    (["token", "make"], "unknown command 'shoal token make'"),
     (["token", "add"], "operator is not a user; name one"),
     (["token", "add", "nope"], "there is no user nope"),
     (["token", "add", "x", "--expires", "soon"], "--expires: 'soon' is not a time"),

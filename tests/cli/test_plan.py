@@ -53,9 +53,9 @@ def test_a_plan_shows_time_money_memory_and_what_limits_it(plan: Plan, tmp_path:
     prices.write_text("currency: EUR\nco2_g_per_kwh: 50\ngpus: {h100: {per_hour: 2}}\n")
     result = plan(*SMALL, "--gpu", "h100", "--nodes", "8", "--prices", str(prices))
     assert result.code == 0, result.err
-    for words in ("time to train", "MFU", "goodput", "EUR", "t CO2", "matrix products"):
+    for words in ("time to train", "MFU", "goodput", "€", "t CO2", "matrix products"):
         assert words in result.out, words
-    for words in ("FSDP (ZeRO-3)", "tensor 8", "10% MORE OF", "Limited most by"):
+    for words in ("FSDP (ZeRO-3)", "tensor 8", "10% MORE OF", " limit"):
         assert words in result.out, words
     document = json.loads(plan(*SMALL, "--nodes", "8", "--json").out)
     assert document["gpus"] == 64
@@ -66,6 +66,25 @@ def test_a_plan_shows_time_money_memory_and_what_limits_it(plan: Plan, tmp_path:
     assert document["time_s"] * document["faults"]["goodput"] * document["best"]["tokens_s"] == (
         pytest.approx(1e12)
     )
+
+
+def test_one_gpu_is_one_gpu_and_a_small_model_has_a_warning(plan: Plan, tmp_path: Path) -> None:
+    small = ("--model", "gpt2", "--tokens", "1B", "--gpu", "h200")
+    one = json.loads(plan(*small, "--gpus", "1", "--json").out)
+    assert (one["nodes"], one["gpus"], one["warning"]) == (1, 1, "")
+    assert one["best"]["layout"]["micro_batch"] >= 32, "more at a time is faster, and fits"
+    assert json.loads(plan(*small, "--gpus", "16", "--json").out)["nodes"] == 2
+    for flags, fix in (
+        (("-n", "1"), "--gpus 1 for so many GPUs, --nodes 1 for so many whole nodes"),
+        (("--gpus", "12"), "12 GPUs are not whole nodes: dgx-h200 has 8; use 8 or 16"),
+        (("--gpus", "1", "--nodes", "1"), "cannot be combined with --nodes"),
+    ):
+        refused = plan(*small, *flags)
+        assert refused.code and fix in refused.err, refused.err
+    tiny = tmp_path / "tiny.yaml"
+    tiny.write_text("layers: 3\nhidden: 96\nheads: 4\nvocab: 76\nsequence: 64\n")
+    answer = plan("--model", str(tiny), "--tokens", "1M", "--batch", "4096", "--gpus", "1")
+    assert "the smallest model that plans were compared with has 124M" in answer.out + answer.err
 
 
 def test_a_deadline_finds_the_smallest_cluster_and_a_budget_the_fastest(plan: Plan) -> None:
@@ -152,7 +171,7 @@ def test_a_history_says_how_many_more_nodes_its_goal_needs_and_their_price(
     args = ("--history", "--goal", "p90 wait < 70m", "--prices", str(prices))
     result = plan(*args)
     assert result.code == 0, result.err
-    assert "2 more nodes with 8 GPUs, 11,680 EUR a month (1 now, 3 needed)" in result.out
+    assert "2 more nodes with 8 GPUs, €11,680 a month (1 now, 3 needed)" in result.out
     document = json.loads(plan("--history", "--goal", "mean wait < 9h", "--json").out)
     assert (document["met_now"], document["nodes_needed"]) == (True, 1)
     result = plan("--history", "--goal", "p50 jct < 59m")
@@ -233,7 +252,7 @@ def test_a_model_file_is_checked_field_by_field(plan: Plan, tmp_path: Path) -> N
         ("layers: 0\nhidden: 64\nheads: 4\n", "layers is 0"),
         ("layers: .nan\nhidden: 64\nheads: 4\n", "layers"),
         ("layers: 2\nhidden: 63\nheads: 4\n", "not a multiple of heads"),
-        ("layers: 2\nhidden: 64\nheads: 4\ncolour: red\n", "colour"),
+        ("layers: 2\nhidden: 64\nheads: 4\ncolor: red\n", "color"),
         ("[", "not YAML"),
     ):
         file.write_text(text)

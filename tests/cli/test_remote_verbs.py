@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from shoal.cli.app import VERBS
+from shoal.cli.first_page import VERBS
 from shoal.client import contexts
 from tests.cli.conftest import Result
 from tests.live.cluster import Live, live_cluster
@@ -42,6 +42,7 @@ TRIES: dict[str, list[Try]] = {
         Try(("double.py:double", "lines.jsonl", "-o", "out.jsonl", "--cluster", "-n1"), "3 lines"),
     ],
     "ps": [Try(("-a",), "{job}")],
+    "sweep": [Try(("{job}",), "is not a sweep", 1)],
     "logs": [Try(("{job}",), "from the laptop"), Try(("-f", "{job}"), "from the laptop")],
     "why": [Try(("{job}",), "{job}")],
     "explain": [Try(("{job}",), "{job}")],
@@ -108,7 +109,7 @@ TRIES: dict[str, list[Try]] = {
     "status": [Try((), "2 ready"), Try(("--json",), '"nodes"')],
     "page": [Try((), "/#code=")],
     "top": [Try(("--json",), '"ready": 2')],
-    "nodes": [Try((), "n1")],
+    "nodes": [Try((), "n1"), Try(("n1", "--tree"), "n1 shows no tree")],
     "cordon": [Try(("n1",), "n1")],
     "drain": [Try(("n1",), "n1")],
     "uncordon": [Try(("n1",), "n1")],
@@ -137,6 +138,10 @@ TRIES: dict[str, list[Try]] = {
     "tenant": [Try(("add", "lab"), "lab"), Try(("list",), "lab")],
     "user": [Try(("add", "ann", "--tenant", "lab"), "ann"), Try(("list",), "ann")],
     "token": [Try(("add", "ann"), "shoal_"), Try(("list",), "ann")],
+    "key": [
+        Try(("add", "--for", "bob", "--tokens", "1M/day", "--rpm", "60"), "shoalkey_"),
+        Try(("list",), "1,000,000/day"),
+    ],
     "audit": [Try((), "tenant")],
     "whoami": [Try((), "operator")],
     "login": [Try(("--help",), "log in")],  # test_login.py logs in
@@ -151,6 +156,7 @@ TRIES: dict[str, list[Try]] = {
     ],
     "sim": [Try(("--history",), "fair"), Try(("--history", "--json"), '"policies"')],
     "import": [Try(("sacct", "nowhere.txt"), "nowhere.txt", 1)],  # of another system's files
+    "help": [Try(("jobs",), "shoal run")],
     "demo": [Try(("--help",), "cluster")],  # brings up a cluster of its own
 }
 # Those that need what others made come after them.

@@ -58,7 +58,7 @@ def test_a_service_from_its_start_to_its_end(at_home: Shoal, serving_home: Live)
     assert at_home("services") == (
         0,
         "",
-        "there are no services; start one with: shoal serve NAME -- COMMAND\n",
+        "no services yet; start one with: shoal serve NAME -- COMMAND\n",
     )
     result = serve(at_home, "chat", f"echo hello; {REPLICA} v1", "--replicas", "2", "--gpus", "1")
     assert result.code == 0, result.err
@@ -83,6 +83,12 @@ def test_a_service_from_its_start_to_its_end(at_home: Shoal, serving_home: Live)
 
     assert at_home("logs", "chat").out.startswith("hello\n")
     assert at_home("why", "chat").out.startswith("chat is ready\n")
+    node = view["replicas"][0]["node"]
+    told = at_home("why", node).out
+    assert told.startswith(f"node {node} is ready\n")
+    assert "jobs there: " in told
+    unknown = at_home("why", "nobody").err
+    assert "there is no job, service, node, user or tenant named nobody" in unknown
 
     assert at_home("service", "chat", "--stop") == (0, "chat is being stopped\n", "")
     until(Serving(serving_home, "chat").gone)

@@ -17,14 +17,14 @@ ROWS: list[list[str | Cell]] = [
 ]
 
 
-def test_a_pipe_gets_aligned_lines_without_colours(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pipe_gets_aligned_lines_without_colors(capsys: pytest.CaptureFixture[str]) -> None:
     show.table(COLUMNS, ROWS)
     assert capsys.readouterr().out == (
         "ID   COUNT  COMMAND\nj1       7  echo 'a\\nb' \\x1b[2J\nj22   1234  -\n"
     )
 
 
-def test_a_terminal_gets_colours_and_no_foreign_escapes(
+def test_a_terminal_gets_colors_and_no_foreign_escapes(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
@@ -39,7 +39,7 @@ def test_a_terminal_gets_colours_and_no_foreign_escapes(
     assert all(len(line) < 200 for line in out.splitlines())
 
 
-def test_no_color_is_honoured_on_a_terminal(
+def test_no_color_is_honored_on_a_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")

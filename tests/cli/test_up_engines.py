@@ -49,9 +49,9 @@ REFUSALS = [
     ({"namespace": "n"}, "local", "--namespace: has no effect without --engine kubernetes"),
     ({"supply": "most=1"}, "local", "--supply: has no effect without --engine"),
     ({"supply": "engine=ray,most=1"}, "slurm", "is for ray, and --engine says slurm"),
-    ({"supply": "colour=red"}, "slurm", "there is no field 'colour'"),
+    ({"supply": "color=red"}, "slurm", "there is no field 'color'"),
     ({"supply": "most=many"}, "slurm", "--supply: "),
-    ({"supply": "least=3,most=2"}, "slurm", "--supply: 'slurm': least is 3, which is more than"),
+    ({"supply": "least=3,most=2"}, "slurm", "--supply: 'slurm': least (3) is more than"),
     ({"supply": "nothing.yaml"}, "slurm", "there is no such file"),
 ]
 
@@ -75,12 +75,20 @@ def test_a_cluster_that_ray_carried_says_how_it_comes_back(shoal: Shoal, tmp_pat
     assert "shoal up --engine local --host 0.0.0.0" in result.err
 
 
-def test_a_supply_goes_into_the_policy_beside_the_others(cluster: Live) -> None:
+def test_a_supply_goes_into_the_policy_beside_the_others(cluster: Live, tmp_path: Path) -> None:
     before = cluster.client.policy()
     try:
         for words in ("name=a,most=0", "name=b,most=0", "name=a,most=0,gpus=2"):
             use(cluster.home, wanted(supply=words).supplies("slurm"))
         supplies = cluster.client.policy().supply
         assert [(one.name, one.gpus) for one in supplies] == [("a", 2), ("b", 0)]
+        file = tmp_path / "supply.yaml"
+        for names in (("c", "d"), ("d",), ()):
+            rows = [{"name": name, "most": 0} for name in names]
+            file.write_bytes(msgspec.json.encode({"supply": rows}))
+            given = wanted(supply=str(file))
+            use(cluster.home, given.supplies("slurm"), whole=given.whole)
+            # What a file no longer names goes; what never was in it stays.
+            assert [one.name for one in cluster.client.policy().supply] == ["a", "b", *names]
     finally:
         cluster.client.set_policy(before)

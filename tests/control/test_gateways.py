@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import msgspec
 
@@ -14,7 +15,6 @@ from shoal.model.service import (
     GatewayEntry,
     Replica,
     ReplicaLoad,
-    ReplicaState,
     Route,
     Served,
     Service,
@@ -22,6 +22,7 @@ from shoal.model.service import (
     ServiceSpec,
     Wanted,
 )
+from shoal.model.tokens import ReplicaState, TokenCount, TokenLoad
 
 SPEC = ServiceSpec(name="web", replica=JobSpec(command=("true",)))
 
@@ -146,3 +147,19 @@ def test_a_standbys_gateway_serves_what_the_leader_has_decided_and_reports() -> 
         assert read_reports(reports)[0].loads[0].in_flight == 3
 
     asyncio.run(story())
+
+
+def test_tokens_of_all_heads_are_added_and_each_counts_in_its_own_folder() -> None:
+    def load(folder: str, **figures: Any) -> ServiceLoad:
+        count = TokenCount(service="web", prompt=5, folder=folder)
+        return ServiceLoad(service="web", tokens=TokenLoad(**figures), token_counts=(count,))
+
+    own = load("f1", judged=10, good=9, ttft_p99_ms=80, prompt_per_s=100, hit_milli=500)
+    other = load("f2", judged=20, good=20, ttft_p99_ms=90, prompt_per_s=300, hit_milli=100)
+    found = together(service(), {"web": own}, [GatewayReport(loads=(other,))])["web"]
+    assert found.tokens == TokenLoad(
+        judged=30, good=29, ttft_p99_ms=90, prompt_per_s=400, hit_milli=200
+    )
+    assert [one.folder for one in found.token_counts] == ["f1", "f2"]
+    alone = together(service(), {}, [GatewayReport(loads=(other,))])["web"]
+    assert alone.tokens == other.tokens

@@ -15,11 +15,13 @@ import pytest
 from shoal.control.logs import LogStore
 from shoal.control.loop import ControlLoop
 from shoal.control.store.sqlite import SqliteStore
+from shoal.control.storing import StoreThread
 from shoal.core.nodebook import NodeBook
 from shoal.core.state.events.log import Event
+from shoal.core.state.events.queue import JobSubmitted
 from shoal.core.state.events.runs import JobPlaced, JobRunning
 from shoal.model.commands import Envelope, Launch
-from shoal.model.job import Job, JobSpec, MemberRef
+from shoal.model.job import Job, JobSpec, MemberRef, Phase
 from shoal.model.node import NodeSpec
 from shoal.model.policy import Policy
 from shoal.model.report import Accepted, LogChunk, Refused, Submit
@@ -143,13 +145,117 @@ def test_requests_that_name_finished_jobs_are_looked_up_beside_the_loop(rig: Rig
     assert {"keyed", "ended", "job", "history", "events"} <= READS
 
 
+def test_requests_that_come_while_a_step_is_stored_are_looked_up_on_the_same_visit(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    visits: list[str] = []
+    more: list[asyncio.Task[Any]] = []
+    real, commit = StoreThread.run, rig.store.commit
+
+    def counted(thread: StoreThread, work: Callable[[], Any]) -> asyncio.Future[Any]:
+        visits.append(work.__name__)
+        return real(thread, work)
+
+    async def ask_more() -> None:
+        more.extend(asyncio.ensure_future(rig.loop.request(Submit(SPEC, key=key))) for key in "bc")
+        await asyncio.sleep(0)  # both begin
+
+    async def work() -> None:
+        loop = asyncio.get_running_loop()
+
+        def busy(events: Sequence[Event], finished: Sequence[Job]) -> int:
+            if any(isinstance(event, JobPlaced) for event in events) and not more:
+                asyncio.run_coroutine_threadsafe(ask_more(), loop).result(60)
+            return commit(events, finished)
+
+        monkeypatch.setattr(StoreThread, "run", counted)
+        monkeypatch.setattr(rig.store, "commit", busy)
+        assert await rig.loop.request(Submit(SPEC, key="a")) == Accepted("j1")
+        assert await asyncio.gather(*more) == [Accepted("j2"), Accepted("j3")]
+
+    rig.run(work())
+    assert visits.count("_look_up") == 1, "for the first of them, when nothing was being stored"
+
+
+def test_who_was_answered_and_asks_again_shares_a_step_with_those_who_wait(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.control.pace.GATHER_S", 3600)
+    together: list[int] = []
+    other: list[asyncio.Task[Any]] = []
+    commit = rig.store.commit
+
+    async def work() -> None:
+        loop = asyncio.get_running_loop()
+
+        async def ask() -> None:
+            other.append(asyncio.ensure_future(rig.loop.request(Submit(SPEC, key="b"))))
+            await asyncio.sleep(0)  # it begins
+
+        def busy(events: Sequence[Event], finished: Sequence[Job]) -> int:
+            entered = sum(isinstance(event, JobSubmitted) for event in events)
+            if entered and not other:
+                asyncio.run_coroutine_threadsafe(ask(), loop).result(60)
+            together.extend([entered] if entered else [])
+            return commit(events, finished)
+
+        monkeypatch.setattr(rig.store, "commit", busy)
+        assert await rig.loop.request(Submit(SPEC, key="a")) == Accepted("j1")
+        assert await rig.loop.request(Submit(SPEC, key="c")) == Accepted("j3")
+        assert await other[0] == Accepted("j2")
+        assert await rig.loop.request(Submit(SPEC, key="d")) == Accepted("j4"), "alone: at once"
+
+    rig.run(work())
+    assert together == [1, 2, 1]
+
+
+def test_a_report_that_nobody_waits_for_shares_the_next_step(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.control.pace.PAUSE_S", 3600)
+    stored: list[list[str]] = []
+    commit = rig.store.commit
+
+    def noted(events: Sequence[Event], finished: Sequence[Job]) -> int:
+        stored.append([type(event).__name__ for event in events])
+        return commit(events, finished)
+
+    def end(job: str) -> None:
+        rig.engine.book.exited(MemberRef(job, 1, 0), 0)
+        rig.loop.heard(rig.engine.book.report())
+
+    async def work() -> None:
+        monkeypatch.setattr(rig.store, "commit", noted)
+        assert await rig.loop.request(Submit(SPEC)) == Accepted("j1")
+        end("j1")
+        assert await rig.loop.request(Submit(SPEC)) == Accepted("j2"), "its step hears of both"
+        while "j1" in rig.loop.state.jobs:
+            await rig.loop.changed("j1", 60)
+
+        await rig.loop.changed("j2", 60, starts=True)  # somebody waits for its start
+        assert rig.loop.state.jobs["j2"].phase is Phase.RUNNING
+
+        whole = msgspec.structs.replace(SPEC, gpus=4)
+        assert await rig.loop.request(Submit(whole)) == Accepted("j3")
+        end("j2")  # nobody waits for it, but j3 waits for its room
+        while rig.loop.state.jobs["j3"].phase is Phase.WAITING:
+            await rig.loop.changed("", 60)
+
+    rig.run(work())
+    first = next(number for number, kinds in enumerate(stored) if "JobSubmitted" in kinds)
+    assert "JobPlaced" in stored[first]
+    assert {"JobRunning", "MemberExited", "JobFinished", "JobSubmitted"} <= set(stored[first + 1])
+
+
 def test_these_tests_would_see_a_read_on_the_loop(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def here(call: Callable[..., Any], *args: Any) -> Any:
-        return call(*args)
+    def here(_: StoreThread, call: Callable[[], Any]) -> asyncio.Future[Any]:
+        done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        done.set_result(call())
+        return done
 
-    monkeypatch.setattr("shoal.control.loop.asyncio.to_thread", here)
+    monkeypatch.setattr(StoreThread, "run", here)
     with pytest.raises(AssertionError, match=r"shoal\.tick reads the store on the event loop"):
         rig.run(rig.loop.request(Submit(SPEC, key="once")))
 
@@ -234,7 +340,7 @@ def test_a_refusal_is_an_answer(rig: Rig) -> None:
 def test_only_the_newest_inventory_of_a_node_waits_to_be_looked_at(rig: Rig) -> None:
     reports = [rig.engine.book.report() for _ in range(5)]
     for report in reports:
-        rig.loop.heard(report)
+        rig.loop.tick.hear(report)
     rig.loop.tick.begin(1)
     assert rig.loop.tick.decide(1).report.nodes == (reports[-1],)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -183,6 +186,27 @@ def test_a_snapshot_counts_as_a_whole_and_replaces_those_of_earlier_attempts(
     assert (sent.attempt, [file.path for file in sent.files]) == (2, ["s1", "s2"])
     assert store.sent(FileWanted(later, kind, "s2", 1)).data == b"ext"
     assert store.sent(FileWanted(later, kind, "../../x")).problem
+
+
+def test_a_snapshot_replaces_nothing_while_what_counts_cannot_be_read(
+    store: OutputStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a disk or a mount that fails for a moment, nobody believes that nothing was kept."""
+    kind = Kind.CHECKPOINT
+    for node, path in (("n1", "s1"), ("n2", "shard")):
+        put(store, path, b"one", kind=kind, node=node)
+        assert not settle(store, {path: 3}, REF, node).problem
+    put(store, "s2", b"two", kind=kind)
+    fails = OSError(errno.EIO, os.strerror(errno.EIO))
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "stat", Mock(side_effect=fails))
+        with pytest.raises(OSError, match="Input/output error"):
+            store.index("j1")
+        said = settle(store, {"s2": 3}, REF, "n1")
+    assert said.again and "Input/output error" in said.problem
+    assert names(store, kind=kind) == ["s1", "shard"]
+    assert not settle(store, {"s2": 3}, REF, "n1").problem
+    assert names(store, kind=kind) == ["s2", "shard"]
 
 
 def test_the_step_of_a_whole_checkpoint_is_known_from_its_name() -> None:

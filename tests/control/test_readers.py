@@ -9,16 +9,17 @@ from pathlib import Path
 
 import httpx
 import pytest
-from litestar import Litestar
 
 from shoal.api.app import build
 from shoal.api.feed import Feed
+from shoal.api.reach import Reach
 from shoal.control.gateway_link import GatewayLink
 from shoal.control.logs import LogStore
 from shoal.control.loop import ControlLoop, Unreadable
 from shoal.control.store.sqlite import SqliteStore
-from shoal.core.state.events.log import Event
+from shoal.core.state.events.log import Event, Recorded
 from shoal.core.state.events.runs import JobPlaced
+from shoal.core.state.events.services import ServiceStopped
 from shoal.core.state.state import State
 from shoal.model.job import Job, Outcome, Phase
 from shoal.model.policy import Policy
@@ -31,8 +32,6 @@ SERVICE = ServiceSpec(name="web", replica=SPEC, scale=Scale(least=1, most=1))
 PATHS = ("jobs", "services", "nodes", "status", "jobs/j1", "queue", "events?job=j1")
 WRONG_S = 0.3  # long enough for a reader that does not wait to show what it saw
 TOKEN = "t" * 32
-# Litestar 3 will want another way to write parameters and dependencies.
-pytestmark = pytest.mark.filterwarnings("ignore::litestar.exceptions.LitestarDeprecationWarning")
 
 
 class HeldStore(SqliteStore):
@@ -66,10 +65,10 @@ class HeldRig(Rig):
         self.loop = ControlLoop(
             self.held, self.engine, HandClock(), Policy(), LogStore(path / "logs")
         )
-        self.app: Litestar = build(self.loop, TOKEN)
+        self.app = build(self.loop, TOKEN)
 
     async def read(self, path: str) -> httpx.Response:
-        transport = httpx.ASGITransport(app=self.app)  # type: ignore[arg-type]
+        transport = httpx.ASGITransport(app=self.app)
         headers = {"authorization": f"Bearer {TOKEN}", "host": "localhost"}
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return await client.get(f"/v1/{path}", headers=headers)
@@ -160,6 +159,65 @@ def test_finished_jobs_are_listed_while_a_step_is_being_stored(
     rig.run(work())
 
 
+def test_events_of_a_service_are_read_while_a_step_is_being_stored(
+    rig: HeldRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that reads them decides who may see them, too."""
+    reading, go_on = threading.Event(), threading.Event()
+
+    def events(*_: object, **__: object) -> list[Recorded]:
+        reading.set()
+        assert go_on.wait(60)
+        return [Recorded(1, ServiceStopped(at_ms=1, service="web"))]
+
+    monkeypatch.setattr(rig.held, "events", events)
+
+    async def work() -> None:
+        await rig.loop.changed("", 5)
+        listing = asyncio.create_task(rig.read("events"))
+        assert await asyncio.to_thread(reading.wait, 60)
+        asked = await rig.hold()
+        go_on.set()
+        answer = await listing  # although the step is still on its way
+        assert answer.status_code == 200, answer.text
+        assert [row["event"]["service"] for row in answer.json()["events"]] == ["web"]
+        rig.held.released.set()
+        await asked
+
+    rig.run(work())
+
+
+def test_a_reader_that_forgets_to_wait_is_asked_again_when_the_step_is_stored(
+    rig: HeldRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (handler,) = (one for one in rig.app.handlers if one.verb == "services.listing")
+    reading, tries = asyncio.Event(), 0
+
+    async def forgets(self: object, reach: Reach) -> list[str]:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            reading.set()
+            await asyncio.to_thread(rig.held.reached.wait, 60)
+        return sorted(reach.loop.state.services)
+
+    monkeypatch.setattr(handler, "fn", forgets)
+    monkeypatch.setattr(handler, "awaits", True)
+
+    async def work() -> None:
+        await rig.loop.changed("", 5)
+        listing = asyncio.create_task(rig.read("services"))
+        await reading.wait()
+        asked = await rig.hold()
+        await asyncio.wait([listing], timeout=WRONG_S)
+        rig.held.released.set()
+        await asked
+        answer = await listing
+        assert (answer.status_code, answer.json(), tries) == (200, ["web"], 2)
+
+    rig.run(work())
+
+
 def test_after_a_failed_commit_readers_get_what_is_stored(rig: HeldRig) -> None:
     async def work() -> None:
         asked = await rig.hold()
@@ -207,15 +265,14 @@ def test_when_the_store_cannot_be_read_either_readers_get_the_reason_and_not_the
 
 def test_every_handler_is_given_the_loop_last(rig: HeldRig) -> None:
     """If another dependency came after it, a step could be decided before the handler runs."""
-    handlers = 0
-    for route in rig.app.routes:
-        models = [model for _, model in getattr(route, "route_handler_map", {}).values()]
-        for batches in (model.dependency_batches for model in models):
-            names = [{dependency.key for dependency in batch} for batch in batches]
-            if any("loop" in keys for keys in names):
-                handlers += 1
-                assert names[-1] == {"loop"}, (route.path, names)
-    assert handlers > 20
+    given = 0
+    for handler in rig.app.handlers:
+        plan = rig.app.plan(handler)
+        last = {name for name, _ in plan.late}
+        assert last >= {"loop", "reach", "feed"} & set(handler.hints), handler.verb
+        assert not last & {name for name, _ in plan.early}
+        given += bool(last)
+    assert given > 20
 
 
 def test_the_ledgers_time_waits_for_a_step_that_is_on_its_way(rig: HeldRig) -> None:

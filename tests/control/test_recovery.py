@@ -211,8 +211,11 @@ def test_a_snapshot_that_cannot_be_written_harms_no_request(
     async def work() -> None:
         assert await sick.loop.request(Submit(SPEC, "a")) == Accepted("j1")
         assert await sick.loop.request(Submit(SPEC, "b")) == Accepted("j2")
+        while not sick.sick.snapshot_seq:
+            await sick.loop.request(Submit(SPEC))
 
     sick.run(work())
+    assert sick.sick.snapshots_to_fail == 0
     assert sick.engine.resends == 0, "nothing was rebuilt"
 
 

@@ -66,6 +66,8 @@ def one_life(home: Path) -> None:
         at = rig.loop.last_seq
         while _booked(home) < at - EVENTS_PER_SNAPSHOT // 2:
             await rig.loop.changed("", 0.02)
+        if rig.loop.snapshot_task is not None:
+            await rig.loop.snapshot_task
         keeping.cancel()
 
     rig.run(work())

@@ -13,11 +13,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from shoal.agent.blocks.store import FILES
 from shoal.agent.keeping.copying import Copying
 from shoal.agent.keeping.keeping import _restore, _swap
-from shoal.agent.keeping.url_volumes import FILES, UrlCache
+from shoal.agent.keeping.url_cache import UrlCache
+from shoal.control.kept_files import Index
 from shoal.control.output_room import OutputRoom
-from shoal.control.outputs import Index, Limits, OutputStore
+from shoal.control.outputs import Limits, OutputStore
 from shoal.model.job import MemberRef
 from shoal.model.kept import FileAnswer, FilePiece, FileWanted, KeptFile, Kind, Snapshot
 
@@ -251,7 +253,7 @@ def test_an_agent_settles_a_snapshot_until_the_head_has_it(tmp_path: Path) -> No
             return True
 
         copying, settled = Copying(send), asyncio.Event()
-        copying.watch(REF, KIND, tmp_path, None)
+        copying.watch(REF, KIND, str(tmp_path), None)
         copying.ended(REF)
         async with asyncio.timeout(120):
             await settled.wait()

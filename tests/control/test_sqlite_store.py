@@ -151,8 +151,8 @@ def test_a_file_of_the_format_before_is_read_and_goes_on(tmp_path: Path) -> None
         kinds = file.execute(KINDS).fetchall()
         for index in ("saved", "between", "notable", "policies"):
             file.execute(f"DROP INDEX events_{index}")
-        file.execute("DROP INDEX jobs_by_end")
-        file.execute("DROP INDEX jobs_by_tenant")
+        file.execute("DROP INDEX jobs_ended")
+        file.execute("CREATE INDEX events_by_job ON events (job, seq) WHERE job IS NOT NULL")
         for table in ("job_events", "log_sizes"):
             file.execute(f"DROP TABLE {table}")
         for column in ("tenant", "bytes"):
@@ -163,6 +163,8 @@ def test_a_file_of_the_format_before_is_read_and_goes_on(tmp_path: Path) -> None
     again = SqliteStore(tmp_path / "db")
     with contextlib.closing(sqlite3.connect(tmp_path / "db")) as file:
         assert file.execute(KINDS).fetchall() == kinds
+        indexes = {name for (name,) in file.execute("SELECT name FROM sqlite_master")}
+        assert "jobs_ended" in indexes and "events_by_job" not in indexes
     assert again.history("j2", 99) == told
     assert [job.id for job in again.finished(9)] == ends
     assert as_bytes(again.load()[0]) == as_bytes(state)

@@ -119,7 +119,7 @@ class Scene:
                     return
                 self.clock.ms += 100
                 self.loop.drifted(0)
-                self.loop._wake.set()
+                self.loop._pace.now()
                 await asyncio.sleep(0.002)
 
     async def submit(self) -> str:

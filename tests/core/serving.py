@@ -40,6 +40,7 @@ class Serving(Cluster):
         self.silent = False  # nothing is heard of the gateway
         self.trouble = ""
         self.restless = ""  # why no node can put a job to sleep
+        self.one_by_one: tuple[str, ...] = ()  # nodes that are heard in this order, not at once
         for name in "abcdef"[:nodes]:
             self.join(name, cpus=cpus, sleep="freeze")
 
@@ -96,23 +97,31 @@ class Serving(Cluster):
         )
 
     def _obey(self) -> None:
+        acted = self._act()
         for _ in range(100):
-            if not self.last.commands:
+            if not acted:
                 return
-            for order in self.deliver():
-                self.orders.append(order)
-                if isinstance(order, Launch) and order.argv[-1] in self.crashing:
-                    self.books[order.node].exited(order.ref, 1, "it crashed")
-                elif isinstance(order, Stop):
-                    self.books[order.node].exited(order.ref, 0)
-                elif isinstance(order, Sleep) and self.restless:
-                    self.books[order.node].refuses(order.ref, self.restless)
-                elif isinstance(order, Sleep):
-                    self.books[order.node].slept(order.ref, 0, 100)
-                elif isinstance(order, Wake):
-                    self.books[order.node].awoke(order.ref, 50)
-            self.hear(*self.books)
+            acted = False
+            for names in [[name] for name in self.one_by_one] or [list(self.books)]:
+                self.hear(*names)
+                acted |= self._act()
         raise AssertionError("orders without end")
+
+    def _act(self) -> bool:
+        """Nodes do what the last step has ordered. False: it was nothing."""
+        for order in self.deliver():
+            self.orders.append(order)
+            if isinstance(order, Launch) and order.argv[-1] in self.crashing:
+                self.books[order.node].exited(order.ref, 1, "it crashed")
+            elif isinstance(order, Stop):
+                self.books[order.node].exited(order.ref, 0)
+            elif isinstance(order, Sleep) and self.restless:
+                self.books[order.node].refuses(order.ref, self.restless)
+            elif isinstance(order, Sleep):
+                self.books[order.node].slept(order.ref, 0, 100)
+            elif isinstance(order, Wake):
+                self.books[order.node].awoke(order.ref, 50)
+        return bool(self.last.commands)
 
     def lose_node(self, name: str) -> None:
         """It is known to have died; it does not come back."""

@@ -209,7 +209,7 @@ def test_asking_for_what_is_already_so_is_accepted_with_a_note() -> None:
     cluster = cluster_of([(1, 8, 100)])
     job_id = cluster.run()
     cluster.cancel(job_id)
-    assert cluster.cancel(job_id) == Accepted(job_id, "it is already being cancelled")
+    assert cluster.cancel(job_id) == Accepted(job_id, "already being cancelled")
     assert cluster.last.events == []
     assert cluster.intend("n0", NodeIntent.OPEN) == Accepted("n0", "it is already open")
 
@@ -256,7 +256,7 @@ def test_wishes_that_contradict_each_other_are_refused_on_any_cluster(
 def test_what_no_rack_or_no_such_gpu_ever_holds_is_refused(
     fields: dict[str, object], most: int
 ) -> None:
-    """Found by reading: it was accepted, and the queue was held for it for ever."""
+    """Found by reading: it was accepted, and the queue was held for it forever."""
     cluster = Cluster()
     for name, place in (("a", "b/r"), ("b", "b/r"), ("c", "b/s")):
         cluster.join(name, gpus=2, place=place, gpu_model="old", gpu_memory_mb=40)

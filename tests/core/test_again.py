@@ -80,7 +80,7 @@ def test_the_why_says_what_a_restart_costs() -> None:
         cluster.hear(*cluster.books)
     fail(cluster, job_id)
     (requeued,) = cluster.events_of(JobRequeued)
-    assert requeued.why.endswith("; 5s of its work on 4 GPUs are done again")
+    assert requeued.why.endswith("; 5s of work on 4 GPUs lost")
 
 
 def test_a_place_that_came_back_with_fewer_gpus_is_not_taken() -> None:

@@ -64,9 +64,9 @@ def test_the_member_that_failed_first_is_named_and_not_those_that_followed() -> 
         ("MemoryError", 1, "MemoryError", "out of memory", "'memoryerror'"),
         ("killed, and the kernel ran out of memory at that moment", 137, "", "out of memory",
          "the kernel killed processes"),
-        ("", 137, "step 5", "own error", "did not report running out of memory"),
+        ("", 137, "step 5", "exited with an error", "did not report running out of memory"),
         ("", 1, "CUDA error: uncorrectable ECC error encountered", "hardware", "ecc"),
-        ("", 3, "I forgot my memory", "own error", ""),
+        ("", 3, "I forgot my memory", "exited with an error", ""),
     ],
 )  # fmt: skip
 def test_a_cause_that_is_only_likely_says_so_and_why(

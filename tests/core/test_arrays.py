@@ -166,7 +166,7 @@ def test_a_cancelled_array_stops_what_runs_and_starts_nothing() -> None:
     settle(made)
     first = running(made, array)
     assert made.cancel(array) == Accepted(array)
-    assert made.cancel(array) == Accepted(array, "it is already being cancelled")
+    assert made.cancel(array) == Accepted(array, "already being cancelled")
     assert live(made, array) == first
     drive(made, array)
     record = made.finished[array]
@@ -255,7 +255,7 @@ def test_a_grid_makes_all_combinations_and_a_list_one_element_for_each_row() -> 
         (ranges((5, 3)), {}, "array 5-3 is backwards"),
         (ranges((0, 5), (5, 6)), {}, "array 5 is named twice; write the indices in rising order"),
         (ranges((7, 9), (1, 2)), {}, "array 1 comes after 9; write the indices in rising order"),
-        (ranges((0, 1_000_000)), {}, "array has 1,000,001 elements; the most is 1,000,000"),
+        (ranges((0, 1_000_000)), {}, "array has 1,000,001 elements; the maximum is 1,000,000"),
         ({}, {}, "array has no element; write e.g. 0-99"),
         ({"grid": {"lr": []}}, {}, "grid lr needs 1 to 10,000 values"),
         ({"grid": {"a": ["1"]}, "rows": [{"b": "1"}]}, {}, "grid and list exclude each other"),
@@ -416,4 +416,4 @@ def test_an_array_waits_for_other_jobs_and_others_for_it() -> None:
     waits = made.submit(gpus=1, after=[f"{never}.1"])
     made.cancel(never)
     settle(made)
-    assert "never began" in made.finished[waits].why
+    assert "never started" in made.finished[waits].why

@@ -1,4 +1,4 @@
-"""The state holds what lives and nothing of what is over, so a step costs the same for ever."""
+"""The state holds what lives and nothing of what is over, so a step costs the same forever."""
 
 from __future__ import annotations
 

@@ -8,11 +8,14 @@ import msgspec
 import pytest
 
 from shoal.core.answers.why import explain
+from shoal.core.features.budget import refused_keys
 from shoal.core.state.load import restore
 from shoal.model.budget import BudgetLevel, BudgetPeriod, Spending
+from shoal.model.identity import ApiKey
 from shoal.model.job import Phase
 from shoal.model.policy import Policy, Tenant
 from shoal.model.reason import render
+from shoal.model.report import AddTenant, RemoveApiKey, SetApiKey
 from tests.core.build import Cluster, kinds
 
 HOUR = 3_600_000_000
@@ -39,6 +42,76 @@ def cluster(**rules: Any) -> Cluster:
 
 def why(made: Cluster, job: str) -> str:
     return render(explain(made.state, made.job(job), made.policy, made.now_ms))
+
+
+def key(tokens: int, limit: int, name: str = "k1") -> Spending:
+    period = BudgetPeriod.DAY
+    until_ms = 86_400_000
+    return Spending(
+        tenant="red",
+        period=period,
+        gpu_us=0,
+        tokens=tokens,
+        key=name,
+        limit=limit,
+        until_ms=until_ms,
+    )
+
+
+def test_a_key_that_has_used_up_its_tokens_is_held_until_it_has_more() -> None:
+    made = cluster()
+    assert kinds(made.step(spendings=(key(999, 1_000), key(5, 0, "k2"))).events) == []
+    held = made.step(spendings=(key(1_000, 1_000), key(5, 0, "k2"))).events
+    assert kinds(held) == ["KeyHeld"]
+    assert held[0].why == "1000 of 1000 tokens"  # type: ignore[attr-defined]
+    assert made.state.accounts.held_keys == {"k1": ("red", 86_400_000)}
+    assert restore(made.state.snapshot()).accounts.held_keys == made.state.accounts.held_keys
+    assert kinds(made.step(spendings=(key(2_000, 1_000),)).events) == []  # it is said once
+    assert kinds(made.step().events) == []  # nothing told is nothing changed
+    assert kinds(made.step(spendings=(key(0, 1_000),)).events) == ["KeyFreed"]
+    made.step(spendings=(key(2_000, 1_000),))
+    assert kinds(made.step(spendings=(key(2_000, 5_000),)).events) == ["KeyFreed"]
+    made.step(spendings=(key(2_000, 1_000),))
+    gone = made.step(spendings=(key(1, 0, "k2"),)).events
+    assert kinds(gone) == ["KeyFreed"]
+    assert gone[0].why == "it has no quota any more"  # type: ignore[attr-defined]
+    assert made.state.accounts.held_keys == {}
+
+
+def test_whose_requests_are_refused() -> None:
+    lab = Tenant(name="lab", budget_tokens=1_000)
+    made = Cluster(Policy(tenants=(lab, Tenant(name="red", parent="lab"), Tenant(name="blue"))))
+    identity = made.state.identity
+    for number, tenant in enumerate(("red", "blue", "blue"), 1):
+        made.ask(AddTenant(tenant))
+        made.ask(SetApiKey(ApiKey(id=f"key0000{number}", hash="0" * 64, tenant=tenant)))
+    assert len(identity.api_keys) == 3
+    assert refused_keys(made.state) == {}
+    made.step(spendings=(key(9, 9, "key00002"),))
+    assert refused_keys(made.state) == {"key00002": 86_400_000}
+    used = Spending(tenant="red", period=BudgetPeriod.MONTH, gpu_us=0, tokens=1_000)
+    made.step(spendings=(used, key(9, 9, "key00002")))
+    assert refused_keys(made.state) == {"key00002": 86_400_000, "key00001": 0}
+    made.ask(RemoveApiKey("key00002"))
+    assert refused_keys(made.state) == {"key00001": 0}
+    assert made.state.accounts.held_keys == {}
+
+
+def test_a_budget_in_tokens_holds_as_one_in_gpu_hours_and_counts_branches() -> None:
+    lab = Tenant(name="lab", budget_tokens=1_000, budget_period=BudgetPeriod.DAY)
+    made = Cluster(Policy(tenants=(lab, Tenant(name="red", parent="lab"))))
+    made.join("a", gpus=4)
+
+    def used(tokens: int) -> tuple[Spending, ...]:
+        spending = Spending(tenant="red", period=BudgetPeriod.DAY, gpu_us=0, tokens=tokens)
+        return spending, key(tokens, 0)  # the key's are among its tenant's
+
+    warned = made.step(spendings=used(800)).events
+    assert kinds(warned) == ["BudgetWarned"]
+    assert warned[0].why == "lab has used 800 of 1,000 tokens today"  # type: ignore[attr-defined]
+    assert kinds(made.step(spendings=used(1_000)).events) == ["BudgetHeld"]
+    assert made.job(made.submit(gpus=1, tenant="red")).phase is Phase.WAITING
+    assert kinds(made.step(spendings=used(0)).events)[0] == "BudgetFreed"
 
 
 def test_a_budget_is_warned_about_then_held_then_free_again() -> None:

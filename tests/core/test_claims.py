@@ -184,3 +184,18 @@ def test_the_gateway_refuses_what_an_earlier_version_has_admitted() -> None:
     assert said == "service thief: a path inside or around /llm/v1 is already used by service llm"
     same = tuple(msgspec.structs.replace(one, owner="") for one in services)
     assert problem_with_services(Wanted(services=same)) is None
+
+
+def test_no_tenant_has_a_folder_of_the_head_listed_for_its_adapters() -> None:
+    cluster = Shared()
+
+    def put(scope: str, **fields: Any) -> Answer:
+        route = {"service": "chat", "routing": "cache"}
+        spec = service_spec(
+            "chat", replica={"tenant": "lab"}, route=route, adapters="/srv/loras", **fields
+        )
+        return cluster.ask(SetService(spec, scope=scope))
+
+    assert refusal(put("lab")).startswith("adapters: ")
+    assert isinstance(put("*"), Accepted)
+    assert isinstance(put("lab", adapters_max=4), Accepted), "what an admin has set stays"

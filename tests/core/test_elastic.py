@@ -1,4 +1,4 @@
-"""Elastic gangs: never smaller than their least nor larger than their most, and good neighbours."""
+"""Elastic gangs: never smaller than their least nor larger than their most, and good neighbors."""
 
 from __future__ import annotations
 

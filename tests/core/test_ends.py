@@ -52,7 +52,7 @@ def test_an_end_that_moves_is_noted_with_how() -> None:
     assert getattr(event, "why", "") == "ends in 2m (spot notice)"
     ending(cluster, "a", MINUTE, "spot notice")
     (event,) = cluster.last.events
-    assert getattr(event, "why", "") == "ends in 1m (spot notice), sooner than it said before"
+    assert getattr(event, "why", "") == "ends in 1m (spot notice), sooner than announced"
     ending(cluster, "a", None)
     assert cluster.node("a").end is None
     assert cluster.state.endings == []
@@ -66,11 +66,11 @@ def test_the_earlier_end_counts_and_each_is_taken_back_by_whom_it_came_from() ->
     assert cluster.ask(SetEnd("a", at_ms, "ann")) == Accepted("a")
     assert cluster.node("a").ends_ms == cluster.now_ms + HOUR
     ending(cluster, "a", None)
-    assert cluster.node("a").end == End(at_ms, "drain planned by ann")
-    note = "it was open; no drain is planned for it any more"
+    assert cluster.node("a").end == End(at_ms, "drain scheduled by ann")
+    note = "it was open; its scheduled drain was cancelled"
     assert cluster.intend("a", NodeIntent.OPEN) == Accepted("a", note)
     assert cluster.node("a").end is None
-    assert cluster.ask(SetEnd("a", None)) == Accepted("a", "no drain is planned for it")
+    assert cluster.ask(SetEnd("a", None)) == Accepted("a", "no drain is scheduled")
     assert isinstance(cluster.ask(SetEnd("b", at_ms)), Refused)
 
 
@@ -137,7 +137,7 @@ def test_a_job_that_may_run_for_ever_does_not_start_on_a_node_that_ends_soon() -
     job = cluster.submit(gpus=1)
     assert where(cluster, job) == []
     assert why(cluster, job) == (
-        "a has room, but ends in 40m (Slurm time limit), and how long this job runs is not known, "
+        "a has room, but ends in 40m (Slurm time limit), and the run time of this job is unknown, "
         "so 1h have to be left; give it a time limit or an estimate, "
         "or save its work and make it preemptible"
     )
@@ -146,7 +146,7 @@ def test_a_job_that_may_run_for_ever_does_not_start_on_a_node_that_ends_soon() -
 
 
 def test_a_job_that_nobody_knows_starts_where_an_hour_is_left_and_needs_two_the_next_time() -> None:
-    """Under Slurm every node ends: a newcomer's first job must not wait for ever."""
+    """Under Slurm every node ends: a newcomer's first job must not wait forever."""
     cluster = one_that_ends(90 * MINUTE)
     never = cluster.submit(gpus=1, restart="never")
     job = cluster.submit(gpus=1)
@@ -488,7 +488,7 @@ def test_a_planned_drain_lasts_over_the_maintenance_until_somebody_opens_the_nod
     job = cluster.run(gpus=1, checkpoint_ms=MINUTE)
     run_until(cluster, job, cluster.now_ms + 10 * MINUTE)
     assert cluster.job(job).phase is Phase.STOPPING
-    assert "drain planned by ann" in cluster.job(job).why
+    assert "drain scheduled by ann" in cluster.job(job).why
     cluster.deliver()
     cluster.end(job, 143)
     cluster.learn_gone("a")
@@ -607,7 +607,7 @@ def test_no_node_is_ordered_for_a_job_that_would_not_start_there_and_it_is_told_
     job = cluster.submit(gpus=1)
     assert not cluster.state.orders
     assert why(cluster, job).endswith(
-        "nodes of Slurm live 1h, and how long this job runs is not known, "
+        "nodes of Slurm live 1h, and the run time of this job is unknown, "
         "so 1h have to be left; give it a time limit or an estimate, "
         "or save its work and make it preemptible"
     )
@@ -635,10 +635,10 @@ def test_what_an_operator_says_about_a_node_is_in_its_history() -> None:
     cluster = Cluster()
     cluster.join("a", gpus=1)
     cluster.ask(SetIntent("a", NodeIntent.CORDONED, "ada"))
-    assert _why(cluster) == "set cordoned by ada"
+    assert _why(cluster) == "cordoned by ada"
     cluster.ask(SetIntent("a", NodeIntent.DRAINING, "ada", "a fan\n is  loud"))
-    assert _why(cluster) == "set draining by ada: a fan is loud"
+    assert _why(cluster) == "drained by ada: a fan is loud"
     cluster.ask(SetIntent("a", NodeIntent.OPEN, "ada"))
     cluster.ask(SetEnd("a", cluster.now_ms + 3_600_000, "bob", "w" * 300))
     ends_why = cluster.node("a").ends_why
-    assert ends_why.startswith("drain planned by bob: www") and len(ends_why) == 200
+    assert ends_why.startswith("drain scheduled by bob: www") and len(ends_why) == 200

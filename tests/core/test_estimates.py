@@ -146,9 +146,12 @@ def test_quantiles_grow_with_the_share_and_respect_what_was_attained(
     estimates = Estimates()
     for where, duration_ms in told:
         estimates.observe(where, duration_ms)
-    found = [estimates.quantile(key, percent, attained_ms) for percent in (1, 10, 50, 90, 99)]
+    percents = (1, 10, 50, 90, 99)
+    found = [estimates.quantile(key, percent, attained_ms) for percent in percents]
+    soonest = [estimates.soonest(key, percent, attained_ms) for percent in percents]
     assert found == sorted(found)
     assert found[0] >= attained_ms
+    assert all(first <= at for first, at in zip(soonest, found, strict=True))
     assert estimates.quantile(key, 50, 10 * TIME_MS_MAX) >= 10 * TIME_MS_MAX
     assert estimates.remaining_ms(key, attained_ms) >= 1
 

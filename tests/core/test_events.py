@@ -12,9 +12,10 @@ from shoal.core.state.events.arrays import (
     ArrayFinished,
     ArrayRetried,
     ArraySubmitted,
+    TrialJudged,
 )
 from shoal.core.state.events.base import EventBase
-from shoal.core.state.events.budgets import BudgetFreed, BudgetHeld, BudgetWarned
+from shoal.core.state.events.budgets import BudgetFreed, BudgetHeld, BudgetWarned, KeyFreed, KeyHeld
 from shoal.core.state.events.cluster import (
     ClockJumped,
     ClusterRestored,
@@ -22,6 +23,8 @@ from shoal.core.state.events.cluster import (
     PolicyChanged,
 )
 from shoal.core.state.events.identity import (
+    ApiKeyAdded,
+    ApiKeyRevoked,
     IdentityEvent,
     KeyRemoved,
     KeySet,
@@ -60,6 +63,7 @@ from shoal.core.state.events.queue import (
 )
 from shoal.core.state.events.runs import (
     JobAdopted,
+    JobBegan,
     JobCheckpointed,
     JobFinished,
     JobIdled,
@@ -103,7 +107,7 @@ from shoal.core.state.events.sleep import (
 from shoal.core.state.events.supply import NodesOrdered, OrderChanged, OrderEnded, OrderUnused
 from shoal.model.fabric import Fabric
 from shoal.model.health import CheckResult, Record, Standing, Suspicion
-from shoal.model.identity import NodeKey, Role, TenantRecord, Token, User
+from shoal.model.identity import ApiKey, NodeKey, Role, TenantRecord, Token, User
 from shoal.model.job import Job, JobSpec, Outcome, SleepCause, StopCause
 from shoal.model.node import End, NodeIntent, NodeSpec
 from shoal.model.notice import Rule
@@ -123,6 +127,7 @@ NODE = NodeSpec(id="n1", cpu_milli=4000, memory_mb=1024, gpus=8, place="b1/r1")
 
 TOKEN = Token(id="0a1b2c3d", user="bob", tenant="lab", role=Role.MEMBER, hash="0" * 64)
 KEY = NodeKey(id="0a1b2c3d", hash="0" * 64, node="n1")
+API_KEY = ApiKey(id="0a1b2c3d4e5f", hash="0" * 64, tenant="lab", services=("chat",), user="bob")
 HOUR = 3_600_000
 NIGHTLY = ScheduleSpec(
     name="nightly",
@@ -172,11 +177,11 @@ SENTENCES: list[tuple[Event, str]] = [
     ),
     (
         JobClaimed(at_ms=0, job="j1", slices=(Slice("n1"), Slice("n1")), why="j2 is stopped"),
-        "j1 gets room made for it on n1: j2 is stopped",
+        "j1 is having room made on n1: j2 is stopped",
     ),
     (
         JobUnclaimed(at_ms=0, job="j1", why="n1 is lost"),
-        "j1 no longer gets room made for it: n1 is lost",
+        "j1 no longer has room being made: n1 is lost",
     ),
     (
         JobDozing(
@@ -224,8 +229,8 @@ SENTENCES: list[tuple[Event, str]] = [
         "j7 goes on: no memory",
     ),
     (
-        JobTouched(at_ms=0, job="j7", attempt=1, why="is to wake, because ann ran it"),
-        "j7 is to wake, because ann ran it",
+        JobTouched(at_ms=0, job="j7", attempt=1, why="is waking because ann ran it"),
+        "j7 is waking because ann ran it",
     ),
     (
         JobTouched(at_ms=0, job="j7", attempt=1, why="put to sleep by ann", wants=False),
@@ -254,6 +259,10 @@ SENTENCES: list[tuple[Event, str]] = [
         "j1 will run again (its size changes): to 4",
     ),
     (
+        JobBegan(at_ms=9, job="j1", attempt=1, members=(2,), startup_ms=36_000, by="output"),
+        "j1 began to work after 36s, when it wrote its first line (member 2)",
+    ),
+    (
         JobIdled(at_ms=9, job="j1", attempt=1, since_ms=1, why="has used nothing for 8 s"),
         "j1 is idle: has used nothing for 8 s",
     ),
@@ -263,7 +272,7 @@ SENTENCES: list[tuple[Event, str]] = [
     ),
     (
         JobLabelled(at_ms=9, job="j1", labels={"run": "a"}, why="run=a, old- by ada"),
-        "j1 was labelled run=a, old- by ada",
+        "j1 was labeled run=a, old- by ada",
     ),
     (
         JobNoted(at_ms=9, job="j1", text="lr too high", who="ada"),
@@ -296,6 +305,14 @@ SENTENCES: list[tuple[Event, str]] = [
         "tenant red has used up its budget: all of it",
     ),
     (
+        KeyHeld(at_ms=0, key="k1", tenant="red", until_ms=9, why="7 of 5 tokens"),
+        "key k1 has used up its tokens: 7 of 5 tokens",
+    ),
+    (
+        KeyFreed(at_ms=0, key="k1", tenant="red", why="its quota is new or larger"),
+        "key k1 has tokens again: its quota is new or larger",
+    ),
+    (
         BudgetFreed(at_ms=0, tenant="red", why="a new month"),
         "tenant red has budget again: a new month",
     ),
@@ -309,14 +326,14 @@ SENTENCES: list[tuple[Event, str]] = [
     ),
     (
         OrderChanged(at_ms=0, order="o1", phase=OrderPhase.RUNNING, release="idle for 10 min"),
-        "order o1 is given back: idle for 10 min",
+        "order o1 is being released: idle for 10 min",
     ),
     (
         OrderEnded(at_ms=0, order="o1", supply="gpu", failed=True, why="NODE_FAIL"),
         "order o1 of gpu failed: NODE_FAIL",
     ),
     (OrderUnused(at_ms=5, order="o1", since_ms=5), "order o1 is not used"),
-    (OrderUnused(at_ms=5, order="o1", since_ms=None), "order o1 is used or awaited again"),
+    (OrderUnused(at_ms=5, order="o1", since_ms=None), "order o1 is in use or needed again"),
     (
         PolicyChanged(at_ms=0, policy=Policy(name="mine", order="fifo")),
         "the policy is now 'mine': order fifo, placement shoal, preempt rank",
@@ -390,7 +407,7 @@ SENTENCES: list[tuple[Event, str]] = [
     ),
     (
         ServiceSet(at_ms=0, service="chat", spec=CHAT, version=1, back=True, why="it failed"),
-        "service chat goes back to version 1: it failed",
+        "service chat rolls back to version 1: it failed",
     ),
     (
         ServiceScaled(at_ms=0, service="chat", wanted=3, why="busy"),
@@ -414,7 +431,7 @@ SENTENCES: list[tuple[Event, str]] = [
     ),
     (
         JobPromoted(at_ms=0, job="j1", why="is 31.0 h old"),
-        "j1 now comes first among jobs of its priority: is 31.0 h old",
+        "j1 moved to the front of its priority: is 31.0 h old",
     ),
     (
         JobCheckpointed(at_ms=0, job="j1", attempt=1, step=120),
@@ -448,8 +465,8 @@ SENTENCES: list[tuple[Event, str]] = [
         "n1 has no end that an operator set: taken back by ann",
     ),
     (
-        NodeLabelled(at_ms=0, node="n1", labels={"pool": "a"}, why="labelled pool=a by ann"),
-        "n1 was labelled pool=a by ann",
+        NodeLabelled(at_ms=0, node="n1", labels={"pool": "a"}, why="labeled pool=a by ann"),
+        "n1 was labeled pool=a by ann",
     ),
     (
         JobReleased(at_ms=0, job="j2", by="j1", why="j1 (prepare) succeeded"),
@@ -471,7 +488,7 @@ SENTENCES: list[tuple[Event, str]] = [
     ),
     (
         ScheduleSkipped(at_ms=0, schedule="default/n", due_ms=0, next_ms=1, why="j7 runs"),
-        "schedule n left out the run due at 1970-01-01 00:00 UTC: j7 runs",
+        "schedule n skipped the run due at 1970-01-01 00:00 UTC: j7 runs",
     ),
     (
         SchedulePaused(at_ms=0, schedule="default/n", why="paused by ann"),
@@ -515,6 +532,20 @@ SENTENCES: list[tuple[Event, str]] = [
         SignInEnded(at_ms=0, token="", session="s", until_ms=1, who="operator"),
         "a sign-in of the operator was ended by operator",
     ),
+    (
+        ApiKeyAdded(at_ms=0, tenant="lab", key=API_KEY, who="ann"),
+        "the key 0a1b2c3d4e5f of bob for chat was added by ann",
+    ),
+    (
+        ApiKeyAdded(
+            at_ms=0, tenant="lab", key=msgspec.structs.replace(API_KEY, services=()), who="ann"
+        ),
+        "the key 0a1b2c3d4e5f of bob for all services of lab was added by ann",
+    ),
+    (
+        ApiKeyRevoked(at_ms=0, tenant="lab", key="0a1b2c3d4e5f", why="it has expired"),
+        "the key 0a1b2c3d4e5f was revoked: it has expired",
+    ),
     (KeySet(at_ms=0, key=KEY, who="ann"), "the key of n1 was set by ann (0a1b2c3d)"),
     (
         KeySet(at_ms=0, key=NodeKey(id="0a1b2c3d", hash="0" * 64)),
@@ -536,6 +567,38 @@ SENTENCES: list[tuple[Event, str]] = [
     (
         ArrayRetried(at_ms=0, job="j7", index=3, why="retried by anna"),
         "j7 goes on: retried by anna (index 3)",
+    ),
+    (
+        TrialJudged(
+            at_ms=0,
+            job="j7.3",
+            attempt=1,
+            rung=1,
+            at_step=90,
+            step=91,
+            metric="loss",
+            value=2.3114,
+            rank=2,
+            count=9,
+            goes_on=True,
+        ),
+        "j7.3 reached step 90: loss 2.311 is 2nd of 9; it goes on",
+    ),
+    (
+        TrialJudged(
+            at_ms=0,
+            job="j7.3",
+            attempt=1,
+            rung=1,
+            at_step=90,
+            step=91,
+            metric="loss",
+            value=None,
+            rank=13,
+            count=13,
+            goes_on=False,
+        ),
+        "j7.3 reached step 90: loss not a number is 13th of 13; it stops",
     ),
     (
         ArrayFinished(at_ms=0, job="j7", outcome=Outcome.FAILED, code=1, why="2 of 100 failed"),
@@ -667,7 +730,7 @@ def test_what_is_published_holds_no_secret(event: Event) -> None:
     assert shown.text == event.sentence()
 
 
-def test_a_judgement_shows_a_tenant_only_what_its_own_jobs_led_to() -> None:
+def test_a_judgment_shows_a_tenant_only_what_its_own_jobs_led_to() -> None:
     own = Suspicion(at_ms=1, why="j1 was slow", job="j1")
     others = Suspicion(at_ms=2, why="j2 was slow", job="j2")
     record = Record(standing=Standing.SUSPECT, why="j2 was slow", suspicions=(own, others))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from shoal.core.answers.why import explain
 from shoal.core.features.fabric.links import weak_links
 from shoal.core.nodebook import PAIRS_TOLD_MAX
 from shoal.core.state.apply import apply
@@ -14,8 +15,10 @@ from shoal.model.commands import Check
 from shoal.model.fabric import Fabric, Pair, Weak
 from shoal.model.health import CheckResult, Standing
 from shoal.model.job import Within
-from shoal.model.policy import Places, Policy
-from shoal.model.report import Accepted, CheckNetwork, Refused
+from shoal.model.node import RDMA_ROOT
+from shoal.model.policy import Places, Policy, Rdma
+from shoal.model.reason import render
+from shoal.model.report import Accepted, AddTenant, CheckNetwork, Refused
 from tests.core.build import Cluster
 
 RACKS = {"a": 0, "b": 0, "c": 1, "d": 1}
@@ -234,12 +237,78 @@ def test_the_policy_says_which_places_count_and_a_snapshot_keeps_them() -> None:
 
 def test_a_gang_keeps_off_a_weak_link_where_it_can() -> None:
     made = cluster("a", "b", "c")
-    weak = (Weak(node="a", peer="b", mbs=10, usual_mbs=900),)
-    event = FabricMeasured(at_ms=0, id="t1", nodes=(), fabric=Fabric(id="t1", weak=weak))
-    apply(made.state, event)
+    weak_between(made, "ab")
     job = made.job(made.submit(members=2, gpus=1))
     assert {member.slice.node for member in job.members} == {"a", "c"}
     assert "off the weak link between a and b" in job.why
+
+
+def weak_between(made: Cluster, *pairs: str) -> None:
+    weak = tuple(Weak(node=pair[0], peer=pair[1], mbs=10, usual_mbs=900) for pair in pairs)
+    fabric = Fabric(id="t1", weak=weak)
+    apply(made.state, FabricMeasured(at_ms=0, id="t1", nodes=(), fabric=fabric))
+
+
+def suspected(made: Cluster, name: str) -> None:
+    answer = made.ask(CheckNetwork())
+    assert isinstance(answer, Accepted)
+    answered(made, answer.id, {name: 900}, list(made.state.nodes))
+    assert standing(made, name) is Standing.SUSPECT
+
+
+def nodes_of(made: Cluster, job_id: str) -> set[str]:
+    return {member.slice.node for member in made.job(job_id).members}
+
+
+def test_a_gang_keeps_off_a_node_that_is_being_checked_where_it_can() -> None:
+    made = cluster(*"abcdef")
+    suspected(made, "b")
+    gang = made.submit(members=5, gpus=1)
+    assert nodes_of(made, gang) == set("acdef")
+    assert "off b, which is being checked" in made.job(gang).why
+    assert nodes_of(made, made.submit(gpus=1)) == {"b"}, "one process may use it"
+
+
+def test_a_gang_that_needs_the_node_gets_it_although_it_is_being_checked() -> None:
+    made = cluster(*"abcdef")
+    suspected(made, "b")
+    gang = made.submit(members=6, gpus=1)
+    assert nodes_of(made, gang) == set("abcdef")
+    assert "checked" not in made.job(gang).why
+
+
+def test_a_replacement_has_no_weak_link_to_the_members_that_stay() -> None:
+    made = cluster(*"abcd")
+    gang = made.run(members=2, gpus=1)
+    assert nodes_of(made, gang) == {"a", "b"}
+    made.join("e", gpus=2)  # a fresh gang would go there, and meet no weak link
+    weak_between(made, "ac")
+    made.learn_gone("b")
+    made.deliver()
+    made.end(gang, code=143)
+    job = made.job(gang)
+    assert [member.slice.node for member in job.members] == ["a", "d"]
+    assert "off the weak link between a and c" in job.why
+
+
+def test_an_elastic_gang_does_not_grow_over_a_weak_link_or_to_a_suspect() -> None:
+    elastic = {"gpus": 1, "members": 1, "members_max": 8, "checkpoint_ms": 1_000}
+    made = cluster(*"abcdefg")
+    weak_between(made, "ab", "cd")
+    first = made.run(**elastic)
+    assert nodes_of(made, first) == set("acefg"), "as large as it gets without both ends of a link"
+    made = cluster("a")
+    made.policy = msgspec.structs.replace(made.policy, run_ms_min=1_000, move_cost_ms=10**9)
+    gang = made.run(**elastic)
+    for name in "bcdef":
+        made.join(name, gpus=1)
+    suspected(made, "f")
+    weak = (*made.state.fabric.weak, Weak(node="a", peer="b", mbs=10, usual_mbs=900))
+    fabric = Fabric(id="t2", weak=weak)
+    apply(made.state, FabricMeasured(at_ms=0, id="t2", nodes=(), fabric=fabric))
+    made.wait(1_000)
+    made.step()
+    assert {slice_.node for slice_ in made.state.claims[gang]} == set("acde")
 
 
 def test_the_pairs_of_a_tour_are_not_in_every_report_for_ever() -> None:
@@ -293,3 +362,27 @@ def test_virtual_nodes_of_one_machine_have_no_weak_links_and_are_one_group() -> 
     assert made.state.fabric.weak == (), "a machine that was busy is not a bad network"
     assert len({*made.state.fabric.places.values()}) == 1
     assert all(standing(made, name) is Standing.OK for name in "abcd")
+
+
+def test_a_gang_that_falls_back_to_tcp_beside_infiniband_is_told_why() -> None:
+    made = cluster()
+    for name in "ab":
+        made.join(name, gpus=1, rdma=RDMA_ROOT)
+    made.join("c", gpus=1, rdma="there is no /dev/infiniband/uverbs0")
+
+    def why(nodes: int, tenant: str, word: Rdma) -> str:
+        made.policy = msgspec.structs.replace(made.policy, rdma=word)
+        gang = made.run(gpus=1, members=nodes, tenant=tenant)
+        told = render(explain(made.state, made.job(gang), made.policy, made.now_ms))
+        for number in range(nodes):
+            made.exit(gang, member=number)
+        made.hear(*"abc")
+        return told.partition("; its members ")[2]
+
+    assert why(2, "ops", Rdma.OPERATOR) == ""
+    assert "TCP although a, b have InfiniBand: the policy" in why(2, "ops", Rdma.NOBODY)
+    assert "c has InfiniBand: there is no /dev/infiniband/uverbs0" in why(3, "ops", Rdma.EVERYONE)
+    assert why(1, "ops", Rdma.NOBODY) == ""
+    made.ask(AddTenant("physics"))
+    assert "the policy does not let it (rdma: operator)" in why(2, "physics", Rdma.OPERATOR)
+    assert "only root may open" in why(2, "physics", Rdma.EVERYONE)

@@ -52,10 +52,10 @@ class Wiring:
         for number, name in enumerate(names):
             pairs = []
             for peer in names[:number]:
-                # Whoever met nobody of its rack cannot be put there: neighbours always meet.
-                neighbours = peer == names[number - 1] and self.depth(name, peer) == 2
-                neighbours |= names.index(peer) == number - 2 and self.depth(name, peer) == 2
-                if self.rng.random() < self.missing and not neighbours:
+                # Whoever met nobody of its rack cannot be put there: neighbors always meet.
+                neighbors = peer == names[number - 1] and self.depth(name, peer) == 2
+                neighbors |= names.index(peer) == number - 2 and self.depth(name, peer) == 2
+                if self.rng.random() < self.missing and not neighbors:
                     continue
                 if name in self.down or peer in self.down:
                     pairs.append(Pair(peer, fault="no route"))

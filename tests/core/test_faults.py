@@ -113,7 +113,7 @@ def test_a_program_that_is_missing_is_looked_for_on_one_more_node() -> None:
 
 
 def test_a_program_that_is_missing_is_tried_again_when_the_other_nodes_are_removed() -> None:
-    """It would wait for ever for a node that never comes back."""
+    """It would wait forever for a node that never comes back."""
     cluster = cluster_of("a", "b")
     cluster.run(gpus=1, restart="never")
     job = cluster.job(cluster.submit(gpus=1))

@@ -90,7 +90,7 @@ def test_a_new_node_looks_only_at_those_that_are_lost(
 
 
 def test_what_somebody_needs_is_not_forgotten(cluster: Cluster) -> None:
-    """A node that a live job remembers, that was set or labelled by people, or is our own."""
+    """A node that a live job remembers, that was set or labeled by people, or is our own."""
     cluster.join("own", gpus=0)
     for name in ("c", "d"):
         cluster.join(name, gpus=0, origin=JOINED)

@@ -110,7 +110,7 @@ def test_a_job_that_is_never_restarted_fails_with_its_node(cluster: Cluster) -> 
     cluster.learn_gone("a")
     job = cluster.finished[job_id]
     assert (job.outcome, job.code) == (Outcome.FAILED, NODE_LOST_CODE)
-    assert job.why == "lost with a, and its restart rule is never"
+    assert job.why == "lost with a, and restart is never"
 
 
 def test_losses_are_bounded_by_the_policy() -> None:
@@ -159,7 +159,7 @@ def test_a_job_out_of_time_is_stopped_and_has_timed_out(cluster: Cluster) -> Non
     cluster.end(job_id, code=143)
     job = cluster.finished[job_id]
     assert (job.outcome, job.code) == (Outcome.TIMED_OUT, TIMED_OUT_CODE)
-    assert job.why == "ran for its time limit of 2.5s"
+    assert job.why == "reached its time limit of 2.5s"
 
 
 def test_time_spent_waiting_does_not_count_against_the_limit() -> None:

@@ -194,8 +194,8 @@ def test_the_numbers_of_tenants_users_and_tokens_are_bounded() -> None:
         people.tenants[f"t{number}"] = TenantRecord(name=f"t{number}", uid=100_000 + number)
     for number in range(USERS_MAX - 1):
         people.users[f"u{number}"] = user(f"u{number}")
-    assert "which is the most" in refusal(cluster.ask(AddTenant("more"))).message
-    assert "which is the most" in refusal(cluster.ask(SetUser(user("more"), add=True))).message
+    assert "the maximum" in refusal(cluster.ask(AddTenant("more"))).message
+    assert "the maximum" in refusal(cluster.ask(SetUser(user("more"), add=True))).message
 
 
 def test_a_token_may_do_what_its_user_may_at_that_moment() -> None:

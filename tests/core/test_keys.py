@@ -146,8 +146,8 @@ def test_there_is_a_bound_on_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keys_phase, "KEYS_MAX", 1)
     monkeypatch.setattr(keys_phase, "JOIN_TOKENS_MAX", 0)
     cluster = joined()
-    assert "which is the most" in refused(cluster.ask(SetKey(key("b", node="n2")))).message
-    assert "which is the most" in refused(cluster.ask(SetKey(key("t", node="")))).message
+    assert "the maximum" in refused(cluster.ask(SetKey(key("b", node="n2")))).message
+    assert "the maximum" in refused(cluster.ask(SetKey(key("t", node="")))).message
     assert isinstance(cluster.ask(SetKey(key("b"), 0, "a" * 8)), Accepted)  # it replaces its own
 
 

@@ -7,13 +7,17 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.core.state.own_members import NAMING
 from shoal.core.state.state import State
+from shoal.model.blocks import Held, volume_key
 from shoal.model.commands import Acknowledge, Sleep, Stop, Wake
 from shoal.model.health import CheckResult
 from shoal.model.job import Fault, Job, MemberRef, Phase
 from shoal.model.progress import Beat, Progress, Spent
 from shoal.model.report import (
+    Began,
     Getting,
+    Hung,
     Idle,
     MemberExit,
     NodeReport,
@@ -29,6 +33,8 @@ from tests.core.build import Cluster, examples
 from tests.core.test_sleep import cluster, nap
 
 LIAR = "a"
+URL = "s3://bucket/data"
+DATA = volume_key("default", URL)
 
 
 def busy() -> Cluster:
@@ -86,25 +92,30 @@ def some(one: st.SearchStrategy[object]) -> st.SearchStrategy[tuple[object, ...]
     return st.lists(one, max_size=5).map(tuple)
 
 
-LIES = st.fixed_dictionaries(
-    {},
-    optional={
-        **dict.fromkeys(("alive", "stopping", "ended", "dozing", "waking"), some(REFS)),
-        "exits": some(EXITS),
-        "progress": some(st.builds(Progress, REFS, BEATS, NUMBERS)),
-        "checks": some(st.builds(CheckResult, id=TEXTS, figures=st.just({"memory_mbs": 1}))),
-        "prepared": some(st.sampled_from(["j1", "j5", "j99", ""])),
-        "idle": some(st.builds(Idle, REFS, NUMBERS)),
-        "getting": some(st.builds(Getting, REFS, TEXTS)),
-        "leaving": st.booleans(),
-        "ends_in_ms": st.none() | NUMBERS,
-        "asleep": some(st.builds(Slept, REFS, NUMBERS, NUMBERS)),
-        "woke": some(st.builds(Woke, REFS, NUMBERS)),
-        "refused": some(st.builds(Refusal, REFS, TEXTS)),
-        "touched": some(st.builds(Touched, REFS, NUMBERS)),
-        "uses": some(st.builds(Uses, REFS, NUMBERS)),
-    },
-)
+LIED_ABOUT = {
+    **dict.fromkeys(("alive", "stopping", "ended", "dozing", "waking"), some(REFS)),
+    "exits": some(EXITS),
+    "progress": some(st.builds(Progress, REFS, BEATS, NUMBERS)),
+    "checks": some(st.builds(CheckResult, id=TEXTS, figures=st.just({"memory_mbs": 1}))),
+    "prepared": some(st.sampled_from(["j1", "j5", "j99", ""])),
+    "idle": some(st.builds(Idle, REFS, NUMBERS)),
+    "getting": some(st.builds(Getting, REFS, TEXTS)),
+    "leaving": st.booleans(),
+    "ends_in_ms": st.none() | NUMBERS,
+    "asleep": some(st.builds(Slept, REFS, NUMBERS, NUMBERS)),
+    "woke": some(st.builds(Woke, REFS, NUMBERS)),
+    "refused": some(st.builds(Refusal, REFS, TEXTS)),
+    "touched": some(st.builds(Touched, REFS, NUMBERS)),
+    "began": some(st.builds(Began, REFS, NUMBERS, TEXTS)),
+    "hangs": some(st.builds(Hung, TEXTS | st.just("/"), TEXTS, st.booleans())),
+    "uses": some(st.builds(Uses, REFS, NUMBERS)),
+    "holdings": some(st.builds(Held, st.sampled_from((DATA, "", "x")), NUMBERS, NUMBERS)),
+}
+LIES = st.fixed_dictionaries({}, optional=LIED_ABOUT)
+
+
+def test_every_field_that_names_members_is_lied_about() -> None:
+    assert set(NAMING) <= set(LIED_ABOUT)
 
 
 def lie(made: Cluster, lies: dict[str, object], *, honest: bool) -> NodeReport | None:
@@ -153,6 +164,9 @@ def test_whatever_a_node_reports_no_step_fails_and_no_other_nodes_members_change
     assert {key: was for key, was in before.items() if now.get(key) != was} == {}
     made.wait(1_000)
     made.hear("b", "c")
+    made.submit(
+        volumes=(f"{URL}:data",)
+    )  # it may be drawn to the liar, which is all there is to it
 
 
 def test_strangers_are_stopped_and_their_exits_acknowledged_and_nothing_else() -> None:

@@ -140,4 +140,4 @@ def test_a_job_that_finds_no_free_port_does_not_use_up_its_losses_within_seconds
         cluster.wait(100)
     assert attempts == 20
     assert cluster.now_ms - began_ms > 60_000
-    assert "runs again elsewhere in 30s (costs no retry)" in cluster.job(job).why
+    assert "restarts elsewhere in 30s (does not count as a retry)" in cluster.job(job).why

@@ -10,6 +10,7 @@ import pytest
 
 from shoal.api.principal import THE_OPERATOR, Principal
 from shoal.api.reach import Reach, seen_events
+from shoal.calls.lines import EventLine
 from shoal.cli.verbs.explain import print_event
 from shoal.core.state.apply import apply
 from shoal.core.state.events.base import EventBase, JobEvent
@@ -45,7 +46,8 @@ def test_a_new_event_is_stored_applied_and_shown_by_its_declaration_alone(
     assert cluster.state.jobs[job].why == "cheered on by ada"
 
     record = Recorded(1, event)
-    print_event(record, json=False)
+    told = msgspec.json.encode(published([record])[0])
+    print_event(msgspec.json.decode(told, type=EventLine), json=False)
     assert capsys.readouterr().out.endswith(f"{sentence}\n")
 
     loop: Any = SimpleNamespace(state=cluster.state, policy=cluster.policy)

@@ -75,7 +75,7 @@ def test_where_run_times_are_known_it_starts_when_it_was_promised(
 @pytest.mark.parametrize("policy", GREEDY, ids=lambda policy: policy.name)
 def test_without_reservations_there_is_no_such_bound(policy: Policy) -> None:
     """`srtf`, `srsf` and `tiresias` are yardsticks that set nothing aside: small jobs that fit
-    go first for ever. What they do promise is tested below. (And so the bounds above mean
+    go first forever. What they do promise is tested below. (And so the bounds above mean
     something: the same stream starves the gang here.)"""
     assert max(waited_ms(policy, seed, known=True) for seed in range(3)) > 20 * LONGEST_MS
 

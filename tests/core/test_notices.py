@@ -50,7 +50,7 @@ def test_a_rule_is_there_once_and_goes_when_its_owner_removes_it() -> None:
     cluster = Cluster()
     first, again = (cluster.ask(SetRule(rule("failed=@a"))) for _ in range(2))
     assert first == Accepted("r1")
-    assert again == Accepted("r1", "there is such a rule already")
+    assert again == Accepted("r1", "this rule already exists")
     assert not isinstance(cluster.ask(RemoveRule("r1", owner="eve")), Accepted)
     assert isinstance(cluster.ask(RemoveRule("r1", owner=OPERATOR)), Accepted)
     assert not cluster.state.rules

@@ -234,7 +234,7 @@ def test_a_member_not_yet_started_is_not_taken_for_one_that_vanished() -> None:
 
 @pytest.fixture
 def given_up() -> tuple[Cluster, str]:
-    """A job runs on the only node, whose silence lasted longer than the grace time."""
+    """A job runs on the only node, whose silence lasted longer than the grace period."""
     cluster = Cluster()
     cluster.join("a", gpus=2)
     job_id = cluster.run(gpus=1, members=2)

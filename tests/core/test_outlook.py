@@ -86,6 +86,21 @@ def test_a_range_says_both_of_its_ends() -> None:
     assert found.start == "it will probably start in 3m to 23h"
 
 
+def test_a_retry_and_the_room_for_it_are_one_sentence() -> None:
+    cluster = Cluster(SHIPPED["backfill"])
+    cluster.join("a", gpus=4)
+    job_id = cluster.run(gpus=4, restart="on-failure", retries=3, backoff_ms=60_000)
+    cluster.wait(3_000)
+    cluster.end(job_id, 1)
+    assert told(cluster, job_id).start == "it will probably start when its retry is due, in 1m"
+    cluster.run(gpus=4, estimate_ms=2 * HOUR_MS, time_limit_ms=2 * HOUR_MS)
+    found = told(cluster, job_id)
+    assert found.start == (
+        "its retry is due in 1m, but it will probably start in about 2h, when there is room"
+    )
+    assert "retries in 1m" in found.why
+
+
 def test_nobody_knows_is_said_once_and_with_what_would_help() -> None:
     cluster = Cluster(SHIPPED["backfill"])
     cluster.join("a", gpus=4)

@@ -47,6 +47,15 @@ def test_who_has_others_ahead_waits_for_its_turn_at_most() -> None:
     assert said(cluster, waits[2]) == (HOUR_MS, 5 * HOUR_MS)
 
 
+def test_who_may_not_start_before_a_time_starts_then_at_the_earliest() -> None:
+    cluster = one_node()
+    cluster.run(gpus=3, estimate_ms=HOUR_MS, **NO_CPU)
+    cluster.submit(gpus=4, estimate_ms=2 * HOUR_MS, **NO_CPU)
+    begin_ms = cluster.now_ms + 60_000
+    small = cluster.submit(gpus=1, estimate_ms=60_000, begin_ms=begin_ms, **NO_CPU)
+    assert said(cluster, small) == (60_000, 3 * HOUR_MS), "there is room, but it is not yet time"
+
+
 def test_jobs_without_gpus_are_predicted_by_cpus() -> None:
     cluster = Cluster(SHIPPED["backfill"])
     cluster.join("a", cpus=4)

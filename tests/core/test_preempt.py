@@ -111,7 +111,7 @@ def test_a_tenant_within_its_quota_takes_back_what_was_borrowed() -> None:
 
 def test_no_more_is_taken_from_a_tenant_than_it_has_borrowed() -> None:
     """Found by simulation: both jobs of a tenant above its quota were stopped for one that then
-    stood in the way of the quota, was stopped in turn, and so on for ever."""
+    stood in the way of the quota, was stopped in turn, and so on forever."""
     cluster = cluster_of(4, tenants=(Tenant(name="owner", quota_gpus=2),))
     cluster.run(gpus=2, tenant="owner", **WILLING)
     beyond = cluster.run(gpus=2, tenant="owner", **WILLING)
@@ -263,7 +263,7 @@ def test_two_long_jobs_that_take_turns_both_come_to_their_end(
     name: str, checkpoint_ms: int
 ) -> None:
     """Found by thinking: who starts over each time lost what it had attained, and with it its
-    place: two such jobs stopped each other for ever."""
+    place: two such jobs stopped each other forever."""
     cluster = Clockwork(SHIPPED[name], node_spec("a", gpus=8), tick_ms=60_000)
     for _ in range(2):
         cluster.plan(1_000, 3_000_000, gpus=8, preemptible=True, checkpoint_ms=checkpoint_ms)

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from shoal.core.answers.why import explain
-from shoal.model.job import MemberRef, Outcome, Phase
+from shoal.model.job import MemberRef, Outcome, Phase, Startup
 from shoal.model.policy import Policy
 from shoal.model.reason import render
-from shoal.model.report import Idle
+from shoal.model.report import Began, Idle
 from tests.core.build import Cluster, kinds
 
 RULES = {"idle_warn_ms": 60_000, "idle_reclaim_ms": 300_000}
@@ -36,12 +36,12 @@ def test_an_idle_job_is_warned_and_then_ended() -> None:
     assert tell(made, job, 59_000) == []
     assert tell(made, job, 61_000) == ["JobIdled"]
     why = render(explain(made.state, made.job(job), made.policy, made.now_ms))
-    assert why == "has used nothing of its GPUs for 1m 1s; they are taken back in 3m 59s"
+    assert why == "has not used its GPUs for 1m 1s; they will be reclaimed in 3m 59s"
     assert tell(made, job, 62_000) == []  # it is said once
     assert tell(made, job, 300_000) == ["JobStopping"]
     made.end(job, code=143)
     assert made.job(job).outcome is Outcome.CANCELLED
-    assert made.job(job).why == "has used nothing of its GPUs for 5m"
+    assert made.job(job).why == "has not used its GPUs for 5m"
 
 
 def test_who_works_again_is_not_idle_any_more() -> None:
@@ -113,3 +113,23 @@ def test_a_policy_may_run_it_again_but_not_for_ever() -> None:
         made.deliver()
         made.hear("a")
     assert made.job(job).outcome is Outcome.CANCELLED
+
+
+def test_when_members_begin_to_work_is_noted_once_and_said_how_it_was_learned() -> None:
+    made = cluster()
+    job = made.run(gpus=1, members=2)
+    first, second = (MemberRef(job, 1, number) for number in range(2))
+    made.wait(40_000)
+    stranger = Began(MemberRef("j99", 1, 0), 5, "gpu")
+
+    def step(*began: Began) -> list[str]:
+        made.books["a"].began = began
+        events = made.step(nodes=(made.books["a"].report(),)).events
+        return [event.sentence() for event in events]
+
+    (told,) = step(Began(first, 36_000, "gpu"), stranger)
+    assert told == f"{job} began to work after 36s, when its GPUs were first used"
+    assert step(Began(first, 36_000, "gpu")) == []  # as long as it lives, its node says it
+    (told,) = step(Began(first, 36_000, "gpu"), Began(second, 38_000, "steps"))
+    assert told == f"{job} began to work after 38s, when it reported its first step (member 1)"
+    assert made.job(job).startup == Startup((0, 1), 38_000, "steps")

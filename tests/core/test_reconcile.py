@@ -130,9 +130,9 @@ def test_a_member_finds_its_place_in_the_gang_in_its_environment() -> None:
         "WORLD_SIZE": "3",
         "LOCAL_RANK": "0",
         "LOCAL_WORLD_SIZE": "1",
-        "GROUP_RANK": "1",
+        "GROUP_RANK": "2",
     }
-    assert (env["GROUP_WORLD_SIZE"], env["CUDA_VISIBLE_DEVICES"]) == ("2", "0,1")
+    assert (env["GROUP_WORLD_SIZE"], env["CUDA_VISIBLE_DEVICES"]) == ("3", "0,1")
     assert (env["SHOAL_JOB_ID"], env["SHOAL_JOB_NAME"]) == ("j1", "train")
     assert (env["SHOAL_ATTEMPT"], env["SHOAL_MEMBER"], env["MODEL"]) == ("1", "2", "tiny")
     assert (env["TORCHELASTIC_RUN_ID"], env["TORCHELASTIC_USE_AGENT_STORE"]) == ("j1", "False")
@@ -235,6 +235,38 @@ def test_members_that_share_a_node_by_number_see_its_gpus_as_under_torchrun() ->
     assert [launch.env["CUDA_VISIBLE_DEVICES"] for launch in alone] == [
         launch.env["SHOAL_GPUS"] for launch in alone
     ]
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_members_of_a_gang_find_their_gpu_at_0_and_at_their_local_rank(gpus: int) -> None:
+    """Scripts call cuda:0, cuda:LOCAL_RANK, or the rank modulo the GPUs that they see."""
+    cluster = Cluster()
+    cluster.join("a", gpus=8)
+    cluster.submit(gpus=gpus, members=3)
+    launches = [command for command in cluster.last.commands if isinstance(command, Launch)]
+    first = []
+    for launch in launches:
+        visible = launch.env["CUDA_VISIBLE_DEVICES"].split(",")
+        assert visible == [str(gpu) for gpu in launch.gpus]
+        assert (launch.env["LOCAL_RANK"], launch.env["LOCAL_WORLD_SIZE"]) == ("0", "1")
+        assert (launch.env["GROUP_RANK"], launch.env["GROUP_WORLD_SIZE"]) == (
+            launch.env["RANK"],
+            "3",
+        )
+        first.append(visible[0])
+    assert len(set(first)) == 3
+    held = sorted(gpu for launch in launches for gpu in launch.gpus)
+    assert {launch.env["SHOAL_JOB_GPUS"] for launch in launches} == {",".join(map(str, held))}
+
+
+def test_a_member_that_is_alone_on_its_node_is_told_of_no_other_gpus() -> None:
+    cluster = Cluster()
+    cluster.join("a", gpus=4)
+    cluster.join("b", gpus=4)
+    cluster.submit(gpus=4, members=2)
+    cluster.submit(gpus=0, members=2)
+    launches = [command for command in cluster.last.commands if isinstance(command, Launch)]
+    assert launches and not any("SHOAL_JOB_GPUS" in launch.env for launch in launches)
 
 
 def test_members_are_told_how_often_machines_cut_gangs_short() -> None:

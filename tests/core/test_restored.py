@@ -1,4 +1,4 @@
-"""A log that goes back to a backup: the nodes obey, and no number is given out a second time."""
+"""A log that rolls back to a backup: the nodes obey, and no number is given out a second time."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import pairwise
+from itertools import pairwise, permutations
 from typing import Any
 
 import msgspec
@@ -372,6 +372,24 @@ def test_a_new_version_shows_that_it_works_even_if_nobody_asks() -> None:
     assert "version 2 failed" in str([e.why for e in cluster.log if isinstance(e, ServiceSet)])
 
 
+def test_the_last_ten_versions_that_were_ready_are_kept_to_go_back_to() -> None:
+    cluster = Serving()
+    cluster.served(**THREE)
+    for version in range(2, 14):
+        cluster.served(**THREE, version=version)
+    service = cluster.service()
+    assert [past.version for past in service.earlier] == list(range(12, 2, -1))
+    assert all(past.at_ms and past.spec.replica != service.spec.replica for past in service.past)
+    cluster.crashing = {"v14"}
+    cluster.serve(**THREE, version=14)
+    cluster.tick(100)
+    service = cluster.service()
+    assert service.version == 13, "one that never was ready is no version to go back to"
+    assert [past.version for past in service.earlier] == list(range(12, 3, -1))
+    cluster.served(**THREE, version=12)  # as version 12 was: what runs is not offered
+    assert [past.version for past in cluster.service().earlier][:2] == [13, 11]
+
+
 def test_who_takes_long_to_start_is_not_sent_to_sleep_before_it_is_ready() -> None:
     cluster = Serving()
     cluster.broken = {"v1"}
@@ -638,6 +656,70 @@ def test_replacing_drains_no_more_than_it_may_and_ends_with_the_new_version(
     assert fewest == wanted - many
     assert cluster.versions() == [2] * wanted
     assert len(cluster.replicas()) == wanted
+
+
+RACKS = {"a": "b/r1", "b": "b/r1", "c": "b/r2", "d": "b/r2"}
+
+
+def two_full_racks() -> Serving:
+    """Four replicas on four nodes, and two gangs that are to take their places."""
+    cluster = Serving(nodes=0)
+    for name, place in RACKS.items():
+        cluster.join(name, cpus=2, place=place)
+    wish: dict[str, Any] = {"rollout": "replace", "at_a_time": 2, "drain_ms": 10_000}
+    cluster.served(**FULL, **wish)
+    gangs: dict[str, Any] = {
+        "scale": {"least": 2, "most": 2},
+        "replica": {"cpu_milli": 2_000, **GANG},
+    }
+    cluster.serve(**gangs, **wish, version=2)
+    return cluster
+
+
+def racks_of_gangs(cluster: Serving) -> list[list[str]]:
+    return sorted(
+        sorted({RACKS[member.slice.node] for member in job.members}) for job in cluster.replicas()
+    )
+
+
+@pytest.mark.parametrize("order", list(permutations(RACKS)))
+def test_gangs_are_each_in_one_rack_in_whatever_order_old_replicas_end(
+    order: tuple[str, ...],
+) -> None:
+    cluster = two_full_racks()
+    cluster.work = {job.id: 1 for job in cluster.replicas()}
+    cluster.tick(8)  # all drain
+    cluster.work, cluster.one_by_one = {}, order
+    cluster.tick(20)
+    assert cluster.versions() == [2, 2]
+    assert racks_of_gangs(cluster) == [["b/r1"], ["b/r2"]]
+
+
+@pytest.mark.parametrize("busy", list(permutations(RACKS, 2)))
+def test_a_drained_replica_waits_for_its_neighbor_before_its_room_is_given_away(
+    busy: tuple[str, str],
+) -> None:
+    cluster = two_full_racks()
+    at = {job.members[0].slice.node: job.id for job in cluster.replicas() if job.members}
+    first, second = busy
+    cluster.work = {at[first]: 1, at[second]: 1}
+    cluster.tick(10)
+    cluster.work = {at[second]: 1}
+    cluster.tick(3)
+    cluster.work = {}
+    cluster.tick(20)
+    assert cluster.versions() == [2, 2]
+    assert racks_of_gangs(cluster) == [["b/r1"], ["b/r2"]]
+
+
+def test_neighbors_are_waited_for_no_longer_than_the_time_to_drain() -> None:
+    cluster = two_full_racks()
+    at = {job.members[0].slice.node: job.id for job in cluster.replicas() if job.members}
+    cluster.work = {at["b"]: 1, at["d"]: 1}
+    cluster.tick(10)
+    assert len(cluster.replicas()) == 6, "four that drain, and two that wait for their room"
+    cluster.tick(20)
+    assert cluster.versions() == [2, 2]
 
 
 def test_replacing_starts_the_new_one_first_where_there_is_room() -> None:

@@ -60,7 +60,7 @@ def test_a_sleeper_gives_its_gpu_to_another_job_and_gets_it_back() -> None:
     assert made.job(job).phase is Phase.ASLEEP
     why = render(explain(made.state, made.job(job), made.policy, made.now_ms))
     room = f"it sleeps on a, where 1 GPU, 1 CPU is not free; {other} runs there"
-    assert why == f"is to wake, because ann asked; {room}"
+    assert why == f"is waking because ann asked; {room}"
     made.end(other)
     assert made.job(job).phase is Phase.WAKING
     assert Wake in [type(command) for command in made.last.commands]
@@ -172,7 +172,7 @@ def test_a_sleeper_wakes_when_an_open_session_of_it_is_used_and_each_use_counts_
     made.books["a"].touch(ref)
     made.hear("a")
     assert made.job(job).wants
-    assert made.job(job).why == "is to wake, because an open session of it was used"
+    assert made.job(job).why == "is waking because one of its sessions was used"
     made.ask(SleepJob(job, "ann"))  # it sleeps on, although the node still reports that touch
     made.hear("a")
     assert not made.job(job).wants

@@ -140,7 +140,7 @@ def test_a_sleeper_that_is_killed_goes_back_to_its_checkpoint() -> None:
     made.deliver()
     made.end(job, code=137)
     assert made.job(job).kept_ms == 60_000
-    assert "30s of its work" in made.job(job).why
+    assert "30s of work" in made.job(job).why
 
 
 @pytest.mark.parametrize(("memory_mb", "sleeps"), [(100_000, True), (130_000, False)])
@@ -218,7 +218,7 @@ def test_after_a_refusal_the_reason_to_stop_names_it() -> None:
     made.wait(600_000)
     high = made.submit(gpus=1, priority=10)
     why = render(explain(made.state, made.job(high), made.policy, made.now_ms))
-    assert why == f"room is being made for it: starts when {low} is asleep"
+    assert why == f"room is being freed for it: starts when {low} is asleep"
     made.deliver()
     made.books["a"].refuses(MemberRef(low, 1, 0), "the driver is too old")
     made.hear("a")

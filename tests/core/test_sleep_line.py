@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from shoal.core.answers.outlook import outlook
 from shoal.core.answers.why import explain
 from shoal.core.policies import SHIPPED
+from shoal.core.scheduling.predict import predict
 from shoal.model.job import MemberRef, Phase
 from shoal.model.policy import Policy, Preempt
 from shoal.model.reason import render
@@ -71,6 +73,31 @@ def test_three_jobs_on_one_gpu_get_the_same_time() -> None:
     times = [town.ran[job] for job in jobs]
     assert max(times) - min(times) <= 120_000
     assert sum(times) >= 0.94 * 2_000_000
+
+
+def test_when_a_job_gets_its_turn_is_predicted() -> None:
+    """However long the others run: nobody waits for their end."""
+    made = cluster("a", gpus=2, turn_cost_percent=5, turn_ms_min=30_000)
+    town = Town(made)
+    long: dict[str, Any] = {"gpus": 1, "estimate_ms": 36_000_000}
+    for _ in range(2):
+        made.submit(**long)
+    town.run(4_000)
+    waits = [made.submit(**long) for _ in range(5)]
+    expected = [predict(made.state, made.job(job), made.now_ms) for job in waits]
+    seen = outlook(made.state, made.job(waits[0]), made.policy, made.now_ms)
+    assert "j2 will be put to sleep for it, in 27s at the earliest" in render(seen.why)
+    starts_ms: dict[str, int] = {}
+    while len(starts_ms) < len(waits):
+        town.run(made.now_ms + 1_000)
+        for job in waits:
+            if made.job(job).phase is Phase.RUNNING:
+                starts_ms.setdefault(job, made.now_ms)
+        assert made.now_ms < 200_000, starts_ms
+    for job, range_ms in zip(waits, expected, strict=True):
+        assert range_ms is not None
+        ticks_ms = 4_000 + starts_ms[job] // 20  # its nodes are heard once a second
+        assert range_ms.early_ms <= starts_ms[job] <= range_ms.late_ms + ticks_ms, job
 
 
 def test_tenants_get_the_same_time_however_many_jobs_they_have() -> None:

@@ -100,7 +100,7 @@ def test_a_known_end_of_its_node_wakes_it_in_time_to_finish() -> None:
     wait(made, 10 * MINUTE_MS)
     assert made.job(job).phase is Phase.WAKING
     (touched,) = [event for event in made.log if isinstance(event, JobTouched)]
-    assert touched.why == "is to wake, to finish before a is gone: it must not run twice"
+    assert touched.why == "is waking to finish before a is gone: it must not run twice"
 
 
 def wait(made: Cluster, milliseconds: int) -> None:
@@ -166,7 +166,7 @@ def test_one_that_nobody_used_ends_with_its_paid_node() -> None:
     assert pool.released == ["o1"]
     (ended,) = [event for event in pool.cluster.log if isinstance(event, JobFinished)]
     assert ended.outcome is Outcome.CANCELLED
-    assert "nobody used it, and gpu-1, where it slept, is given back" in ended.why
+    assert "it was unused, and gpu-1, where it was asleep, is being released" in ended.why
     assert not pool.cluster.state.orders
 
 

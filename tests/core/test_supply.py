@@ -66,7 +66,7 @@ def test_small_jobs_share_nodes_and_a_gang_gets_all_of_its_nodes_or_none() -> No
     assert pool.asked == {"gpu": 3}
 
 
-def test_what_is_free_already_counts_towards_a_gang() -> None:
+def test_what_is_free_already_counts_toward_a_gang() -> None:
     pool = Pool(supply(most=4))
     pool.cluster.join("own", gpus=8, cpus=64)
     pool.submit(gpus=8, members=3)
@@ -134,9 +134,7 @@ def test_an_idle_order_is_drained_then_removed_and_only_then_released() -> None:
     assert pool.asked == {}
     intents = [e.intent for e in pool.cluster.log if isinstance(e, NodeIntended)]
     assert intents == [NodeIntent.DRAINING, NodeIntent.REMOVED]
-    assert pool.cluster.node("gpu-1").why.startswith(
-        "its machine was given back: nothing ran there"
-    )
+    assert pool.cluster.node("gpu-1").why.startswith("its machine was released: nothing ran there")
     assert not pool.cluster.state.orders
     assert not pool.cluster.state.setbacks
 
@@ -345,7 +343,7 @@ def test_a_node_that_is_given_back_cannot_be_opened_again() -> None:
     pool.cluster.step()
     answer = pool.cluster.ask(SetIntent("gpu-1", NodeIntent.OPEN))
     assert isinstance(answer, Refused)
-    assert "is being given back" in answer.message
+    assert "is being released" in answer.message
 
 
 def test_a_node_of_an_order_that_is_over_gets_no_job() -> None:
@@ -409,3 +407,40 @@ def test_a_sick_machine_is_reported_to_its_supplier_and_given_back_when_empty() 
     assert pool.released == ["o1"]
     pool.wait(3_000)
     assert pool.asked == {"gpu": 1}  # another one in its place
+
+
+def test_an_order_that_gets_no_machines_makes_way_for_another_supply() -> None:
+    """A spot pool that is empty must not hold a job forever."""
+    spot = supply(name="spot", price=1_000_000, patience_ms=5 * MINUTE_MS)
+    pool = Pool(spot, supply(name="dear", price=9_000_000, most=1))
+    first, second = pool.submit(gpus=8), pool.submit(gpus=8)
+    pool.wait(4 * MINUTE_MS)
+    assert pool.asked == {"spot": 2}
+    pool.wait(2 * MINUTE_MS)
+    assert pool.asked == {"spot": 1, "dear": 1}  # what the other cannot serve, too, still waits
+    assert "no machine within 5m: Resources" in str(pool.cluster.log)
+    pool.bring("o3")
+    assert pool.cluster.job(first).phase is Phase.STARTING
+    pool.wait(60 * MINUTE_MS)
+    assert pool.asked == {"spot": 1, "dear": 1}
+    assert why(pool, second).startswith("asked Slurm (spot) for 1 node")
+
+
+def test_without_another_supply_an_order_waits_for_as_long_as_it_takes() -> None:
+    """Asking again would lose its place in the queue of its supplier."""
+    pool = Pool(supply(patience_ms=MINUTE_MS))
+    pool.submit(gpus=8)
+    pool.wait(60 * MINUTE_MS)
+    pool.submit(gpus=8)
+    pool.wait(5 * MINUTE_MS)
+    assert pool.asked == {"gpu": 2} and not pool.released
+
+
+def test_a_job_larger_than_any_supply_is_told_so() -> None:
+    pool = Pool(supply(gpus=8), supply(name="small", gpus=1))
+    job_id = pool.submit(gpus=16)
+    assert why(pool, job_id) == (
+        "no node that could take it is there; no supply brings nodes of 16 GPUs, 1 CPU: "
+        "Slurm (gpu) brings 8 GPUs; Slurm (small) brings 1 GPU"
+    )
+    assert pool.asked == {}

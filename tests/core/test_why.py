@@ -38,6 +38,18 @@ def test_there_is_room_for_none() -> None:
     )
 
 
+def test_what_is_short_is_named_first_also_if_there_is_none() -> None:
+    cluster = Cluster()
+    cluster.join("a", gpus=2, cpus=16, memory_mb=500)
+    cluster.run(gpus=2, cpu_milli=2000)
+    assert why(cluster, cluster.submit(gpus=1, cpu_milli=1000)) == (
+        "no node has 1 GPU, 1 CPU free: the emptiest has 0 GPUs, 14 CPUs, 500 MB"
+    )
+    assert why(cluster, cluster.submit(cpu_milli=15_000)) == (
+        "no node has 15 CPUs free: the emptiest has 14 CPUs, 500 MB"
+    )
+
+
 def test_the_nodes_that_could_hold_it_are_closed() -> None:
     cluster = Cluster()
     for name in ("a", "b", "c"):
@@ -56,7 +68,7 @@ def test_a_retry_waits_for_its_backoff() -> None:
     job_id = cluster.run(restart="on-failure", retries=2, backoff_ms=4_000)
     cluster.end(job_id, code=1)
     cluster.wait(1_500)
-    assert why(cluster, job_id).startswith("waits 2.5s more before a retry: it exited 1; retry 1")
+    assert why(cluster, job_id).startswith("retries in 2.5s: it exited 1; retry 1")
 
 
 def test_somebody_may_ask_between_the_time_of_a_retry_and_the_step_that_makes_it() -> None:

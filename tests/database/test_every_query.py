@@ -20,6 +20,7 @@ from tests.control.history import test_history
 from tests.database import test_stores
 from tests.database.two_heads import Cluster
 from tests.ledger import test_store as test_ledger
+from tests.ledger import test_tokens
 from tests.past import test_databases
 
 SOURCE = Path(__file__).parents[2] / "src" / "shoal"
@@ -34,9 +35,12 @@ TESTS: list[Callable[..., None]] = [
     test_stores.test_one_chain_holds_the_lines_of_all_heads_also_of_one_that_was_deposed,
     test_stores.test_the_table_is_bounded_and_its_rest_can_be_verified,
     test_history.test_a_killed_controller_loses_seconds_and_the_next_goes_on,
+    test_history.test_a_finished_jobs_curve_stays_and_leaves_memory,
     test_ledger.test_moves_take_what_came_before_them_and_leave_what_is_firm,
     test_ledger.test_power_naps_and_owners_are_read_as_they_were_put,
+    test_ledger.test_a_ledger_of_before_keeps_what_its_machines_drew,
     test_ledger.test_old_hours_become_days_and_old_jobs_are_forgotten_but_their_time_is_not,
+    test_tokens.test_old_hours_become_days_and_old_callers_one,
     test_databases.test_bars_and_moments_are_the_same_in_a_file_and_on_a_server,
     test_store.test_what_was_stored_is_loaded_again_from_the_beginning_or_a_snapshot,
     test_store.test_a_standby_follows_and_its_state_is_where_the_next_leader_begins,

@@ -119,6 +119,7 @@ class Ears:
 
     def __init__(self, logs: LogStore, packages: PackageStore) -> None:
         self.files: Files | None = None
+        self.blocks = self.tunnels = None
         self.newest: dict[str, NodeReport] = {}
         self.deaths: list[NodeGone] = []
         self._logs = logs

@@ -13,21 +13,19 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import uvicorn
 from harness.waiting import WAIT_S, until
-from litestar import Litestar
-from litestar.connection import ASGIConnection
-from litestar.di import Provide
-from litestar.exceptions import NotAuthorizedException
-from litestar.handlers import BaseRouteHandler
 
 from shoal.api.access import Access
+from shoal.api.handling import Handler
+from shoal.api.http import Connection
 from shoal.api.joining import NodeLink
 from shoal.api.limits import Gate, Guard, guarded
 from shoal.api.principal import SCOPE, Principal
+from shoal.api.problems import Refusal
+from shoal.api.routing import App
 from shoal.api.tls import TlsListener
 from shoal.control import certificates
 from shoal.engines.linked.engine import LinkedEngine
@@ -49,17 +47,15 @@ class Keys(Access):
         super().__init__("operator", lambda: 0)
         self.of = {f"key-of-{node}": node for node in nodes}
 
-    def node(self, connection: ASGIConnection[Any, Any, Any, Any]) -> str | None:
+    def node(self, connection: Connection) -> str | None:
         given = connection.headers.get("authorization", "").removeprefix("Bearer ")
         return self.of.get(given)
 
-    async def guard(
-        self, connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler
-    ) -> None:
+    async def guard(self, connection: Connection, _: Handler) -> None:
         node = self.node(connection)
         if node is None:
-            raise NotAuthorizedException("no such key")
-        connection.scope[SCOPE] = Principal(  # type: ignore[literal-required]
+            raise Refusal(401, "no such key")
+        connection.scope[SCOPE] = Principal(
             user=f"node {node}", tenant="", role=Role.VIEWER, key="k", node=node
         )
 
@@ -67,21 +63,14 @@ class Keys(Access):
 class Head(LinkedEngine):
     """The engine of one controller, with its port: it listens while the controller lives."""
 
+    routes: tuple[type | Handler, ...] = (NodeLink,)
+
     def __init__(self, door: socket.socket, context: ssl.SSLContext, keys: Keys) -> None:
         super().__init__()
         self.gate = Gate()
         self._door = door.dup()
         self._context = context
-        self._app = Litestar(
-            route_handlers=[NodeLink],
-            guards=[keys.guard],
-            dependencies={
-                "linked": Provide(lambda: self, sync_to_thread=False),
-                "access": Provide(lambda: keys, sync_to_thread=False),
-            },
-            openapi_config=None,
-            logging_config=None,
-        )
+        self._app = App(self.routes, keys, {"linked": lambda _: self})
         self._tasks: list[asyncio.Task[None]] = []
         self._serving: set[asyncio.Task[None]] = set()
 
@@ -128,7 +117,7 @@ class Proxy:
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self.blocked = False  # it passes nothing on
         self.passed = 0
-        self.cut_after = 0  # bytes towards the head; 0: never
+        self.cut_after = 0  # bytes toward the head; 0: never
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:

@@ -104,8 +104,12 @@ class SleepContract:
             hand.say(node, wake_order(hand, node, refs[0], (2,)))
 
         async def at_last(hand: Hand) -> None:
-            if not is_awake(hand, node, refs[0]):
-                await wake(hand, node, refs[0], (2,))
+            def goes_on() -> bool:
+                """It may have ended already, since `after` has told it to wake."""
+                ended = any(one.ref == refs[0] for one in hand.report(node).exits)
+                return ended or is_awake(hand, node, refs[0])
+
+            await hand.insist(node, wake_order(hand, node, refs[0], (2,)), goes_on)
             assert (await hand.exit(node, refs[0])).code == 0
             assert hand.output(refs[0]) == undisturbed()
 

@@ -6,10 +6,10 @@ import asyncio
 import errno
 import os
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from shoal.engines import local
 from shoal.engines.agentlink import write_spec
 from shoal.engines.local import LocalEngine
 from shoal.machine import enduring as module
@@ -43,7 +43,7 @@ def test_an_agent_that_cannot_be_started_once_is_started_later(
     tries: list[Path] = []
     came = asyncio.Event()
 
-    def start(directory: Path, *_: object) -> object:
+    def start(directory: Path, env: dict[str, str]) -> NoReturn:
         tries.append(directory)
         if len(tries) == 1:
             raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
@@ -51,8 +51,7 @@ def test_an_agent_that_cannot_be_started_once_is_started_later(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     async def live() -> None:
-        monkeypatch.setattr(local, "start_agent", start)
-        engine = LocalEngine([SPEC], tmp_path / "nodes", tmp_path / "checkpoints")
+        engine = LocalEngine([SPEC], tmp_path / "nodes", tmp_path / "checkpoints", start)
         await engine.start(None)  # type: ignore[arg-type]
         async with asyncio.timeout(120):
             await came.wait()

@@ -14,12 +14,13 @@ import pytest
 from harness.kubernetes.kube import REAL, Kube
 from harness.kubernetes.kubelet import Kubelet
 from harness.waiting import until
-from litestar import post
-from litestar.connection import ASGIConnection
-from litestar.handlers import BaseRouteHandler
 
+from shoal.api.handling import Handler, handles
+from shoal.api.http import Connection
+from shoal.api.joining import NodeLink
 from shoal.api.principal import SCOPE, Principal
 from shoal.api.tls import STATE, Certificate
+from shoal.calls.page import MachineCalls
 from shoal.client.transport import fingerprint
 from shoal.control import certificates
 from shoal.engines.kubernetes.supplier import KubernetesSupplier
@@ -31,7 +32,6 @@ from tests.engines.contract import ProcessContract
 from tests.engines.hand import Rig, clean
 from tests.engines.linked_rig import NAME, Head, Keys, LinkedRig
 
-pytestmark = pytest.mark.filterwarnings("ignore::litestar.exceptions.LitestarDeprecationWarning")
 if REAL:
     pytest.skip("a real API server has kubelets of its own", allow_module_level=True)
 
@@ -41,30 +41,28 @@ SECRET = "shoal_01234567_0123456789abcdef"
 class KeysAndToken(Keys):
     """The join token opens the route to join, and nothing else."""
 
-    async def guard(
-        self, connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler
-    ) -> None:
+    async def guard(self, connection: Connection, handler: Handler) -> None:
         if connection.scope["path"] == "/v1/certificate":
             return
         given = connection.headers.get("authorization", "").removeprefix("Bearer ")
         if given == SECRET and connection.scope["path"] == "/v1/join":
-            connection.scope[SCOPE] = Principal(  # type: ignore[literal-required]
+            connection.scope[SCOPE] = Principal(
                 user="join token", tenant="", role=Role.VIEWER, key="t"
             )
             return
         await super().guard(connection, handler)
 
 
-@post("/v1/join", status_code=200)
+@handles(MachineCalls.join)
 async def join(data: Joining) -> Joined:
     return Joined(node=data.spec.id, key=f"key-of-{data.spec.id}", labels={"zone": "z1"})
 
 
 class JoinedHead(Head):
+    routes = (NodeLink, Certificate, join)
+
     def __init__(self, anchor: str, *parts: Any) -> None:
         super().__init__(*parts)
-        self._app.register(join)
-        self._app.register(Certificate)
         self._app.state[STATE] = lambda: anchor
 
 

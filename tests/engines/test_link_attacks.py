@@ -42,7 +42,6 @@ from shoal.model.report import LogChunk, NodeGone, NodeReport, Still
 from tests.engines.hand import Ears
 from tests.engines.linked_rig import NAME, Head, Keys
 
-pytestmark = pytest.mark.filterwarnings("ignore::litestar.exceptions.LitestarDeprecationWarning")
 LENGTH = struct.Struct("!I")
 
 

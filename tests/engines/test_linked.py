@@ -24,8 +24,6 @@ from tests.engines.hand import SLEEPS, Hand, Program, clean
 from tests.engines.linked_rig import LinkedRig
 from tests.engines.sleep_contract import SleepContract
 
-pytestmark = pytest.mark.filterwarnings("ignore::litestar.exceptions.LitestarDeprecationWarning")
-
 # Takes longer to save than a node gives its members that only restarts.
 SAVES = Program(
     "while :; do sleep 0.05; done",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from harness.waiting import WAIT_S, until
+from harness.waiting import until
 
 from shoal.engines.local import LocalEngine
 from shoal.machine.files import held
@@ -49,8 +49,8 @@ class LocalRig(Rig):
         for node in self.nodes:
             _until_free(self._directory(node) / "agent.lock")
         for link in (node.link for engine in self._made for node in engine._nodes.values()):
-            if link._process is not None:
-                link._process.wait(WAIT_S)
+            if (keeper := link._process) is not None:
+                until(lambda keeper=keeper: keeper.poll() is not None)  # type: ignore[misc]
 
     def _directory(self, node: str) -> Path:
         return self.scratch / "nodes" / node

@@ -45,7 +45,7 @@ def test_a_list_of_hosts_with_fields_or_just_by_name() -> None:
         ("hosts: 3\n", "line 1: write a list of hosts"),
         ("- host: a\n- user: ada\n", "line 2: host: is missing"),
         ("- host: a\n  prot: 3\n", "line 2: there is no field 'prot'; did you mean 'port'?"),
-        ("- host: a\n  colour: red\n", "line 2: there is no field 'colour'; a host has host, user"),
+        ("- host: a\n  color: red\n", "line 2: there is no field 'color'; a host has host, user"),
         ("- host: a\n  port: ssh\n", "line 2: port: must be a whole .*, not 'ssh'"),
         ("- host: a\n  port: 70000\n", "line 2: port: must be a whole number"),
         ("- host: a\n  gpus: -1\n", "line 2: gpus: must be a whole number from 0"),

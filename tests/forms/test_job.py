@@ -360,7 +360,7 @@ REFUSED = [
     ("command: x\nenv: {A: true}", "env: 'A' is true or false (true); put its value in quotes"),
     ("command: x\nenv: {A: 1.10}", "put its value in quotes"),
     ("command: x\nenv: {A: }", "env: 'A' is nothing"),
-    ('command: x\nenv: {A: "a\\0b"}', "env: holds a NUL byte"),
+    ('command: x\nenv: {A: "a\\0b"}', "env: contains a NUL byte"),
     ("command: x\nworkdir: here", "workdir: must be an absolute path"),
     ("command: x\nworkdir: ''", "workdir: is empty"),
     ("command: ''", "command: is empty"),

@@ -13,6 +13,7 @@ from shoal.forms.job import to_service
 from shoal.forms.request import JOB
 from shoal.model.job import Restart
 from shoal.model.service import Probe, Route, Routing, Scale, ServiceSpec
+from shoal.model.tokens import Goals
 from tests.cli.conftest import Shoal, assert_one_clear_line
 
 LEAST: dict[str, Any] = {"name": "chat", "command": "python server.py"}
@@ -74,6 +75,15 @@ def test_a_header_or_a_cookie_alone_means_sticky() -> None:
     assert made(sticky_cookie="sid", route="sticky").way.sticky_cookie == "sid"
 
 
+def test_a_language_model_has_goals_adapters_and_who_may_call() -> None:
+    goals = {"ttft": "500ms", "itl": "50ms", "goodput": "99.5%"}
+    spec = made(route="cache", **goals, adapters="/models/lora", adapters_max=4, access="lab,art")
+    assert spec.goals == Goals(ttft_ms=500, itl_ms=50, share_milli=995)
+    assert (spec.adapters, spec.adapters_max) == ("/models/lora", 4)
+    assert spec.way.routing is Routing.CACHE and spec.way.access == ("lab", "art")
+    assert made(route="cache", goodput=0.95, itl="1s").goals.share_milli == 950
+
+
 @pytest.mark.parametrize(
     ("replicas", "scale"), [(3, (3, 3)), ("3", (3, 3)), ("0..1", (0, 1)), (" 2 .. 4 ", (2, 4))]
 )
@@ -92,6 +102,13 @@ def test_replicas_are_a_number_or_a_range(replicas: object, scale: tuple[int, in
         ({"route": "sticky"}, "route", "sticky_header"),
         ({"route": "p2c", "sticky_cookie": "c"}, "sticky_cookie", "leave one out"),
         ({"route": 3}, "route", "least-loaded"),
+        ({"ttft": "500ms"}, "ttft", "route: cache"),
+        ({"adapters": "/a", "route": "p2c"}, "adapters", "route: cache"),
+        ({"route": "cache", "goodput": 0.9}, "goodput", "add ttft or itl"),
+        ({"route": "cache", "ttft": "1s", "goodput": 1.5}, "goodput", "such as 0.99 or 99%"),
+        ({"route": "cache", "adapters_max": 2}, "adapters_max", "without adapters"),
+        ({"access": ["open", "lab"]}, "access", "stand alone"),
+        ({"access": "a b"}, "access", "names of tenants"),
         ({"probe": "health"}, "probe", "such as /health"),
         ({"name": "Chat"}, "name", "lower-case letters"),
         ({"name": "j12"}, "name", "looks like a job id"),

@@ -17,7 +17,8 @@ supply:
   - {engine: slurm, partition: gpu, gpus: 8, memory: 64G, cpus: 32, most: 16, lot: 2,
      idle: 10m, time: 1d, price: 2.50, ceiling: 40, whole: true, labels: {pool: a100}}
   - {name: spot, engine: kubernetes, namespace: lab, image: "lab/shoal:1", gpus: 1,
-     gpu-resource: amd.com/gpu, most: 4, tolerations: [spot, big]}
+     gpu-resource: amd.com/gpu, most: 4, tolerations: [spot, big],
+     pod: {metadata: {labels: {team: vision}}}}
 """
 
 
@@ -49,6 +50,7 @@ def test_a_file_names_amounts_as_people_do() -> None:
         "image": "lab/shoal:1",
         "gpu_resource": "amd.com/gpu",
         "tolerations": "spot,big",
+        "pod": '{"metadata": {"labels": {"team": "vision"}}}',
     }
 
 
@@ -99,7 +101,7 @@ def test_an_error_names_the_field(text: str, field: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{engine: slurm, least: 3, most: 2}", "least is 3, which is more than most (2)"),
+        ("{engine: slurm, least: 3, most: 2}", "least (3) is more than most (2)"),
         ("{engine: slurm, most: 3, lot: 2}", "multiples of lot (2)"),
         ("{engine: slurm, least: 2, most: 2, price: 3, ceiling: 5}", "more per hour than"),
     ],

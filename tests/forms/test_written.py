@@ -57,6 +57,10 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "list": NAME.flatmap(
         lambda name: st.lists(st.fixed_dictionaries({name: VALUE}), min_size=1, max_size=3)
     ),
+    "halve": st.sampled_from([2, 3, 16]),
+    "by": st.sampled_from(["accuracy", "loss"]),
+    "max": st.just(True),
+    "rung": st.sampled_from([1, 90]),
     "tenant": st.sampled_from(["lab", "default"]),
     "priority": st.integers(-1000, 1000),
     "preemptible": st.just(True),
@@ -74,7 +78,11 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "stop_grace": st.sampled_from(["0s", "10s", "2m"]),
     "env": st.dictionaries(NAME, WORD, min_size=1, max_size=3),
     "secret": st.sampled_from([["token"], ["token=HF_TOKEN"]]),
+    "encrypt": st.just(True),
+    "encrypt_network": st.just(True),
     "volume": st.sampled_from([["/data/x:data:ro"], ["https://example.com/a.tar:a"]]),
+    "volume_shard": st.just(["a"]),
+    "volume_lazy": st.just(["a"]),
     "image": st.just("docker.io/pytorch/pytorch:2.4"),
     "workdir": st.sampled_from(["/srv/my code", "/a'b"]),
     "requirements": st.just("numpy>=2\ntorch\n"),

@@ -18,13 +18,13 @@ from shoal.gateway.render import Place, digest, render
 from shoal.model.service import (
     GatewayEntry,
     Replica,
-    ReplicaState,
     Route,
     Routing,
     Served,
     Wanted,
     problem_with_services,
 )
+from shoal.model.tokens import ReplicaState
 
 GOLDEN = Path(__file__).parent / "golden"
 PLACE = Place()
@@ -38,6 +38,20 @@ CASES = {
     "empty": Wanted(),
     "plain": Wanted(
         services=(Served(route=Route(service="chat", concurrency=8), replicas=replicas(1, 2)),)
+    ),
+    "models": Wanted(
+        services=(
+            Served(
+                route=Route(service="chat", routing=Routing.CACHE, concurrency=8),
+                replicas=replicas(1, 2),
+            ),
+            Served(
+                route=Route(service="code", routing=Routing.CACHE, access=("art",)),
+                tenant="lab",
+                replicas=replicas(3),
+            ),
+            Served(route=Route(service="web", access=("cluster",)), tenant="lab"),
+        ),
     ),
     "all": Wanted(
         entry=GatewayEntry(address="::", port=443, certificate="/etc/gateway.pem", threads=2),
@@ -97,6 +111,7 @@ def test_haproxy_takes_it(tmp_path: Path, routing: Routing, lua: bool, log: bool
         concurrency=4,
     )
     wanted = Wanted(services=(Served(route=route, replicas=replicas(1, 2)),))
+    (tmp_path / "callers.map").touch()
     (tmp_path / "it.cfg").write_text(render(wanted, Place(lua=lua, log=log)))
     done = subprocess.run(
         [binary.path, "-c", "-f", "it.cfg"],

@@ -11,7 +11,8 @@ import msgspec
 import pytest
 from harness.waiting import until
 
-from shoal.model.service import ReplicaState, Route, Served
+from shoal.model.service import Route, Served
+from shoal.model.tokens import ReplicaState
 from tests.gateway.world import Answer, Clients, World, raw, read_until
 
 CHAT = Route(service="chat", concurrency=8)

@@ -113,6 +113,24 @@ def test_a_request_has_an_id_that_the_client_may_choose(world: World) -> None:
     assert (first["service"], first["replica"]) == ("chat", "one")
 
 
+def test_what_is_left_out_of_the_log_has_no_id_but_the_clients_own_and_failures_have(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.gateway.render.LOG_ALL_PER_S", 0)
+    monkeypatch.setattr("shoal.gateway.render.LOG_ONE_OF", 1_000_000)
+    world.serve(Route(service="chat"), *world.start("one"))
+    left_out = world.get("/chat/echo")
+    assert left_out.status == 200 and "x-request-id" not in left_out.headers
+    assert "x-request-id" not in left_out.body
+    own = world.get("/chat/echo", headers={"X-Request-Id": "mine"})
+    assert own.headers["x-request-id"] == "mine" and "x-request-id: mine" in own.body
+    world.control("one", "broken=1")
+    failed = world.get("/chat/")
+    until(lambda: "\n" in world.logged(), "the failure in the access log")
+    (line,) = map(msgspec.json.decode, world.logged().splitlines())
+    assert (line["status"], line["id"]) == (500, failed.headers["x-request-id"])
+
+
 @pytest.mark.parametrize("routing", [Routing.LEAST_LOADED, Routing.P2C])
 def test_no_replica_works_on_more_than_its_limit_and_the_rest_waits(
     world: World, routing: Routing

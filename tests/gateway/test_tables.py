@@ -19,7 +19,8 @@ from shoal.gateway.stats import (
     stats,
     with_old_workers,
 )
-from shoal.model.service import Replica, ReplicaState, Route, Served, Wanted
+from shoal.model.service import Replica, Route, Served, Wanted
+from shoal.model.tokens import ReplicaState
 
 STAT = """# pxname,svname,qcur,scur,econ,eresp,status,weight,lbtot,hrsp_2xx,hrsp_5xx,req_tot,qtime,\
 ctime,rtime,ttime,

@@ -19,7 +19,8 @@ from harness.waiting import WAIT_S, until
 
 from shoal.gateway.gateway import Gateway
 from shoal.machine.files import held
-from shoal.model.service import GatewayEntry, Replica, ReplicaState, Route, Served, Wanted
+from shoal.model.service import GatewayEntry, Replica, Route, Served, Wanted
+from shoal.model.tokens import ReplicaState
 
 ROOT = Path(__file__).parent.parent.parent
 

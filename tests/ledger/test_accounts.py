@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
 import pytest
 
 from shoal.core.state.events.budgets import BudgetFreed, BudgetHeld
@@ -26,6 +27,7 @@ from shoal.core.state.events.queue import (
     JobUnclaimed,
 )
 from shoal.core.state.events.runs import (
+    JobBegan,
     JobCheckpointed,
     JobFinished,
     JobPlaced,
@@ -378,6 +380,28 @@ def test_a_silent_job_whose_node_says_that_it_uses_nothing_is_idle_since_then() 
     members.hear_idle(story.book.postings, "n1", [])
     story.after(5)
     assert story.seconds() == {"startup": 8, "useful": 70, "idle": 160}
+
+
+@pytest.mark.parametrize("idle", [False, True])
+def test_the_time_before_its_gpus_were_first_used_is_start_up(idle: bool) -> None:
+    """36 s of imports were useful, and 70 s of them idle."""
+    startup = 70 if idle else 36
+    story = started()
+    ref, spec = MemberRef("j1", 1, 0), NodeSpec(id="n1", gpus=2, cpu_milli=8000, memory_mb=1000)
+    report = NodeReport(spec=spec, incarnation=1, sequence=1, alive=(ref,))
+    story.after(startup)
+    if idle:
+        heard = msgspec.structs.replace(report, idle=(Idle(ref, startup * S),))
+        story.book.stepped(Report(nodes=(heard,)), [], story.now_ms)
+        assert story.seconds() == {"startup": 8, "idle": 2 * startup}
+    story.after(2)  # until the controller knows
+    began = JobBegan(
+        at_ms=story.now_ms, job="j1", attempt=1, members=(0,), startup_ms=startup * S, by="gpu"
+    )
+    story.book.stepped(Report(nodes=(report,)), [began], story.now_ms)
+    story.after(10)
+    assert story.seconds() == {"startup": 8 + 2 * startup, "useful": 24}
+    story.beat(step=1, steps=1, compute_us=2_000_000)
 
 
 def test_a_tenant_that_is_held_does_not_wait_for_gpus() -> None:

@@ -96,6 +96,8 @@ def test_a_store_from_before_naps_is_brought_up_to_date(tmp_path: Path) -> None:
     LedgerStore(tmp_path / "ledger.db").close()
     with sqlite3.connect(tmp_path / "ledger.db") as file:
         file.execute("DROP TABLE naps")
+        file.execute("DROP TABLE energy")
+        file.execute("CREATE TABLE power (hour, machine, watt_ms, gpu_us)")
         file.execute("PRAGMA user_version = 1")
     file.close()
     story = started()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.ledger.accounts import GPU_US_PER_GPU_HOUR, Account, Place
+from shoal.ledger.accounts import GPU_US_PER_GPU_HOUR, Account, Place, Sum
 from shoal.ledger.book_state import Hardware, Owner
 from shoal.ledger.postings import Addition
 from shoal.ledger.prices import NOTHING, Money, money, per_hour, rate_of
@@ -41,11 +41,14 @@ def test_energy_follows_the_account_the_pue_and_the_grid() -> None:
         gpus={"H100": Price(idle_watts=100, busy_watts=700)}, pue=1.5, co2_g_per_kwh=400
     )
     rate = rate_of(prices, "n1", H100)
-    hour = GPU_US_PER_GPU_HOUR
-    assert money(prices, rate, Account.USEFUL, hour) == Money(None, Fraction(1050), Fraction(420))
-    assert money(prices, rate, Account.FREE, hour).energy_wh == 150
-    assert money(prices, rate, Account.STRAGGLER, hour).energy_wh == 600
-    assert money(prices, rate, Account.LOST, hour).energy_wh == 0
+
+    def hour(account: Account) -> Money:
+        return money(prices, rate, Sum("", "", 0, account, GPU_US_PER_GPU_HOUR))
+
+    assert hour(Account.USEFUL) == Money(None, Fraction(1050), Fraction(420))
+    assert hour(Account.FREE).energy_wh == 150
+    assert hour(Account.STRAGGLER).energy_wh == 600
+    assert hour(Account.LOST).energy_wh == 0
 
 
 def test_a_known_model_has_power_and_an_unknown_one_has_none() -> None:

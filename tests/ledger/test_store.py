@@ -15,6 +15,7 @@ from shoal.control.store.sqlite import SqliteStore
 from shoal.core.state.events.cluster import ControllerStarted
 from shoal.core.state.events.nodes import NodeLabelled, NodeReady
 from shoal.core.step import step
+from shoal.database import sqlite
 from shoal.database.settings import FileSettings
 from shoal.database.sqlite import Place
 from shoal.ledger.accounts import HOUR_MS, Account, Move
@@ -23,7 +24,6 @@ from shoal.ledger.book import Book
 from shoal.ledger.book_state import BookState, Hardware, Owner
 from shoal.ledger.live import LiveLedger
 from shoal.ledger.postings import Addition, Nap, Posting
-from shoal.ledger.prices import Drawn
 from shoal.ledger.report import Tariff
 from shoal.ledger.store import HOURS_KEPT, JOBS_KEPT_HOURS, OLDER_JOBS, LedgerStore
 from shoal.model.ledger import By, PriceList
@@ -76,15 +76,38 @@ def test_moves_take_what_came_before_them_and_leave_what_is_firm(place: Place) -
 
 def test_power_naps_and_owners_are_read_as_they_were_put(place: Place) -> None:
     store = opened(place)
-    more = Addition(power={(3, "n1"): (900, 70)}, naps={(3, "j1"): (40, 50)})
+    more = Addition(energy={(3, "n1", "j1"): (900, 70)}, naps={(3, "j1"): (40, 50)})
     store.put([adds(3, "j1", 100), more, more], MIRROR, 9, 99)
     assert (store.mark(9), store.mark(8)) == (99, 0)
-    assert store.drawn(0, 10) == {1: Drawn(1800, 140, {Account.USEFUL: 100})}
-    assert (store.drawn(4, 10), store.naps(4, 10)) == ({}, Nap())
+    (told,) = store.sums(By.JOB, 0, 10, {1: 0}, measured=True)
+    assert (told.gpu_us, told.measured_us, told.energy_mj) == (100, 100, 1800 / 140 * 100)
+    spots = [Spot(3, "n1", job, Account.USEFUL) for job in ("j1", "j2")]
+    assert store.draws(spots) == {spots[0]: 1800 / 140}
+    assert (store.measured(0, 10), store.measured(4, 10), store.naps(4, 10)) == (True, False, Nap())
     assert store.naps(0, 10) == Nap(80, 100)
     assert (store.owner("j1"), store.owner("j7")) == (Owner("red", "ann", "one"), None)
     assert store.load() == (BookState(), 9)
     assert opened(place).load() == (BookState(), 1)
+
+
+def test_a_ledger_of_before_keeps_what_its_machines_drew(place: Place) -> None:
+    """Up to version 3 a machine had one power for all its jobs."""
+    store = opened(place)
+    store.put([adds(3, "j1", 100), adds(3, "j2", 300)], MIRROR, 2)
+    database = sqlite.opened(place, durable=False)
+    old = database.words.integer
+    with database.transaction() as cursor:
+        cursor.execute("DROP TABLE energy")
+        cursor.execute(
+            f"CREATE TABLE power (hour {old}, machine {old}, watt_ms {old}, gpu_us {old})"
+        )
+        cursor.execute("INSERT INTO power VALUES (3, 1, 800, 400)")
+        file = isinstance(place, Path)
+        cursor.execute("PRAGMA user_version = 3" if file else "UPDATE parts SET version = 3")
+    sqlite.closed(place, database)
+    store.close()
+    drawn = LedgerStore(place).sums(By.JOB, 0, 10, {1: 0}, measured=True)
+    assert {one.key: one.energy_mj for one in drawn} == {"j1": 200, "j2": 600}
 
 
 def test_old_hours_become_days_and_old_jobs_are_forgotten_but_their_time_is_not(
@@ -93,11 +116,18 @@ def test_old_hours_become_days_and_old_jobs_are_forgotten_but_their_time_is_not(
     store = opened(place)
     now = JOBS_KEPT_HOURS + 10_000
     hours = [1, 2, 30, now - HOURS_KEPT - 100, now - 1]
-    store.put([adds(hour, job, 5) for hour in hours for job in ("j1", "j2")], MIRROR, 2)
+    entries = [adds(hour, job, 5) for hour in hours for job in ("j1", "j2")]
+    drawn = [Addition(energy={(hour, "n1", "j1"): (10 * hour, 5)}) for hour in hours]
+    store.put([*entries, *drawn], MIRROR, 2)
+    energy_mj = sum(
+        one.energy_mj for one in store.sums(By.TENANT, 0, 1 << 40, {1: 0}, measured=True)
+    )
     before = store.capacity(0, 1 << 40)
     store.roll(now, ["j2"])  # which lives
     store.roll(now, ["j2"])
     assert store.capacity(0, 1 << 40) == before == 50
+    (told,) = store.sums(By.TENANT, 0, 1 << 40, {1: 0}, measured=True)
+    assert told.energy_mj == pytest.approx(energy_mj) == 10 * sum(hours)
     assert sums(store, By.TENANT) == {("red", "useful"): 50}
     assert sums(store, By.JOB) == {
         (OLDER_JOBS, "useful"): 15,

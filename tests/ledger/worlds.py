@@ -132,6 +132,8 @@ def capacity(events: Iterable[Event], end_ms: int) -> dict[tuple[int, str], int]
             start_ms = stop_ms
 
     for event in events:
+        if event.at_ms > end_ms:
+            break
         if isinstance(event, NodeJoined):
             count(event.node, event.at_ms)
             gpus[event.node] = event.spec.gpus

@@ -16,7 +16,8 @@ from harness.waiting import until
 from shoal.core.state.events.services import ServiceScaled
 from shoal.gateway.binary import GatewayError, find_binary
 from shoal.model.job import JobSpec
-from shoal.model.service import Probe, Route, Scale, ServiceSpec
+from shoal.model.service import Probe, Route, Routing, Scale, ServiceSpec
+from shoal.model.tokens import Goals
 from shoal.model.views import ServiceView
 from tests.gateway.world import ROOT, Answer, Clients, get
 from tests.live.cluster import Live, all_pids, live_cluster
@@ -127,3 +128,20 @@ class Serving:
 
     def gone(self) -> bool:
         return self.name not in [view.name for view in self.live.client.services()]
+
+
+def language_model(live: Live, gpus: int = 0) -> Serving:
+    """A service `chat` with a simulated engine and goals, behind the token router."""
+    serving = Serving(live, "chat")
+    replica = serving.shell(f"exec {sys.executable} -m harness.engine --speed 50 --model chat")
+    spec = ServiceSpec(
+        name="chat",
+        replica=msgspec.structs.replace(replica, gpus=gpus),
+        scale=Scale(least=1, most=1, target=16),
+        probe=Probe(path="/v1/models", models=True),
+        route=Route(service="chat", routing=Routing.CACHE, concurrency=16),
+        goals=Goals(ttft_ms=2_000, share_milli=500),
+    )
+    live.client.submit_service(spec)
+    serving.settles()
+    return serving

@@ -28,7 +28,7 @@ CALL = {
 ''',
     ),
     "src/shoal/api/supply.py": (
-        "class Supplies(Controller):\n",
+        "class Supplies:\n",
         """    @handles(ClusterCalls.greeting)
     def greeting(self, name: str, loud: bool = False) -> list[str]:
         return ["Hello,", f"{name}{'!' if loud else '.'}"]
@@ -56,7 +56,7 @@ def greet(name: str, json: bool, home: Path) -> None:
     show.as_json(words) if json else show.line(" ".join(words))
 ''',
     ),
-    "src/shoal/cli/app.py": (
+    "src/shoal/cli/first_page.py": (
         '    "People": {\n',
         '        "greet": ("tenant", "Greet somebody."),\n',
     ),
@@ -146,7 +146,7 @@ def test_a_call_is_its_declaration_and_its_handler(cluster: On) -> None:
 
 def test_a_verb_is_a_function_and_a_line(cluster: On) -> None:
     assert cluster.shoal("greet", "ann") == "Hello, ann!\n"
-    assert re.search(r"People:\n  greet +Greet somebody\.\n", cluster.shoal("--help"))
+    assert re.search(r"\n  greet +Greet somebody\.\n", cluster.shoal("help", "people"))
     reference = (cluster.scratch / "docs/reference/verbs.md").read_text()
     assert "### shoal greet\n" in reference
 

@@ -88,7 +88,7 @@ def test_a_killed_agent_is_a_lost_node_and_its_jobs_run_elsewhere(pair: Live) ->
     assert len(lost) == 1
     assert lost[0].dead, "known for certain, not guessed from silence"
     assert f"attempt 1 on {node}" in pair.output(job, attempt=1), "the log outlived the node"
-    assert "costs no retry" in " ".join(
+    assert "does not count as a retry" in " ".join(
         getattr(recorded.event, "why", "") for recorded in pair.client.why(job).events
     )
     pair.client.cancel(job)
@@ -104,7 +104,7 @@ def test_a_job_that_must_never_run_again_fails_with_its_node(pair: Live) -> None
     assert pair.wait(job, "running") == "running"
     pair.kill_agent(pair.client.job(job).nodes[0])
     assert pair.wait(job) == "failed"
-    assert "restart rule is never" in pair.client.why(job).why
+    assert "restart is never" in pair.client.why(job).why
 
 
 def test_members_die_even_if_agent_and_keeper_are_killed_together(pair: Live) -> None:

@@ -126,8 +126,8 @@ def _find_people_and_settings(client: Client, cluster: Live, facts: dict[str, An
         with Client(url, token) as own:
             assert own.me().user == name
     for node, labels in facts.get("node_labels", {}).items():
-        labelled = {one.id: one.labels for one in client.nodes()}
-        assert labels.items() <= labelled[node].items()
+        labeled = {one.id: one.labels for one in client.nodes()}
+        assert labels.items() <= labeled[node].items()
     for job, labels in facts.get("labels", {}).items():
         assert client.job(job).labels == labels
     assert [one.name for one in client.schedules()] == facts.get("schedules", [])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
 
 import pytest
 from harness.waiting import until
@@ -148,12 +147,6 @@ def test_impossible_requests_name_the_field_and_what_would_work(live: Live) -> N
         live.client.submit(live.spec("true", gpus=9))
     with pytest.raises(ShoalError, match=r"members: .*ask for at most 4"):
         live.client.submit(live.spec("true", gpus=8, members=5))
-
-
-def test_a_controller_leaves_alone_what_litestar_would_import(live: Live) -> None:
-    """`pydantic` is there, because other packages need it, and takes a tenth of its start."""
-    maps = Path(f"/proc/{live.controller_pid()}/maps").read_text()
-    assert "msgspec" in maps and "pydantic" not in maps
 
 
 def test_files_of_the_cluster_are_private(live: Live) -> None:

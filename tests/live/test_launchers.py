@@ -68,10 +68,7 @@ class Terminal:
         return Running(["run", "--wait", *self._env(), *words.split()])
 
     def _env(self) -> list[str]:
-        env = [f"--env={MARK}={self._live.home.path}"]
-        if name := os.environ.get("TORCH_EXTENSIONS_DIR"):
-            env.append(f"--env=TORCH_EXTENSIONS_DIR={name}")
-        return env
+        return [f"--env={MARK}={self._live.home.path}"]
 
 
 class Running:
@@ -175,13 +172,26 @@ def test_torchrun_obeys_its_own_flags(terminal: Terminal) -> None:
     assert "world of 2" in terminal.run("-n 2 -- sh -c", launch)
 
 
+ACCELERATE = (
+    "exec accelerate launch --cpu --num_machines 2 --num_processes 2 --machine_rank $RANK"
+    " --main_process_ip $MASTER_ADDR --main_process_port $MASTER_PORT"
+)
+
+
 @pytest.mark.outside("torch and the launchers of others meet on a port by clocks of their own")
 def test_accelerate_launches_on_several_machines(terminal: Terminal) -> None:
+    """Only the launcher imports torch. tests/train/test_examples.py trains with Accelerate."""
+    need("accelerate")
+    out = terminal.run("-n 2 -- sh -c", f"{ACCELERATE} {SCRIPTS / 'meets.py'}")
+    for rank in (0, 1):
+        assert f"rank {rank} of 2 has met the others" in out
+
+
+@pytest.mark.soak
+def test_what_accelerate_launches_on_several_machines_trains(terminal: Terminal) -> None:
     need("accelerate")
     small = "accelerated.py --epochs 1 --samples 64"
-    flags = "--cpu --num_machines 2 --num_processes 2 --machine_rank $RANK"
-    flags += " --main_process_ip $MASTER_ADDR --main_process_port $MASTER_PORT"
-    out = terminal.run("-n 2 -- sh -c", f"exec accelerate launch {flags} {small}")
+    out = terminal.run("-n 2 -- sh -c", f"{ACCELERATE} {small}")
     assert out.count("epoch 0 done") == 1
 
 
@@ -230,13 +240,10 @@ def test_deepspeed_starts_its_processes_on_all_nodes_of_the_hostfile(terminal: T
     ("package", "command"),
     [
         ("torch", "-n 2 --retries 1 -- python ddp.py"),
-        # The others run to their end in `make test`, and are killed in `make long`.
+        # The others are killed without a cluster in `make test`, and with one in `make long`.
         pytest.param("torch", "-n 2 --retries 1 -- python fsdp2.py", marks=pytest.mark.soak),
         pytest.param(
             "accelerate", "-n 2 --retries 1 -- python accelerated.py", marks=pytest.mark.soak
-        ),
-        pytest.param(
-            "deepspeed", "-n 2 --retries 1 -- python deepspeeded.py", marks=pytest.mark.soak
         ),
     ],
 )
@@ -245,18 +252,55 @@ def test_a_script_that_knows_nothing_of_shoal_goes_on_when_a_member_was_killed(
 ) -> None:
     """Killed when the first epoch is saved; then Shoal runs it again, to its end."""
     need(package)
-    with terminal.begin(f"{command} --epochs 6 --samples 256") as running:
-        running.read_until("epoch 0 done")
-        rank = random.randrange(2)  # whichever it is, both begin again
-        os.kill(pid_of(running.job, rank), signal.SIGKILL)
-        out = running.succeed()
+    job, out = kill_once(terminal, f"{command} --epochs 6 --samples 256", "epoch 0 done")
     went_on = {int(epoch) for epoch in re.findall(r"goes on with epoch (\d+)", out)}
     assert len(went_on) == 1 and went_on.pop() >= 1, out
     assert out.count("epoch 5 done") == 1, out
-    view = gym.client.job(running.job)
+    view = gym.client.job(job)
     assert (view.attempt, view.failures) == (2, 1)
     script = EXAMPLES / command.split()[-1]
     assert "import shoal" not in script.read_text()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("package", "command", "saved", "reporter"),
+    [
+        ("deepspeed", "-n 2 -- python deepspeeded.py --epochs 40 --samples 64", "epoch 4", 0),
+        ("megatron", "-n 2 -- python megatron_gpt.py --steps 100", "step 6", 0),
+        ("torch", "-n 4 -- python tensor_pipeline.py --steps 100", "step 6", 3),
+    ],
+    ids=("deepspeed", "megatron", "tensor_pipeline"),
+)
+def test_a_framework_whose_member_was_killed_has_the_losses_of_an_undisturbed_run(
+    package: str, command: str, saved: str, reporter: int, gym: Live, terminal: Terminal
+) -> None:
+    need(package)
+    calm = losses(terminal.run(command))
+    job, _ = kill_once(terminal, f"--retries 1 {command}", f"{saved} done")
+    before, after = (
+        losses(gym.output(job, member=reporter, attempt=attempt)) for attempt in (1, 2)
+    )
+    went_on = re.findall(r"goes on with \w+ (\d+)", gym.output(job, attempt=2))
+    print(f"went on at {went_on}: {calm}; {before}; {after}")  # pytest -rP shows it
+    assert [min(after)] == [int(number) for number in went_on] and 0 < min(after) <= max(before) + 1
+    assert calm | before == pytest.approx(calm, rel=1e-4, abs=1e-5)
+    assert calm | after == pytest.approx(calm, rel=1e-4, abs=1e-5)
+    assert max(after) == max(calm)
+
+
+def losses(out: str) -> dict[int, float]:
+    lines = re.findall(r"(?:step|epoch) (\d+) done: loss ([\d.]+)", out)
+    return {int(number): float(loss) for number, loss in lines}
+
+
+def kill_once(terminal: Terminal, command: str, when: str) -> tuple[str, str]:
+    """The job, and what it wrote after a member was killed."""
+    with terminal.begin(command) as running:
+        running.read_until(when)
+        rank = random.randrange(2)  # whichever it is, all begin again
+        os.kill(pid_of(running.job, rank), signal.SIGKILL)
+        return running.job, running.succeed()
 
 
 def pid_of(job: str, member: int) -> int:
@@ -274,7 +318,6 @@ def output_of(pid: int) -> str:
 @pytest.mark.parametrize(
     ("package", "command", "said"),
     [
-        ("megatron", "-n 2 -g 1 -- python megatron_gpt.py", "tensor parallel 2"),
         ("torch", "-n 2 -- python fsdp2.py --epochs 1 --samples 64", "epoch 0 done"),
         ("fsspec", "-- python chars.py --steps 2 --batch 4", "loss"),
         ("fsspec", "-n 2 -- python chars.py --steps 2 --batch 4", "loss"),
@@ -289,6 +332,18 @@ def test_an_example_runs_as_its_first_lines_say(
 ) -> None:
     need(package)
     assert said in terminal.run(command)
+
+
+@pytest.mark.soak
+def test_shards_of_a_volume_are_read_as_the_example_says(
+    terminal: Terminal, tmp_path: Path
+) -> None:
+    need("fsspec")
+    shards = tmp_path / "digits"
+    words = [sys.executable, "shards.py", "--write", str(shards), "--samples", "640"]
+    subprocess.run(words, cwd=EXAMPLES, check=True)
+    said = terminal.run(f"-n 2 --volume {shards}:digits -- python shards.py --epochs 1")
+    assert "steps/s" in said
 
 
 def test_each_training_example_is_run_here() -> None:

@@ -65,5 +65,5 @@ def test_several_jobs_print_with_names_are_searched_followed_and_downloaded(
             assert "labels: best=yes" in said
             assert "note by a user: this one" in said.partition("WHEN")[0]
         events = shoal(live, "events", "--since", "1h", "--label", "best=yes")
-        assert f"{one} was labelled best=yes, run-" in events
+        assert f"{one} was labeled best=yes, run-" in events
         assert two not in events

@@ -13,9 +13,10 @@ from harness.waiting import until
 
 from shoal.cli.app import call
 from shoal.client import ShoalError
+from shoal.sdk.kept import fetch
 from tests.live.cluster import Live, live_cluster
 
-BIG = 24 << 20  # more than is on its way at a time, many times over
+BIG = 96 << 20  # more than is on its way at a time, many times over
 
 # Writes a large file and prints its hash; then goes on, or ends.
 LARGE = f"""
@@ -189,3 +190,42 @@ def test_a_read_only_volume_cannot_be_written_to(live: Live, tmp_path: Path) -> 
     (other / "go").write_text("end\n")
     assert live.wait(job) == "succeeded"
     assert sorted(path.name for path in tmp_path.rglob("?")) == ["d"]
+
+
+def test_encrypted_files_are_clear_for_their_tenant_and_nowhere_at_the_head(
+    live: Live, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    marker = "clear-text-of-a-tenant"
+    script = f"yes {marker} | head -c 700000 > $SHOAL_OUTPUT/model.pt; : > $SHOAL_OUTPUT/empty"
+    wanted = live.spec("sh", "-c", script, encrypt=True)
+    with pytest.raises(ShoalError, match="default has no secret encryption-key; set it with"):
+        live.client.submit(wanted)
+    live.client.set_secret("encryption-key", b"0123456789abcdef" * 4)
+    job = live.client.submit(wanted).id
+    assert live.wait(job) == "succeeded"
+    mine = (path for path in live.home.path.rglob("*") if live.home.nodes not in path.parents)
+    found = [path for path in mine if path.is_file()]
+    kept = live.home.path / "outputs" / job / "output" / "model.pt"
+    assert kept in found
+    held = [path for path in found if marker.encode() * 2 in path.read_bytes().replace(b"\n", b"")]
+    assert not held
+    home = ("--home", str(live.home.path))
+    assert call(["ls", *home, job]) == 0
+    said = capsys.readouterr()
+    assert "700.0 KB" in said.out and "encrypted: shoal cp decrypts them" in said.out + said.err
+    assert call(["cp", *home, "-r", f"{job}:", str(tmp_path / "all")]) == 0
+    assert (tmp_path / "all/model.pt").read_text().startswith(f"{marker}\n{marker}\n")
+    assert (tmp_path / "all/empty").read_bytes() == b""
+    assert fetch(live.client, job, "model.pt", tmp_path).stat().st_size == 700_000
+    damaged = kept.read_bytes()
+    kept.write_bytes(damaged[:-1])  # by somebody at the head
+    assert call(["cp", *home, f"{job}:model.pt", str(tmp_path / "cut")]) == 1
+    assert "model.pt is damaged" in capsys.readouterr().err
+    kept.write_bytes(damaged)
+    live.client.set_secret("encryption-key", b"another key of 32 bytes and more")
+    assert call(["cp", *home, f"{job}:model.pt", str(tmp_path / "cut")]) == 1
+    assert "set the earlier value again" in capsys.readouterr().err
+    live.client.remove_secret("encryption-key")
+    assert call(["cp", *home, f"{job}:model.pt", str(tmp_path / "cut")]) == 1
+    assert "default has no secret encryption-key" in capsys.readouterr().err
+    assert not (tmp_path / "cut").exists() and not list(tmp_path.glob(".*.part"))

@@ -52,6 +52,22 @@ def test_what_is_served_answers_at_its_url(serving: Serving) -> None:
     assert again.version == 1, "the same again changes nothing"
 
 
+def test_when_it_is_called_ready_the_gateway_listens(serving: Serving) -> None:
+    """The first service of a cluster starts the gateway; and after a death of both, the replicas
+    answer before anybody can reach them."""
+
+    def answers_when_ready() -> str:
+        until(lambda: serving.view().state in ("ready", "idle"), more=serving.view)
+        return serving.ask().body
+
+    serving.put(serving.replica("v1"), Scale(least=0, most=1))
+    assert answers_when_ready() == "v1", "with no replica wanted yet, it was not idle but unknown"
+    gateway = int((serving.live.home.gateway / "haproxy.pid").read_text())
+    serving.live.kill_controller()
+    os.kill(gateway, signal.SIGKILL)
+    assert answers_when_ready() == "v1"
+
+
 def test_a_new_version_takes_over_without_a_failed_request(serving: Serving) -> None:
     serving.serve("v1", Scale(least=2, most=2))
     with serving.clients() as clients:

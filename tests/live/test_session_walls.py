@@ -134,7 +134,7 @@ def test_others_do_not_get_in_and_every_session_is_in_the_audit_log(site: Site) 
     assert ("eve", f"{site.job}.0 exec") not in mine
 
 
-def test_a_tenant_reaches_its_own_port_and_not_its_neighbours(site: Site) -> None:
+def test_a_tenant_reaches_its_own_port_and_not_its_neighbors(site: Site) -> None:
     told: list[str] = []
 
     def target() -> tuple[str, int]:

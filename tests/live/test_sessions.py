@@ -293,7 +293,7 @@ def test_an_interactive_job_is_shared_left_and_found_again(live: Live) -> None:
     second = Typist(live, "attach", job)
     second.sees("together")
     first.type("\x10\x11")
-    first.sees(f"[detached; {job} goes on: shoal attach {job}]")
+    first.sees(f"[detached; {job} keeps running: shoal attach {job}]")
     assert first.end() == 0
     live.kill_controller()
     second.type("echo st''ill; exit 5\r")

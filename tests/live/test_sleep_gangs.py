@@ -154,5 +154,5 @@ def story(live: Live, folder: Path) -> None:
     grows(live, job)
     os.kill(other, signal.SIGKILL)
     go.touch()
-    assert live.wait(job) == "succeeded"
+    assert live.wait(job) == "succeeded", live.client.job(job).why
     assert live.client.job(job).attempt == 1

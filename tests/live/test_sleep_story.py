@@ -93,7 +93,7 @@ def test_a_gpu_is_lent_out_and_comes_back_when_the_job_is_used(live: Live) -> No
     other = live.run("sleep 3600", gpus=1)
     assert live.wait(other, "running") == "running"
     waits = shoal_command(live, "exec", job, "--", "echo", "beside")
-    until(lambda: "is to wake" in live.client.job(job).why)
+    until(lambda: "is waking" in live.client.job(job).why)
     assert f"{other} runs there" in live.client.job(job).why
     live.kill_controller()
     live.client.cancel(other)
@@ -128,9 +128,9 @@ def test_a_gpu_is_lent_out_and_comes_back_when_the_job_is_used(live: Live) -> No
     assert told.count("is asleep and holds no GPU") == 4
     for text in (
         "is being put to sleep by a user",
-        "is to wake, because an open session of it was used",
-        "is to wake, because a user ran shoal exec",
-        "is to wake, because a user asked",
+        "is waking because one of its sessions was used",
+        "is waking because a user ran shoal exec",
+        "is waking because a user asked",
         "of sleep",
     ):
         assert text in told, told

@@ -32,6 +32,37 @@ def supervisor_pid(home: Home) -> int:
     return int(home.supervisor_lock.read_text())
 
 
+def was_forked(home: Home, pid: int) -> bool:
+    """By the supervisor, without an exec: that would have laid out the memory again."""
+    auxiliary = [Path(f"/proc/{one}/auxv").read_bytes() for one in (supervisor_pid(home), pid)]
+    return auxiliary[0] == auxiliary[1]
+
+
+def test_controllers_and_agents_are_forks_of_it_and_without_it_agents_are_executed(
+    home: Home,
+) -> None:
+    bring_up(home, None, lambda _: None)
+    live = Live(home)
+    assert was_forked(home, live.controller_pid())
+    last = live.kill_controller()
+    until(lambda: live.controller_pid() != last)
+    assert was_forked(home, live.controller_pid())
+    agent = live.agent_pid("n1")
+    assert was_forked(home, agent)
+    live.kill_agent("n1")
+    until(lambda: live.agent_pid("n1") != agent)
+    agent = live.agent_pid("n1")
+    assert was_forked(home, agent)
+
+    before = Path(f"/proc/{agent}/auxv").read_bytes()
+    os.kill(supervisor_pid(home), signal.SIGKILL)
+    until(lambda: not held(home.supervisor_lock))
+    live.kill_agent("n1")
+    until(lambda: live.agent_pid("n1") != agent)
+    assert Path(f"/proc/{live.agent_pid('n1')}/auxv").read_bytes() != before
+    live.client.close()
+
+
 def test_it_outlives_a_full_log_and_is_brought_back_when_it_is_killed(home: Home) -> None:
     with open("/dev/full", "wb") as full:
         words = [sys.executable, "-m", "shoal.control.supervise", str(home.path)]

@@ -27,10 +27,20 @@ class Cluster:
     """Every host is a node with one GPU: n1 on the head, the others under their names. Calls are
     made as on the head."""
 
-    def __init__(self, net: Net, names: tuple[str, ...], *more: str) -> None:
-        """`more`: flags of `shoal up`."""
+    def __init__(
+        self,
+        net: Net,
+        names: tuple[str, ...],
+        *more: str,
+        env: dict[str, str] | None = None,
+        prepare: Callable[[Host], None] = lambda _: None,
+    ) -> None:
+        """`more`: flags of `shoal up`. `env`: of the nodes that join. `prepare`: each host is given
+        to it before anything runs there."""
         self.net = net
+        self.env = env or {}
         self.head = net.add("head")
+        prepare(self.head)
         self.hosts = {"n1": self.head}
         self.shared = net.scratch / "shared"  # members write here what they want us to see
         self.shared.mkdir(exist_ok=True)
@@ -40,7 +50,10 @@ class Cluster:
         self.token = (self.head.home / ".shoal" / "join-token").read_text().strip()
         self.client = Client.at_home(self.head.home / ".shoal", patience_s=60)
         self.ask(lambda client: client.set_policy(POLICY))
-        self.join(*[net.add(name) for name in names])
+        hosts = [net.add(name) for name in names]
+        for host in hosts:
+            prepare(host)
+        self.join(*hosts)
         self.until(lambda: self.ready() == {"n1", *names}, "not all of them joined")
 
     def join(
@@ -51,7 +64,7 @@ class Cluster:
         for host in hosts:
             self.hosts[host.name] = host
             words = ("join", url or self.url, "--name", host.name, "--gpus", "1", *flags)
-            env = {"SHOAL_JOIN_TOKEN": token or self.token}
+            env = {**self.env, "SHOAL_JOIN_TOKEN": token or self.token}
             joining.append(host.start(*SHOAL, *words, env=env))
         for host, process in zip(hosts, joining, strict=True):
             log = self.net.scratch / f"{host.name}.log"

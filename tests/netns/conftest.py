@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from harness.hosts import Net, missing
+from harness.hosts import Net, missing, switched
 
 
 @pytest.fixture(scope="session")
@@ -20,11 +17,5 @@ def hosts_possible() -> None:
 
 @pytest.fixture(scope="module")
 def net(hosts_possible: None) -> Iterator[Net]:
-    # Short, so that Ray keeps its sockets inside, and nothing of it stays.
-    scratch = Path(tempfile.mkdtemp(prefix="sn-"))
-    made = Net(scratch)
-    try:
+    with switched() as made:
         yield made
-    finally:
-        made.close()
-        shutil.rmtree(scratch, ignore_errors=True)

@@ -116,7 +116,7 @@ def test_idle_hosts_get_the_new_version_and_a_failure_stops_the_rest(site: Site)
     code, hosts, said = site.upgrade(site.busy, site.idle)
     assert code == 0, said
     assert hosts["busy"]["state"] == "busy", hosts
-    assert f"its jobs go on with the old agent ({job}); run `" in hosts["busy"]["why"]
+    assert f"its jobs keep running with the old agent ({job}); run `" in hosts["busy"]["why"]
     assert hosts["idle"]["state"] == "upgraded", hosts
     assert site.versions() == {"idle": new, "busy": OLD}
     receipt = json.loads((site.idle.home / ".shoal" / "host.json").read_text())

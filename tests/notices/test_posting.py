@@ -21,8 +21,6 @@ from shoal.model.notice import Notice, What
 from tests.api.server import OPERATORS, Server, serving
 from tests.notices.receivers import MailServer, Receiver, is_signed
 
-pytestmark = pytest.mark.filterwarnings("ignore::litestar.exceptions.LitestarDeprecationWarning")
-
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:

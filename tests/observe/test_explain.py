@@ -37,9 +37,9 @@ def test_the_rank_that_failed_first_is_found_and_quoted(observed: Observed) -> N
     assert "member 1 on" in said.stdout and "exit code 9" in said.stdout
     assert "| hello from the one that fails" in said.stdout
     assert "GPU-seconds in total" in said.stdout
-    assert ") lost to failures, done again" in said.stdout
+    assert ") lost to failures" in said.stdout
     told = json.loads(shoal(observed, "explain", job, "--json").stdout)
-    assert told["attempts"][0]["cause"] == "own error"
+    assert told["attempts"][0]["cause"] == "exited with an error"
     assert told["attempts"][0]["first"]["member"] == 1
     assert told["cost"]["gpu_us"] > 0
 

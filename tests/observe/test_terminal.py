@@ -178,7 +178,7 @@ def test_status_is_one_screen(observed: Observed, job: str, columns: int, lines:
         shown = [line for line in text.split("\n") if line.strip()]
         assert len(shown) <= lines - 1
         assert max(len(line.rstrip("\r")) for line in shown) <= columns
-        assert re.search(r"GPUs   ■+□+  2 of 8 in use, 6 free", text)
+        assert re.search(r"GPUs +■+□+  2 of 8 in use, 6 free", text)
         assert re.search(rf"^{job} ", text, re.M), "a job's id is never cut away"
         assert re.search(r"\d+ jobs? waits? ", text)
     waiting = next(row.id for row in observed.client.jobs() if row.state == "waiting")

@@ -84,7 +84,7 @@ def test_an_unknown_name_gets_the_nearest_ones() -> None:
 
 def test_an_unknown_field_of_a_hardware_file_is_named() -> None:
     with pytest.raises(Impossible, match="h100: Object contains unknown field `memory`"):
-        library.catalogue({"accelerators": {"h100": {"memory": 3}}}, library.hardware())
+        library.catalog({"accelerators": {"h100": {"memory": 3}}}, library.hardware())
 
 
 @pytest.mark.parametrize(
@@ -105,13 +105,13 @@ def test_an_unknown_field_of_a_hardware_file_is_named() -> None:
 )
 def test_a_damaged_hardware_file_gets_one_sentence(tables: dict[str, object], said: str) -> None:
     with pytest.raises(Impossible) as caught:
-        library.catalogue(tables, library.hardware()).cluster("h100", 1)
+        library.catalog(tables, library.hardware()).cluster("h100", 1)
     assert str(caught.value).startswith(said)
 
 
 def test_a_hardware_file_changes_only_the_fields_it_gives() -> None:
     measured = {"accelerators": {"h200": {"matmul_tflops": [[4096, 600], [16384, 700]]}}}
-    merged = library.catalogue(measured, library.hardware())
+    merged = library.catalog(measured, library.hardware())
     assert merged.accelerator("h200").matmul_tflops == ((4096, 600), (16384, 700))
     assert merged.accelerator("h200").memory_gbs == 4800
     assert merged.accelerator("h100") == library.hardware().accelerator("h100")

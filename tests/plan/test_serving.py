@@ -23,7 +23,7 @@ from shoal.plan.serving import (
     capacity,
     choose,
     measured,
-    modelled,
+    modeled,
     poisson,
     simulate,
 )
@@ -90,7 +90,7 @@ def test_a_server_whose_steps_take_the_same_time_is_an_m_d_1_queue() -> None:
 
 
 def test_decoding_many_requests_at_once_takes_hardly_longer_than_one() -> None:
-    server = modelled(LLAMA, H100, 8)
+    server = modeled(LLAMA, H100, 8)
     alone, many = server.takes_s(0, 0, 1, 1000), server.takes_s(0, 0, 32, 32_000)
     assert 0.009 < alone < 0.014  # 141 GB through 8 x 3.35 TB/s, and the all-reduces
     assert many < 1.3 * alone
@@ -103,7 +103,7 @@ def test_a_replica_of_llama_2_70b_is_about_as_fast_as_in_mlperf() -> None:
     the first token and 200 ms per token. Prompts and answers have about 294 tokens."""
     model = library.model("llama2-70b")
     load = Load(rate=1, input=294, output=294)
-    rate = capacity(modelled(model, H100, 4, "fp8"), load, Goals(ttft_s=2, tpot_s=0.2))
+    rate = capacity(modeled(model, H100, 4, "fp8"), load, Goals(ttft_s=2, tpot_s=0.2))
     assert 2 * rate * load.output == pytest.approx(21_600, rel=0.3)
 
 
@@ -118,14 +118,14 @@ def test_the_choices_meet_their_goals_and_the_first_has_the_fewest_gpus() -> Non
         assert isinstance(one.latency, Latency)
         assert one.replicas * one.rate_max >= CHAT.rate
         assert one.latency.tpot_p90_s <= goals.tpot_s
-    server = modelled(LLAMA, H100, 4)
+    server = modeled(LLAMA, H100, 4)
     assert simulate(server, poisson(CHAT)) == simulate(server, poisson(CHAT))  # the same seed
     harder = capacity(server, CHAT, Goals(ttft_s=0.25, tpot_s=0.025))
     assert harder < next(one.rate_max for one in found.choices if one.gpus == 4)
 
 
 def test_without_goals_a_replica_still_has_to_keep_up_with_its_requests() -> None:
-    server = modelled(LLAMA, H100, 4)
+    server = modeled(LLAMA, H100, 4)
     rate = capacity(server, CHAT, Goals())
     within = capacity(server, CHAT, Goals(ttft_s=0.5, tpot_s=0.05))
     assert within <= rate < 4 * within
@@ -174,7 +174,7 @@ def test_real_arrivals_have_a_longer_tail_than_poisson_ones() -> None:
     times = [datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp() for row in rows]
     sizes = [(int(row["ContextTokens"]), int(row["GeneratedTokens"])) for row in rows]
     mean = [round(sum(column) / len(rows)) for column in zip(*sizes, strict=True)]
-    server, goals = modelled(LLAMA, H100, 4), Goals(ttft_s=0.5, tpot_s=0.05)
+    server, goals = modeled(LLAMA, H100, 4), Goals(ttft_s=0.5, tpot_s=0.05)
     rate = capacity(server, Load(rate=1, input=mean[0], output=mean[1]), goals)
     speed = rate * (times[-1] - times[0]) / len(rows)
     real = [Request((at - times[0]) / speed, *size) for at, size in zip(times, sizes, strict=True)]

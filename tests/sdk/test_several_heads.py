@@ -130,8 +130,8 @@ def test_a_client_shows_the_newest_event_that_it_has_seen(head: Callable[..., He
     with Client(one.url, "t") as client:
         for _ in range(3):
             client.lent(patience_s=1).nodes()
-    assert b"Shoal-Seq" not in one.asked[0]
-    assert [b"Shoal-Seq: 7" in asked for asked in one.asked[1:]] == [True, True]
+    assert b"shoal-seq" not in one.asked[0]
+    assert [b"shoal-seq: 7" in asked for asked in one.asked[1:]] == [True, True]
 
 
 def test_a_context_learns_the_heads_and_which_one_answers(

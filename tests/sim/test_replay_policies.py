@@ -168,7 +168,7 @@ def test_a_job_whose_members_reported_checkpoints_reports_them_again() -> None:
 
 def test_beats_at_checkpoints_go_on_where_rounding_lies_before_the_save() -> None:
     """At speed 0.7, 17 intervals of 7 s end at a moment in which 118.999 s of work are done. The
-    next beat was planned for that same moment, for ever."""
+    next beat was planned for that same moment, forever."""
     cluster = SimCluster(alike(1, gpus=1), QUICK, Levels(alike(1, gpus=1)), 0)
     job = SimJob(jobs((0, 1.0, 1)).arrivals[0], 1000)
     attempt = Attempt("j1", 1, job, (Slice("n1", (0,)),), 0)

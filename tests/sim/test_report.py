@@ -62,7 +62,7 @@ def test_the_timeline_shows_every_gpu_while_it_is_held() -> None:
     assert area == pytest.approx(outcome.levels.sums["held"] / 1_000_000)
 
 
-def test_neighbouring_gpus_are_drawn_as_one() -> None:
+def test_neighboring_gpus_are_drawn_as_one() -> None:
     assert _runs(0b1011) == [(0, 2), (3, 1)]
     assert _runs(0b11111111) == [(0, 8)]
     assert _runs(0b10100) == [(2, 1), (4, 1)]

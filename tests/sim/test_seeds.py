@@ -19,7 +19,7 @@ from shoal.core.state.events.log import Event
 from shoal.model.job import StopCause
 
 # Their histories are from before nodes lied, and keepers died.
-BEFORE = {"keepers_part": 0, "liars_part": 0}
+BEFORE = {"keepers_part": 0, "liars_part": 0, "data_part": 0, "hangs_part": 0}
 SEEDS = 75
 MORE_SEEDS = 250  # with `make long`, and thousands in test_soak.py
 CHUNK = 25
@@ -81,6 +81,11 @@ def test_a_seed_that_found_a_defect_of_places_or_of_a_witness_keeps_all_promises
 @pytest.mark.parametrize("seed", FOUND_CHECKS)
 def test_a_seed_that_found_a_defect_of_checks_keeps_all_promises(seed: int) -> None:
     run_seed(seed, Size(sleep_part=1, **BEFORE))
+
+
+def test_a_sleeper_that_cannot_wake_leaves_a_draining_node() -> None:
+    """It was woken to leave the node, found its GPU full, and stayed there."""
+    run_seed(31173, Size(sleep_part=1))
 
 
 @pytest.mark.parametrize("seed", FOUND_SLEEP)
@@ -244,6 +249,8 @@ EXPECTED_FAULTS = (
         for answer in ANSWERS
     ),
     "RemoveToken accepted",
+    *(f"SetApiKey {answer}" for answer in ANSWERS),
+    "RemoveApiKey accepted",
     *(f"{request} {answer}" for request in ("SleepJob", "WakeJob") for answer in ANSWERS),
     *("member cannot sleep", "member cannot be woken", "sleeper stopped"),
     "supply command lost",

@@ -92,7 +92,7 @@ def test_each_policy_has_the_ledgers_accounts_in_hours_and_in_money(
     lines = sim(*args).out.splitlines()
     table = lines[lines.index("") + 1 :]
     assert table[0].split() == ["WHERE", "GPU", "TIME", "WENT", "fifo", "fair"]
-    assert "useful work" in table[1] and "EUR" in table[1]
+    assert "Useful work" in table[1] and "€" in table[1]
     assert table[-1].startswith("cost") and "of it for work" in table[-1]
     refused = sim(PLAIN, "--nodes", "2", "--prices", "nowhere.yaml")
     assert refused.code != 0 and "nowhere.yaml" in refused.err

@@ -18,7 +18,7 @@ from shoal.core.features import budget, ends, health, identity, workflow
 from shoal.core.features import reclaim as idle
 from shoal.core.nodebook import Action, NodeBook
 from shoal.core.phases import admit, heal, observe, reconcile
-from shoal.core.scheduling import cycle, elastic, fit, preempt
+from shoal.core.scheduling import again, cycle, elastic, fit, preempt
 from shoal.core.scheduling.fit import GangFit
 from shoal.core.scheduling.order import Walk
 from shoal.core.state import ending, queue
@@ -42,7 +42,7 @@ from shoal.tick import Stage, Tick
 
 SEEDS_MAX = 200
 # Healthy histories settle long before; a stuck one need not be watched for longer.
-SIZE = Size(calm_ms=300_000, sleep_part=0, keepers_part=0, liars_part=0)
+SIZE = Size(calm_ms=300_000, sleep_part=0, keepers_part=0, liars_part=0, data_part=0, hangs_part=0)
 
 Mutate = Callable[[pytest.MonkeyPatch], None]
 
@@ -364,7 +364,8 @@ def run_images_anywhere(patch: pytest.MonkeyPatch) -> None:
 
 
 def start_where_the_time_is_too_short(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(cycle, "too_short", lambda *_: frozenset())
+    for module in (cycle, again):
+        patch.setattr(module, "too_short", lambda *_: frozenset())
     patch.setattr(cycle, "cut_short", lambda *_: frozenset())
 
 
@@ -455,17 +456,17 @@ CAUGHT_BY_WHAT_HAPPENED: list[tuple[Mutate, str]] = [
 EARLY: dict[Mutate, int] = {
     start_before_the_others_have_let_go: 23,
     place_on_nodes_in_quarantine: 8,
-    leave_the_tokens_of_a_removed_user: 29,
+    leave_the_tokens_of_a_removed_user: 35,
     quarantine_everybody: 37,
     never_test_again: 6,
     never_notice_a_hang: 3,
     call_anybody_idle: 9,
     run_again_what_is_done: 11,
-    start_where_the_time_is_too_short: 5,
-    believe_late_reports_after_a_load: 1002227,
+    start_where_the_time_is_too_short: 58,
+    believe_late_reports_after_a_load: 199,
     accept_and_remove_no_token: 40,
     run_every_tenant_as_the_agent: 9,
-    remove_tenants_with_jobs: 34,
+    remove_tenants_with_jobs: 29,
     run_images_anywhere: 5,
 }
 

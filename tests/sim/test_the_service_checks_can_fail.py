@@ -131,7 +131,7 @@ def replace_nobody(patch: pytest.MonkeyPatch) -> None:
 
 
 def greet_again_after_a_restart(patch: pytest.MonkeyPatch) -> None:
-    """Who was ready once is ready for ever, also in its next attempt."""
+    """Who was ready once is ready forever, also in its next attempt."""
     once: set[str] = set()
     greet = serve._greet
 

@@ -130,6 +130,7 @@ def test_a_job_outlives_a_link_that_is_cut_for_less_than_the_grace_time() -> Non
         "JobSubmitted",
         "JobPlaced",
         "JobRunning",
+        "JobBegan",
         "MemberExited",
         "JobFinished",
     ]

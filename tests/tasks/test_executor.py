@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,10 @@ def keywords(*args: int, **named: int) -> tuple[tuple[int, ...], dict[str, int]]
     return args, named
 
 
+def call_with(function: Callable[[int], int], *, number: int) -> int:
+    return function(number)
+
+
 def begin_and_wait(folder: str) -> str:
     """Tells that it runs, and waits to be let go."""
     (Path(folder) / "begun").touch()
@@ -48,6 +52,42 @@ def test_it_is_an_executor(executor: shoal.Executor) -> None:
     assert future.result(WAIT_S) == ((1, 2), {"fn": 3, "self": 4})
     assert future.done()
     assert not future.running()
+
+
+FACTOR = 2
+
+
+def test_a_function_is_run_as_it_was_when_it_was_submitted(
+    executor: shoal.Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("cloudpickle")  # else functions are sent by name
+    scale = lambda number: FACTOR * number  # noqa: E731
+    seen: list[int] = []
+    count = lambda: len(seen)  # noqa: E731
+    for factor in (2, 7):
+        monkeypatch.setitem(globals(), "FACTOR", factor)
+        assert [executor.submit(scale, 10).result() for _ in range(4)] == [10 * factor] * 4
+        for length in range(1, 4):
+            seen[:] = [0] * length
+            assert executor.submit(count).result() == length
+    scale.__code__ = (lambda number: FACTOR + number).__code__
+    assert [executor.submit(scale, 10).result() for _ in range(3)] == [17] * 3
+    assert executor.submit(call_with, scale, number=1).result() == 8
+
+
+def test_a_function_that_is_submitted_again_and_again_is_turned_into_bytes_once(
+    executor: shoal.Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dumped: list[Any] = []
+    dump = executor._dump
+
+    def counted(value: Any) -> bytes:
+        dumped.append(value)
+        return dump(value)
+
+    monkeypatch.setattr(executor, "_dump", counted)
+    assert list(executor.map(functions.double, range(50))) == [2 * n for n in range(50)]
+    assert len(dumped) == 3, "the first task, the function, and the function as it is sent"
 
 
 def test_an_exception_keeps_its_type_and_its_traceback(executor: shoal.Executor) -> None:

@@ -21,7 +21,7 @@ from shoal.tasks import InitFailed, TaskFailed, WorkerDied, pool
 from shoal.tasks import worker as worker_module
 from shoal.tasks.errors import RemoteError
 from shoal.tasks.frames import INLINE_BYTES_MAX, RESULT, parcel
-from shoal.tasks.mapping import Sizer
+from shoal.tasks.mapping import AHEAD_TASKS_MAX, Sizer
 from tests.needs import need
 from tests.tasks import functions
 from tests.tasks.functions import alive, environment, python
@@ -50,7 +50,7 @@ def test_inputs_are_read_only_a_little_ahead() -> None:
     results = run(functions.double, endless(), chunk=10)
     assert read == 0
     assert list(itertools.islice(results, 100)) == [2 * n for n in range(100)]
-    assert read < 1000
+    assert read < 2 * AHEAD_TASKS_MAX, "how far workers get meanwhile depends on the machine"
     results.close()  # type: ignore[attr-defined]
     assert list(run(functions.double, range(9))) == [2 * n for n in range(9)]
 
@@ -128,8 +128,8 @@ def test_a_worker_killed_from_outside_costs_nothing(tmp_path: Path) -> None:
     victims = {next(results) for _ in range(20)}
     for pid in victims:
         os.kill(pid, signal.SIGKILL)
-    more = until(lambda: next(results) not in victims, "a worker that is new")
-    assert more
+    # Hundreds of their results may have come before, and waited for an earlier one.
+    assert next(worker for worker in results if worker not in victims)
     results.close()  # type: ignore[attr-defined]
 
 

@@ -21,7 +21,7 @@ from shoal.model.progress import Beat
 
 ROOT = Path(__file__).parent.parent.parent
 SCRIPTS = Path(__file__).parent / "scripts"
-END_S = 500.0  # DeepSpeed compiles something when it is first used
+END_S = 500.0
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -43,6 +43,11 @@ class Zygote:
         command = [sys.executable, str(Path(__file__).parent / "zygote.py"), str(handle)]
         self._process = subprocess.Popen(command, pass_fds=[handle], env=clean_environment())
         theirs.close()
+
+    def preload(self, *modules: str) -> None:
+        """Imports what only some members use, once for all that follow."""
+        self._line.send(json.dumps({"preload": modules}).encode())
+        self._line.recv(1024)
 
     def fork(self, argv: Sequence[str], env: Mapping[str, str], out: int, err: int) -> int:
         request = json.dumps({"argv": list(argv), "env": dict(env)}).encode()
@@ -198,7 +203,6 @@ def clean_environment() -> dict[str, str]:
     """Ours, without what a cluster around the tests would have set."""
     left_out = ("SHOAL_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_", "LOCAL_WORLD_SIZE")
     env = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
-    # The environment's own `ninja` first: with another one DeepSpeed compiles everything again.
     env["PATH"] = f"{Path(sys.executable).parent}:{env.get('PATH', os.defpath)}"
     # Two small processes on few cores: threads of each would only be in each other's way.
     return env | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}

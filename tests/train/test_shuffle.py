@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import shoal.data
 from shoal.train import context
 from shoal.train.shuffle import Stretch, batches, part, permute, weight
 from tests.needs import need
+from tests.reading.shards import write_volume
 
 need("torch")
 
@@ -39,7 +42,7 @@ def test_epochs_and_seeds_are_shuffled_differently_and_the_order_never_changes()
     assert permute(count(10), 10, 0, 0).tolist() == [0, 5, 6, 7, 4, 1, 3, 8, 9, 2]
 
 
-def test_neighbours_in_the_data_are_not_neighbours_in_the_order() -> None:
+def test_neighbors_in_the_data_are_not_neighbors_in_the_order() -> None:
     import torch
 
     order = permute(count(100_000), 100_000, 1, 0).double()
@@ -115,7 +118,7 @@ def test_the_interval_is_youngs_where_saves_are_cheap() -> None:
 
 @settings(deadline=None)
 @given(st.floats(1e-4, 600), st.floats(0, 600), st.floats(60, 1e7))
-def test_the_interval_loses_no_more_time_than_its_neighbours(
+def test_the_interval_loses_no_more_time_than_its_neighbors(
     blocked: float, written: float, between: float
 ) -> None:
     chosen = context.interval_s(blocked, 0.0, between)
@@ -138,3 +141,19 @@ def test_failures_that_were_seen_make_saves_more_frequent() -> None:
 def test_one_odd_measurement_does_not_put_off_the_next_save_for_long() -> None:
     assert context.interval_steps(1e9, 0.001, before=5) == 50
     assert context.interval_steps(0.0, 1.0, before=5) == 1
+
+
+def test_workers_of_a_loader_share_the_samples_of_a_volume(tmp_path: Path) -> None:
+    from torch.utils.data import DataLoader, IterableDataset
+
+    data = shoal.data.open(
+        str(write_volume(tmp_path, 4, 9, 1, 0, 23)), buffer=5, decode=lambda one: one["number"]
+    )
+    assert isinstance(data, IterableDataset)
+    loader = DataLoader(data, batch_size=4, num_workers=2)
+    epochs = []
+    for epoch in range(2):
+        data.set_epoch(epoch)
+        epochs.append([int(one) for batch in loader for one in batch])
+    assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(37))
+    assert epochs[0] != epochs[1]

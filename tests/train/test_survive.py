@@ -50,6 +50,31 @@ def test_killed_and_resized_at_random_a_run_uses_every_sample_of_every_epoch_onc
 
 
 @pytest.mark.outside("members meet over gloo on a port that was free a moment before")
+def test_a_run_over_shards_goes_on_with_the_samples_that_were_left(tmp_path: Path) -> None:
+    """Killed in one epoch and in the next, with other numbers of members and of workers."""
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    for first in range(0, SAMPLES, 5):
+        numbers = range(first, min(first + 5, SAMPLES))
+        lines = (f'{{"number": {number}}}\n' for number in numbers)
+        (shards / f"{first:02}.jsonl").write_text("".join(lines))
+    env = {
+        "SHOAL_CHECKPOINT_DIR": str(tmp_path / "saved"),
+        "SHOAL_VOLUME_TINY": str(shards),
+        "LOOPS": "2",
+    }
+    arguments = "tiny.py", SAMPLES, BATCH, 2
+    for world, workers, step in ((1, "2", 5), (3, "0", 19)):
+        dying = env | {"DIE_AT": str(step), "WORKERS": workers}
+        with Gang(*arguments, world=world, env=dying) as gang:
+            assert {member.code for member in gang.end()} == {9}
+    with Gang(*arguments, world=2, env=env) as gang:
+        ended = gang.succeed()
+    assert int(ended[0].out.split()[1]) > 28 // 2  # in the second call of `steps`
+    assert f"used {[4] * SAMPLES}" in ended[0].out
+
+
+@pytest.mark.outside("members meet over gloo on a port that was free a moment before")
 def test_the_curve_of_a_disturbed_run_is_that_of_an_undisturbed_one(tmp_path: Path) -> None:
     """Not only the samples: the optimizer, too, goes on where it was, with other members."""
     losses = []

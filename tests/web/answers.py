@@ -10,14 +10,14 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin
 
-from litestar import Response
-from litestar.handlers import HTTPRouteHandler
 from msgspec import inspect
 
 from shoal.api.app import ROUTES
-from shoal.api.handling import call_of
+from shoal.api.http import Response
+from shoal.api.routing import handlers_of
+from shoal.calls.call import WEBSOCKET
 from shoal.model.feed import Change, Snapshot
 
 STREAMED = (Snapshot, Change)  # no handler returns them
@@ -26,14 +26,13 @@ KINDS_MAX = 40  # a union of more is that of all events, whose fields the page r
 
 def answers() -> Iterator[tuple[str, Any]]:
     """Each call, such as "GET /v1/jobs/{}", and the type of its answer."""
-    for routes in ROUTES:
-        for handler in vars(routes).values() if isinstance(routes, type) else [routes]:
-            if not isinstance(handler, HTTPRouteHandler) or (call := call_of(handler)) is None:
-                continue
-            answer = get_type_hints(handler.fn).get("return")
-            if get_origin(answer) is Response:
-                (answer,) = get_args(answer)
-            yield f"{call.method} {re.sub(r'{[^}]*}', '{}', call.path)}", answer
+    for handler in handlers_of(ROUTES):
+        call, answer = handler.call, handler.hints.get("return")
+        if call is None or call.method == WEBSOCKET:
+            continue
+        if get_origin(answer) is Response:
+            (answer,) = get_args(answer)
+        yield f"{call.method} {re.sub(r'{[^}]*}', '{}', call.path)}", answer
 
 
 class Types:

@@ -18,6 +18,9 @@ interface ParentNode {
 interface Element {
   closest(selectors: string): any;
 }
+interface HTMLElement {
+  csv?: () => unknown[][]; // the figures that a chart or a table has, for a file
+}
 interface Window {
   shoalMap?: object; // for tests: a canvas cannot be asked what it shows
   shoalTime?: object;

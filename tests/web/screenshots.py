@@ -33,12 +33,12 @@ FOLDER, DOCS = ROOT / "screenshots", ROOT / "docs" / "images"
 WORK = ("python", "-m", "shoal.cli.demo.work")
 WAIT_S = 120
 SIZES: dict[int, ViewportSize] = {
-    1200: {"width": 1200, "height": 760},
-    800: {"width": 800, "height": 900},
-    360: {"width": 360, "height": 700},
+    1440: {"width": 1440, "height": 900},
+    1024: {"width": 1024, "height": 768},
+    390: {"width": 390, "height": 844},
 }
 TALL = ("job", "compare", "node", "policy", "new")  # views that are longer than a window
-SHOWN = (  # by README.md, 1200 wide
+SHOWN = (  # by README.md and docs/page.md, as wide as the widest
     "cluster-light", "cluster-dark", "job-light", "jobs-light", "ledger-light", "services-dark",
 )  # fmt: skip
 PRICES = {
@@ -56,7 +56,10 @@ def fill(live: Live) -> dict[str, str]:
     live.client.set_prices(msgspec.convert(PRICES, PriceList))
 
     def submit(name: str, *command: str, **fields: object) -> str:
-        told = {"name": name, "command": command, "env": env, "workdir": folder, **fields}
+        user = "ada" if len(name) % 2 else "ben"
+        told = {
+            "name": name, "command": command, "env": env, "workdir": folder, "user": user, **fields,
+        }  # fmt: skip
         return live.client.submit(msgspec.convert(told, JobSpec)).id
 
     known = {
@@ -76,7 +79,9 @@ def fill(live: Live) -> dict[str, str]:
         submit(f"tune-{number}", "sleep", "400", **told)
     known["flaky"] = submit("flaky", "sh", "-c", "sleep 2; exit 3", gpus=1, tenant="speech")
     submit("train-b", "sleep", "60", gpus=8, members=2, tenant="research")
-    submit("sweep", "sleep", "60", gpus=4, members=3, tenant="vision", estimate_ms=60_000)
+    submit("wide", "sleep", "60", gpus=4, members=3, tenant="vision", estimate_ms=60_000)
+    grid = {"grid": {"LR": ("0.02", "0.1", "0.4"), "SEED": ("1", "2")}}
+    known["sweep"] = submit("sweep", *WORK, "train", "300", "2", tenant="vision", sweep=grid)
     return known
 
 
@@ -100,12 +105,16 @@ def views(jobs: dict[str, str]) -> dict[str, str]:
         "jobs": "jobs",
         "job": f"job/{jobs['train']}",
         "compare": f"compare/{jobs['train']},{jobs['flaky']}",
+        "sweep": f"sweep/{jobs['sweep']}",
         "new": f"new?like={jobs['train']}",
         "time": "time",
         "node": "node/n1",
         "services": "services",
         "ledger": "ledger",
         "policy": "policy",
+        "network": "network",
+        "people": "people",
+        "user": "user/ada",
         "tenant": "tenant/research",
         "plan": "plan",
         "simulate": "simulate",
@@ -113,11 +122,13 @@ def views(jobs: dict[str, str]) -> dict[str, str]:
 
 
 def take(page: Page, visit: Visit, jobs: dict[str, str], scheme: str) -> None:
+    names = page.evaluate("import('/web/views.js').then(({ VIEWS }) => Object.keys(VIEWS))")
+    assert {*names} == {*views(jobs)}, "a view is missing here"
     for width, size in SIZES.items():
         for name, address in views(jobs).items():
             page.set_viewport_size({**size, "height": 1180} if name in TALL else size)
             visit.go(address)
-            page.wait_for_timeout(1500)  # the last figures and curves come in
+            page.wait_for_timeout(800)  # the last figures and curves come in
             file = FOLDER / f"{name}-{width}-{scheme}.png"
             page.screenshot(path=str(file))
             print(file.relative_to(ROOT), flush=True)

@@ -18,8 +18,6 @@ from tests.api.world import POLICY, World
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-pytestmark = pytest.mark.filterwarnings("ignore::litestar.exceptions.LitestarDeprecationWarning")
-
 
 def test_a_declared_column_is_shown_and_sorts(
     browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

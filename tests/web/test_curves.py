@@ -154,7 +154,7 @@ def test_two_runs_are_laid_over_each_other_and_their_differences_listed(
     assert row("command")[0].endswith(" 60") and row("command")[1].endswith(" 50")
     assert len(row("last loss")) == 2
     assert row("name") == [] == row("size")
-    table.get_by_label("Rows that are the same, too").check()
+    table.get_by_label("Show identical rows").check()
     assert row("name") == ["fit", "fit"] and row("size") == ["1 GPU", "1 GPU"]
 
     page.get_by_role("button", name=f"Draw {first}").click()
@@ -162,15 +162,15 @@ def test_two_runs_are_laid_over_each_other_and_their_differences_listed(
     page.reload()
     until(lambda: chart(visit, "loss").locator("polyline").count() == 1)
     assert choices(visit) == {"rows": "all", "hide": first}
-    page.get_by_label("Id of another run").fill("j99999")
+    page.get_by_label("Job id").fill("j99999")
     page.get_by_role("button", name="Add").click()
-    page.locator("[data-run=j99999]").get_by_text("there is no such job").wait_for()
+    page.locator("[data-run=j99999]").get_by_text("Not found").wait_for()
     chart(visit, "loss").locator("polyline").first.wait_for()
     visit.complaints[:] = [text for text in visit.complaints if "j99999" not in text]
 
     many = ",".join(f"j{number}" for number in range(1, 12))
     visit.go(f"compare/{many}")
-    page.get_by_text("At most 10 runs can be compared at once, and these are 11").wait_for()
+    page.get_by_text("Up to 10 runs can be compared; this address has 11").wait_for()
     assert page.locator("main figure").count() == 0
 
 
@@ -182,7 +182,7 @@ def test_a_chart_of_100000_points_keeps_its_peaks_and_draws_few(visit: Visit) ->
             const points = [...Array(100_000).keys()].map((at) => [at, at === 61_234 ? 900 : 1]);
             const chart = lineChart({ title: "many", times: false });
             document.querySelector("main").append(chart.element);
-            chart.set([{ name: "", colour: "red", points }]);
+            chart.set([{ name: "", color: "red", points }]);
             const line = () => chart.element.querySelector("polyline");
             while (!line()) await new Promise(requestAnimationFrame);
             const drawn = line().getAttribute("points").split(" ");

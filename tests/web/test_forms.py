@@ -73,7 +73,7 @@ def test_a_job_is_submitted_once_from_the_form_that_shows_its_command_line(
 
     page.route("**/v1/form/submit", lose_first)
     page.get_by_role("button", name="Submit").click()
-    page.get_by_text("that makes no second job").wait_for()
+    page.get_by_text("no second job is created").wait_for()
     visit.complaints.clear()  # of the request that was cut
     page.get_by_role("button", name="Submit").dblclick()
     job = shown_job(visit)
@@ -105,10 +105,10 @@ def test_remedies_are_buttons_that_change_a_waiting_job_or_open_a_node(
     holders = [live.run("sleep 600", gpus=3, name=f"holds-{n}") for n in range(4)]
     job = live.run("sleep 600", gpus=4, name="wide")
     visit.go(f"job/{job}")
-    page.locator(".help").get_by_role("button", name="Submit it so").click()
+    page.locator(".help").get_by_role("button", name="Apply and resubmit").first.click()
     dialog = page.get_by_role("dialog")
-    dialog.get_by_text("With 1 GPU per member instead of 4 it would start now").wait_for()
-    dialog.get_by_role("button", name="Submit it so").click()
+    dialog.get_by_text("With 1 GPU per member instead of 4, it would start now").wait_for()
+    dialog.get_by_role("button", name="Apply and resubmit").click()
     until(lambda: shown_job(visit) != job)
     new = shown_job(visit)
     page.locator("main .chip[data-state=running]").first.wait_for()
@@ -123,7 +123,7 @@ def test_remedies_are_buttons_that_change_a_waiting_job_or_open_a_node(
     closed = live.run("sleep 600", gpus=4, name="closed-out")
     visit.go(f"job/{closed}")
     page.get_by_role("button", name=f"Uncordon {node}").click()
-    page.get_by_role("button", name="Uncordon the node").click()
+    page.get_by_role("button", name="Uncordon node").click()
     page.locator("main .chip[data-state=running]").first.wait_for()
     for one in (*holders[1:], closed):
         live.client.cancel(one)
@@ -140,7 +140,7 @@ def test_a_viewer_has_no_form_and_a_member_no_choice_of_tenant(
         visit.sign_in()
         visit.page.evaluate("location.hash = '#/new'")
         if role is Role.VIEWER:
-            visit.page.wait_for_selector("main[data-view=cluster]")
+            visit.page.wait_for_selector("main[data-view=new][data-state=denied]")
         else:
             visit.page.wait_for_selector("[name=command]")
             assert visit.page.locator("[name=tenant]").count() == 0

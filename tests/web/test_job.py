@@ -39,9 +39,9 @@ def test_a_link_shows_the_same_lines_of_a_job_its_files_and_the_failed_elements(
     for line in ("[0] loss of 0", "[1] loss of 1", "[1] other 1"):
         log.get_by_text(line).wait_for()
     page.get_by_label("Member", exact=True).select_option("1")
-    page.get_by_label("only these lines").check()
-    page.get_by_label("Find in the log").fill("loss")
-    page.get_by_label("Find in the log").press("Enter")
+    page.get_by_label("Matches only").check()
+    page.get_by_label("Find in log").fill("loss")
+    page.get_by_label("Find in log").press("Enter")
     until(lambda: log.inner_text() == "loss of 1", more=lambda: log.inner_text())
     page.reload()  # as for somebody who was sent the address
     page.locator(".log", has_text="loss of 1").wait_for()
@@ -64,9 +64,31 @@ def test_a_link_shows_the_same_lines_of_a_job_its_files_and_the_failed_elements(
     assert page.url.endswith(f"#/job/{array}?elements=failed")
     elements.get_by_role("link", name=f"{array}.2").click()
     page.locator("[data-fact=array]", has_text=f"element 2 of {array}").wait_for()
-    visit.go("jobs?schedules=open")
+    visit.go("jobs?tab=schedules")
     page.locator("tr[data-schedule=nightly]", has_text="0 3 * * *").wait_for()
     client.remove_schedule("nightly")
+
+
+def test_run_time_leaves_out_the_waits_between_attempts(visit: Visit, live: Live) -> None:
+    page = visit.page
+    again = {"restart": "on-failure", "retries": 2, "backoff_ms": 600_000}
+    job = live.run("sleep 1; kill -9 $$", name="dies", gpus=1, **again)
+    until(lambda: live.client.job(job).not_before_ms > 0, within_s=60)
+    visit.go(f"job/{job}")
+    alert = page.locator("section[aria-label=Failure]")
+    alert.get_by_role("heading", name="Killed by SIGKILL (code 137)").wait_for()
+    alert.get_by_text("will be retried").wait_for()
+    page.locator("section[aria-label=Waiting]").get_by_text("Retries in").wait_for()
+    ran = page.locator(".facts div", has=page.get_by_text("Run time")).locator("dd")
+    before = ran.inner_text()
+    assert before.endswith("s") and float(before.split()[0]) < 60
+    line = page.locator("[aria-label=Timeline]")
+    queued = line.locator("[data-key=queued]")
+    waited = queued.inner_text()
+    until(lambda: queued.inner_text() != waited, "its wait goes on", within_s=60)
+    assert ran.inner_text() == before
+    assert line.locator(".life .running").count() == line.locator(".life .end").count() == 1
+    live.client.cancel(job)
 
 
 def test_a_jobs_view_shows_its_workflow_and_leads_to_the_others(visit: Visit, live: Live) -> None:
@@ -97,7 +119,7 @@ def test_the_page_shows_what_limits_a_job_while_it_trains_and_after_its_end(
     spec = live.spec(sys.executable, str(BEATER), "120", env=env, cpu_milli=100)
     job = live.client.submit(spec).id
     visit.go(f"job/{job}")
-    card = visit.page.locator("section[aria-label='What limits it']")
+    card = visit.page.locator("section[aria-label=Bottleneck]")
     card.get_by_text(re.compile("-bound: .* of each step .*last")).wait_for(timeout=WAIT_MS)
     assert live.wait(job) == "succeeded"
     card.get_by_text(re.compile("all 1[0-9]* steps")).wait_for(timeout=WAIT_MS)
@@ -112,10 +134,10 @@ def test_a_job_sleeps_and_wakes_by_two_buttons(visit: Visit, live: Live) -> None
     visit.go(f"job/{job}")
     page.locator(".log").get_by_text(re.compile(r"\b3\b")).first.wait_for()
     page.get_by_role("button", name="Sleep").click()
-    page.get_by_role("button", name="Put it to sleep").click()
+    page.get_by_role("button", name="Put to sleep").click()
     page.locator("main .chip[data-state=asleep]").first.wait_for()
-    page.locator(".facts").get_by_text("wakes when it is used").wait_for()
-    page.locator(".timeline rect title", has_text="asleep for").first.wait_for(state="attached")
+    page.locator(".facts").get_by_text("resumes on use").wait_for()
+    page.locator(".timeline [title^='Suspended for']").first.wait_for()
     page.locator(".events").get_by_text("is asleep and holds no GPU").wait_for()
     page.locator("section[aria-label=Members] tr", has_text="none").get_by_text("asleep").wait_for()
     assert page.get_by_role("button", name="Sleep").count() == 0
@@ -123,7 +145,7 @@ def test_a_job_sleeps_and_wakes_by_two_buttons(visit: Visit, live: Live) -> None
     visit.go("jobs")
     row = page.locator(f"[role=row][data-job={job}]")
     row.locator(".chip[data-state=asleep]").wait_for()
-    row.get_by_text("asleep for").wait_for()
+    row.get_by_text("Suspended for").wait_for()
     visit.go("cluster")
     until(lambda: not visit.cells(job), "its cells are free")
     page.locator(".figure").get_by_text("1 asleep").wait_for()
@@ -136,14 +158,14 @@ def test_a_job_sleeps_and_wakes_by_two_buttons(visit: Visit, live: Live) -> None
 
     visit.go(f"job/{job}")
     page.get_by_role("button", name="Wake").click()
-    page.get_by_role("button", name="Wake the job").click()
+    page.get_by_role("button", name="Wake job").click()
     page.locator("main .chip[data-state=running]").first.wait_for()
     page.locator(".events").get_by_text("goes on after").wait_for()
-    page.locator(".facts").get_by_text("1 nap").wait_for()
+    page.locator(".facts").get_by_text("1 time").wait_for()
     assert live.client.job(job).attempt == 1
-    page.locator("section[aria-label=Cost]").get_by_text("lent out").wait_for()
+    page.locator("section[aria-label=Cost]").get_by_text("freed for other jobs").wait_for()
     visit.go("ledger")
-    page.locator(".notes").get_by_text("jobs slept").wait_for()
+    page.locator(".notes").get_by_text("jobs were suspended").wait_for()
     live.client.cancel(job)
     live.wait(job)
     told = live.output(job).split()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlsplit
 
@@ -51,7 +52,7 @@ def test_a_link_shows_the_same_jobs_in_the_same_order_and_columns(visit: Visit, 
     becomes(visit, [one, two])  # from z to a
     page.locator("summary", has_text="Columns").click()
     page.get_by_label("Labels").check()
-    page.get_by_label("Ran").uncheck()
+    page.get_by_label("Run time").uncheck()
     page.keyboard.press("Escape")
     row(visit, one).get_by_text("run=web").wait_for()
     assert parse_qs(page.url.partition("?")[2]) == {
@@ -64,8 +65,8 @@ def test_a_link_shows_the_same_jobs_in_the_same_order_and_columns(visit: Visit, 
     becomes(visit, [one, two])
     head = page.get_by_role("columnheader", name="Job")
     assert head.get_attribute("aria-sort") == "descending"
-    assert page.get_by_role("columnheader", name="Ran").count() == 0
-    page.get_by_role("button", name="Remove the filter state failed").click()
+    assert page.get_by_role("columnheader", name="Run time").count() == 0
+    page.get_by_role("button", name="Remove filter: state failed").click()
     becomes(visit, [one, fine, two])
     row(visit, one).get_by_role("link", name="run=web").click()
     page.locator("[data-filter=label]").wait_for()
@@ -81,10 +82,10 @@ def test_a_link_shows_the_same_jobs_in_the_same_order_and_columns(visit: Visit, 
     page.get_by_role("button", name="Show all jobs").click()
     row(visit, one).wait_for()
     page.evaluate("location.hash = '#/queue'")
-    page.wait_for_function("() => location.hash === '#/jobs'")
+    page.wait_for_function("() => location.hash === '#/jobs?tab=queue'")
     page.keyboard.press("Control+k")
     page.keyboard.type("quagga")  # only the server knows commands
-    page.get_by_role("option", name="All jobs with “quagga”").click()
+    page.get_by_role("option", name="All jobs matching “quagga”").click()
     becomes(visit, [fine, two, one])
 
 
@@ -103,8 +104,10 @@ def test_many_are_cancelled_and_requeued_with_one_question(visit: Visit, live: L
     live.client.cancel(jobs[0])  # somebody else is faster
     live.wait(jobs[0])
     page.get_by_role("button", name="Cancel", exact=True).last.click()
-    page.get_by_role("button", name="Cancel all 4").click()
-    page.get_by_text("3 cancelled, 1 had ended").first.wait_for()
+    page.locator("dialog .effects li").first.wait_for()  # what would be lost
+    assert page.locator("dialog .consequences tbody tr").count() >= 3
+    page.get_by_role("button", name="Cancel 4 jobs").click()
+    page.get_by_text("3 cancelled, 1 already ended").first.wait_for()
     assert {live.wait(job) for job in jobs} == {"cancelled"}
     for job in jobs:
         row(visit, job).locator(".chip[data-state=cancelled]").wait_for()
@@ -112,7 +115,7 @@ def test_many_are_cancelled_and_requeued_with_one_question(visit: Visit, live: L
     assert page.locator("[aria-selected=true]").count() == 0
     row(visit, jobs[1]).get_by_role("checkbox").click()
     page.get_by_role("button", name="Requeue").click()
-    page.get_by_role("button", name="Requeue it").click()
+    page.get_by_role("button", name="Requeue 1 job").click()
     page.get_by_text(re.compile("1 submitted again as j")).first.wait_for()
     until(lambda: len(shown(visit)) == 5)
     again = shown(visit)[0]
@@ -153,26 +156,52 @@ def test_a_pressed_pointer_and_selected_text_keep_their_row(visit: Visit, live: 
         live.client.cancel(job)
 
 
-def test_waiting_jobs_are_grouped_and_a_group_opens(visit: Visit, live: Live) -> None:
+def test_reasons_of_waiting_jobs_filter_the_table_and_the_queue(visit: Visit, live: Live) -> None:
     page = visit.page
-    holders = [live.run("sleep 600", gpus=3) for _ in range(4)]
+    holders = [live.run("sleep 600", gpus=3, estimate_ms=600_000) for _ in range(4)]
     waits = [live.run("true", gpus=4, name=f"wide-{n}") for n in range(6)]
+    later = live.run("true", name="later", begin_ms=int(time.time() * 1000) + 3_600_000)
+    page.set_viewport_size({"width": 1440, "height": 900})
     visit.go("jobs")
-    group = page.locator("[data-group]", has_text="6 wait for room: no node has 4 GPUs")
-    group.get_by_text("counted by the first of each kind").wait_for()
-    group.get_by_role("button").click()
-    for job in waits:
-        group.locator(f"[data-member={job}]").wait_for()
+    reason = page.locator("[data-group]", has_text=re.compile("^6No free capacity: no node has 4"))
+    reason.wait_for()
+    page.locator("[data-group]", has_text="Scheduled for later").wait_for()
+    row(visit, later).wait_for()
+    top = page.locator("[role=grid]").bounding_box()
+    assert top is not None and top["y"] <= 200, "the table comes first"
+    reason.click()
+    becomes(visit, waits[::-1])
     assert "group=" in page.url
     page.reload()
-    group.locator(f"[data-member={waits[0]}]").wait_for()
-    section = page.locator("section[aria-label=Waiting]")
-    assert section.locator("tr[data-job]").count() == 3
-    section.get_by_role("button", name="The first 100 in line").click()
-    until(lambda: section.locator("tr[data-job]").count() == 6)
-    for job in [*waits, *holders]:
+    becomes(visit, waits[::-1])
+    page.get_by_label("Search jobs").fill("wide-3")
+    becomes(visit, [waits[3]])
+
+    page.get_by_role("link", name="Queue 7").click()
+    line = page.locator("section[aria-label=Queue]")
+    until(lambda: line.locator("tr[data-job]").count() == 7)
+    first = line.locator(f"tr[data-job={waits[0]}]")
+    first.get_by_text(re.compile("^in (about )?[0-9]")).wait_for()
+    waited, starts = (float(one) for one in first.locator(".range").evaluate(RANGE))
+    assert 0 <= waited < starts <= 100, "the wait so far, and when it will start"
+    page.locator("[data-group]", has_text="Scheduled for later").click()
+    until(lambda: line.locator("tr[data-job]").count() == 1)
+    page.reload()
+    line.locator(f"tr[data-job={later}]").wait_for()
+    page.set_viewport_size({"width": 390, "height": 844})
+    visit.go("jobs?q=wide")
+    card = row(visit, waits[5]).bounding_box()
+    assert card is not None and card["y"] < 360, "a phone shows a job on its first screen"
+    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+    for job in [*waits, later, *holders]:
         live.client.cancel(job)
-    section.wait_for(state="hidden")
+    page.locator("[aria-label=Waiting]").wait_for(state="hidden")
+
+
+RANGE = """bar => {
+    const whole = bar.clientWidth / 100, [waited, range] = bar.children;
+    return [waited.offsetWidth / whole, range.offsetLeft / whole];
+}"""
 
 
 def stub(route: Route) -> None:
@@ -195,6 +224,13 @@ def stub(route: Route) -> None:
     route.fulfill(body=json.dumps(rows), headers=headers)
 
 
+WHOLE_ROWS = """() => {
+    const heads = document.querySelectorAll("[role=columnheader]").length;
+    const rows = [...document.querySelectorAll(".jobs-rows > .jobs-row")];
+    return rows.length > 0 && rows.every(row => row.children.length === heads);
+}"""
+
+
 def test_of_ten_thousand_rows_a_window_exists(visit: Visit) -> None:
     page = visit.page
     page.route(re.compile(r"/v1/jobs\?.*sort=-submitted"), stub)
@@ -212,6 +248,7 @@ def test_of_ten_thousand_rows_a_window_exists(visit: Visit) -> None:
     assert page.locator(".jobs-rows").evaluate("rows => rows.clientHeight") == MANY * 34
     page.evaluate("scrollTo(0, 34 * 5000)")
     page.locator("[role=row]", has_text=re.compile(r"row-50\d\d(?!\d)")).first.wait_for()
+    page.wait_for_function(WHOLE_ROWS)  # rows that are scrolled past may lack columns
     assert len(shown(visit)) < 80
     assert row(visit, "j11").count() == 0
     assert page.evaluate("document.activeElement.getAttribute('role')") == "grid"
@@ -229,7 +266,7 @@ def test_on_a_phone_a_job_is_a_card(browser: Browser, live: Live) -> None:
     card.get_by_text("it exited 3").wait_for()
     card.locator(".chip[data-state=failed]").wait_for()
     box, page = row(visit, job).bounding_box(), visit.page
-    assert box is not None and box["width"] <= 360 and box["height"] == 92
+    assert box is not None and box["width"] <= 360 and box["height"] == 82
     assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
     card.get_by_role("link").click()
     page.wait_for_function("job => location.hash === `#/job/${job}`", arg=job)

@@ -1,4 +1,4 @@
-"""The log of a job on the page: colours, order, any part of a long one, and what is looked for."""
+"""The log of a job on the page: colors, order, any part of a long one, and what is looked for."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ CONTRAST = """row => {
 }"""
 
 
-def test_colours_bars_nasty_bytes_the_order_of_members_and_the_first_error(
+def test_colors_bars_nasty_bytes_the_order_of_members_and_the_first_error(
     visit: Visit, live: Live, tmp_path: Path
 ) -> None:
     page = visit.page
@@ -90,7 +90,7 @@ def test_colours_bars_nasty_bytes_the_order_of_members_and_the_first_error(
     assert nasty.startswith("[0] bad") and nasty.endswith("<b>x</b> still red")
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f]|title", nasty)
     assert line("still red").locator("span", has_text="still red").count() == 1
-    assert line("plain").locator("span").count() == 1, "colours end where they are reset"
+    assert line("plain").locator("span").count() == 1, "colors end where they are reset"
 
     # What is selected stays selected while lines arrive; members interleave as they speak.
     line("plain").evaluate("e => getSelection().selectAllChildren(e)")
@@ -104,7 +104,7 @@ def test_colours_bars_nasty_bytes_the_order_of_members_and_the_first_error(
     page.evaluate("getSelection().removeAllRanges()")
     (tmp_path / "turn2").touch()
     assert live.wait(job) == "failed"
-    page.get_by_text("ended ·").wait_for()
+    page.get_by_text("Ended ·").wait_for()
     page.reload()
     line("zero last").wait_for()
     told = [text[:14] for text in log.inner_text().splitlines()]
@@ -116,12 +116,12 @@ def test_colours_bars_nasty_bytes_the_order_of_members_and_the_first_error(
     # A member that is not shown: the first error is there.
     page.get_by_label("Member", exact=True).select_option("0")
     line("Traceback").wait_for(state="detached")
-    page.get_by_role("button", name="First error").click()
+    page.get_by_role("button", name="First error", exact=True).click()
     marked = log.locator("[aria-current]")
     marked.filter(has_text="Traceback").wait_for()
     assert f"line={marked.get_attribute('data-line')}".replace(":", "%3A") in page.url
     page.get_by_role("button", name="Copy link").click()
-    page.get_by_text("is copied").wait_for()
+    page.get_by_text("Link copied").wait_for()
     link = page.evaluate("navigator.clipboard.readText()")
     assert "attempt=" in link and "member=1" in link
     page.get_by_label("wrap").uncheck()
@@ -168,11 +168,11 @@ def test_any_part_of_a_long_log_is_reached_and_the_page_stays_small(
     def above(seen: int) -> bool:
         return 0 <= first() < seen
 
-    page.get_by_role("button", name="Beginning").click()
+    page.get_by_role("button", name="Start").click()
     rows.filter(has_text=re.compile("step 0 ")).wait_for()
     before = heap()
     for share in (500, 100, 900, 300):
-        page.get_by_label("Place in the log").fill(str(share))
+        page.get_by_label("Position in log").fill(str(share))
         until(partial(near, count * share / 1000))
     # On foot: each end of the window moves on, and what is far away is dropped.
     for _ in range(4):
@@ -182,8 +182,8 @@ def test_any_part_of_a_long_log_is_reached_and_the_page_stays_small(
         assert rows.count() <= 2_500
     numbers = [int(n) for n in re.findall(r"step (\d+) ", log.inner_text())]
     assert numbers == list(range(numbers[0], numbers[0] + len(numbers))), "no line is missing"
-    page.get_by_label("Find in the log").fill(f"STEP {count - 2} ")
-    page.get_by_label("Find in the log").press("Enter")
+    page.get_by_label("Find in log").fill(f"STEP {count - 2} ")
+    page.get_by_label("Find in log").press("Enter")
     page.get_by_text("1 of 1 line").wait_for()
     log.locator("[aria-current]", has_text=f"step {count - 2} ").wait_for()
     assert page.evaluate("CSS.highlights.get('log-find').size >= 0")

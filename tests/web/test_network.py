@@ -34,11 +34,12 @@ LARGE = """async () => {
 def test_the_network_is_measured_by_a_click_and_shown_for_pointers_and_keys(visit: Visit) -> None:
     page = visit.page
     visit.go("network")
-    page.get_by_text("was not measured yet").wait_for()
+    page.get_by_text("has not been measured yet").wait_for()
     page.get_by_role("button", name="Measure now").click()
     page.get_by_role("button", name="Measure", exact=True).click()
-    page.get_by_text("have answered after").wait_for()
+    page.get_by_text("answered after").wait_for()
     page.get_by_text("4 nodes, 6 links, measured").wait_for(timeout=90_000)
+    page.locator(".verdict", has_text="6 links").wait_for()
     canvas = page.locator("canvas")
     canvas.focus()
     readout = page.get_by_text(re.compile("^n. - n.: .* MB/s .* back, .* µs$"))
@@ -83,5 +84,5 @@ def test_weak_links_groups_and_collectives_are_shown_and_thousands_of_nodes_are_
     page.mouse.move(box["x"] + box["width"] - 0.5 * cell, box["y"] + 0.5 * cell)
     page.get_by_text("n1 - n6: refused").wait_for()
     drawn = page.evaluate(LARGE)
-    assert drawn[:3] != drawn[4:7], "the slow row has another colour"
+    assert drawn[:3] != drawn[4:7], "the slow row has another color"
     assert drawn[0] > drawn[2], "it is orange"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from harness.browser import WAIT_MS, Visit
@@ -24,25 +25,29 @@ def test_a_nodes_page_has_its_jobs_curves_checks_and_who_drained_it_and_why(
     visit.go("node/n2")
     page.get_by_role("heading", name="n2", exact=True).wait_for()
     row = page.locator(f"section[aria-label=Jobs] tr[data-job={job}]")
-    row.get_by_text("here now").wait_for()
+    row.get_by_text("Current", exact=True).wait_for()
+    page.locator(".verdict", has_text="Healthy; 1 job; 1 of 4 GPUs in use.").wait_for()
     page.locator(".facts").get_by_text("1 of 4 in use").wait_for()
     page.locator("section[aria-label=Load]").get_by_text("CPU and memory").wait_for()
 
     page.get_by_role("button", name="Cordon", exact=True).click()
-    page.get_by_label("Why").fill("a <b>fan</b> is loud")
-    page.get_by_role("button", name="Cordon the node").click()
+    page.get_by_label("Reason").fill("a <b>fan</b> is loud")
+    page.get_by_role("button", name="Cordon node").click()
     page.locator("main .chip[data-state=cordoned]").wait_for()
     history = page.locator("section[aria-label=History]")
     history.get_by_text("a <b>fan</b> is loud").wait_for()
     assert page.locator("main b", has_text="fan").count() == 0, "text is only text"
     live.client.set_intent("n2", NodeIntent.DRAINING, "new memory")
-    history.get_by_text("set draining by a user: new memory").wait_for()
+    history.get_by_text("drained by a user: new memory").wait_for()
+    page.locator(".reason", has_text=": new memory").wait_for()
+    page.locator(".verdict", has_text=": new memory.").wait_for()
     page.get_by_role("button", name="Uncordon").click()
-    page.get_by_role("button", name="Uncordon the node").click()
+    page.locator("dialog .effects", has_text="new memory").wait_for()
+    page.get_by_role("button", name="Uncordon node").click()
     page.locator("main .chip[data-state=ready]").wait_for()
 
     page.get_by_role("button", name="Check now").click()
-    page.get_by_role("button", name="Check the node").click()
+    page.get_by_role("button", name="Check node").click()
     checks = page.locator("section[aria-label=Checks]")
     checks.locator("[role=status]", has_text="Passed").or_(
         checks.locator("[role=status]", has_text="Failed")
@@ -90,7 +95,7 @@ def test_what_is_followed_is_told_once_and_nothing_from_before(
         live.client.cancel(job)
         told = [f"{job} told cancelled"]  # after a reload only what is new
         until(lambda: page.evaluate("told") == told, more=lambda: page.evaluate("told"))
-        page.get_by_role("button", name="Followed:").click()
+        page.get_by_role("button", name=re.compile("^Following [0-9]")).click()
         listed = page.locator("dialog.follow-list")
         listed.get_by_text("n3 is cordoned").wait_for()
         assert f"job {job}" not in listed.inner_text(), "what has ended is not followed any more"

@@ -18,8 +18,6 @@ from tests.api.world import MARK, OURS, POLICY, THEIRS, World
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-pytestmark = pytest.mark.filterwarnings("ignore::litestar.exceptions.LitestarDeprecationWarning")
-
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
@@ -86,7 +84,7 @@ def test_a_member_finds_nothing_of_another_tenant(world: World, browser: Browser
     assert "anna" in amounts(page, "user")
     assert MARK.decode() not in page.content().lower()
     visit.go("user/zebrauser")
-    page.get_by_text("No GPU time was used in this period").wait_for()
+    page.get_by_text("No GPU time used in this period").wait_for()
     assert page.locator("section[aria-label=Jobs] tr[data-job]").count() == 0
     visit.go(f"tenant/{THEIRS}")
     page.get_by_text(f"there is no tenant '{THEIRS}' that you may see").wait_for()

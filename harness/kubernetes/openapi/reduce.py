@@ -22,6 +22,7 @@ KINDS = (
     "core.v1.Binding",
     "core.v1.ConfigMap",
     "core.v1.Event",
+    "core.v1.LimitRange",
     "core.v1.Namespace",
     "core.v1.Node",
     "core.v1.PersistentVolumeClaim",

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
+from shoal.machine.bytecode import keep_bytecode
 from shoal.machine.cgroups import end_groups
 from shoal.machine.files import AGENT_LOCK, lock
 from shoal.machine.kernel import children, die_with_parent, reap_orphans
@@ -34,6 +35,7 @@ def main() -> int:
         die_with_parent()
         if os.getppid() != keeper:  # it died before we could ask to die with it
             return 1
+        keep_bytecode(directory)
         from shoal.agent.startup import run
 
         return run(directory, keeper)
@@ -58,7 +60,9 @@ def _wait_for(agent: int) -> int:
 
 
 def _sweep() -> None:
-    """Kill until nothing is left. As parents die, their children become ours."""
+    """Kill until nothing is left. As parents die, their children become ours. One that waits for a
+    mount that hangs dies when that answers, and the node's lock is not free before."""
+    pause_s = 0.002
     while True:
         for pid in children():
             with contextlib.suppress(ProcessLookupError):
@@ -68,7 +72,8 @@ def _sweep() -> None:
         except ChildProcessError:
             return
         if pid == 0:
-            time.sleep(0.002)
+            time.sleep(pause_s)
+            pause_s = min(0.1, pause_s * 1.1)
 
 
 if __name__ == "__main__":

@@ -9,18 +9,22 @@ import os
 import time
 import uuid
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from shoal.agent.blocks.doorkeeper import Doorkeeper
 from shoal.agent.checks import Checks
+from shoal.agent.confine import rdma
 from shoal.agent.confine.limits import devices, unenforced
 from shoal.agent.images.runtimes import find
 from shoal.agent.keeping.copying import Message
 from shoal.agent.keeping.keeping import Keeping
 from shoal.agent.members import Members
-from shoal.agent.numbers import own_gpus
+from shoal.agent.nearby import Nearby
+from shoal.agent.numbers import TREE_FILE, own_gpus
 from shoal.agent.sampling import Sampler
 from shoal.agent.secrets import Secrets
 from shoal.agent.shares import MpsDaemons, Shares
@@ -36,16 +40,21 @@ from shoal.link.wire import (
     Commands,
     Enter,
     FileKept,
+    Finds,
     FromAgent,
     GivesFile,
     Handed,
     Heard,
+    Joined,
+    Joins,
     Keep,
     Kept,
     Link,
     Log,
     Need,
+    Opens,
     Piece,
+    Seeks,
     ToAgent,
     Turned,
     Wants,
@@ -55,6 +64,8 @@ from shoal.machine.ends import EndFile
 from shoal.machine.enduring import enduring
 from shoal.machine.exits import MEMBERS, read_exits
 from shoal.machine.files import CONTACT, LEAVING, write_private
+from shoal.machine.kernel import wireguard
+from shoal.machine.paths import MOUNTS, ask
 from shoal.model.commands import (
     Acknowledge,
     Check,
@@ -68,13 +79,16 @@ from shoal.model.commands import (
 )
 from shoal.model.health import CheckResult
 from shoal.model.job import MemberRef
-from shoal.model.kept import FileWanted
+from shoal.model.kept import CopyHeld, FileWanted
+from shoal.model.labels import WIREGUARD
 from shoal.model.node import TOLD_TO_END, NodeSpec
-from shoal.model.report import LogChunk, NodeReport, Still
+from shoal.model.report import Hung, LogChunk, NodeReport, Still
 from shoal.model.secret import SecretsWanted
+from shoal.model.tree import Tree
 
 if TYPE_CHECKING:
     from shoal.agent.sessions.sessions import Sessions
+    from shoal.agent.tunnel.tunnels import Tunnels
     from shoal.model.session import SessionOrder
 
 
@@ -86,15 +100,23 @@ OUTPUT_POLL_S = 0.1
 LAST_OUTPUT_S = 3.0  # to ship what members wrote while they ended
 # A controller that does not read must not make the agent's memory grow.
 BACKLOG_BYTES_MAX = 16 * 1024 * 1024
+HARMLESS = (Launch, Acknowledge)  # commands that no living member notices
 
 
 class Agent:
+    _sessions: Sessions | None = None  # these two are made when somebody needs them
+    _tunnels: Tunnels | None = None
+
     def __init__(self, directory: Path, spec: NodeSpec, incarnation: int) -> None:
         self._directory = directory
         root = os.environ.get(CHECKPOINT_ROOT) or str(directory / "checkpoints")
         runtime = find()
         spec = msgspec.structs.replace(
-            spec, checkpoints=root_name(root), containers=runtime.name if runtime else ""
+            spec,
+            checkpoints=ask((root,), root_name, root),
+            containers=runtime.name if runtime else "",
+            tree=self._tree(spec),
+            labels=_labels(spec),
         )
         self._book = NodeBook(spec, incarnation, read_exits(directory / MEMBERS))
         self._book.version = VERSION
@@ -104,21 +126,36 @@ class Agent:
         shares = Shares(MpsDaemons(directory, own=own_gpus(spec)), spec.gpu_memory_mb)
         self._shipping = Shipping(self._send_log)
         secrets = Secrets(directory, directory / MEMBERS, self._want, self._shipping.hide)
+        self.doorkeeper = Doorkeeper(directory, lambda door: self._send(Opens(door)))
         self._supplies = Supplies(directory, self._book, self._need, shares, secrets)
-        self._keeping = Keeping(directory, root.rstrip("/"), self._keep, self._want_file)
+        self._keeping = Keeping(
+            directory,
+            root.rstrip("/"),
+            self._keep,
+            self._want_file,
+            secrets.files_key,
+            spec.id,
+            self.doorkeeper,
+        )
         self._supplies.fetching = self._keeping.fetching
+        self._supplies.root = self._root = root
         self.members = Members(
             directory, self._book, self._supplies, self._shipping, self._keeping, self._report_soon
         )
         self._supplies.environments.apart = self.members.processes.apart
-        self._supplies.volumes.apart = self.members.processes.apart
+        self._share_blocks(spec.id)
         self.members.left.append(self._supplies.volumes.forget)
         self._supplies.own_user = self.members.processes.own_user
+        self._supplies.tunnels_of = self._tunnels_of
         processes = self.members.processes
+        if isinstance(spec.tree, Tree):
+            processes.nearby = Nearby(spec.tree)
         apart = processes.apart
         lacks = apart.problem, apart.binding.problem
         missing = unenforced(processes.groups, bool(devices()), *lacks)
-        spec = msgspec.structs.replace(spec, unenforced=missing)
+        cards = rdma.look()
+        processes.rdma = bool(cards)
+        spec = msgspec.structs.replace(spec, unenforced=missing, rdma=cards or msgspec.UNSET)
         self.members.naps.way = way_of(spec, real=bool(devices()))
         self._book.spec = described(spec, self.members.naps.way)
         self.members.processes.helpers = (
@@ -127,8 +164,8 @@ class Agent:
             self._supplies.volumes,
             self._supplies.runs,
             shares.daemons,
+            self.doorkeeper,
         )
-        self._sessions: Sessions | None = None
         self._end = EndFile(directory)
         self._link: Link | None = None
         self._met = False  # the controller has spoken on this connection
@@ -137,6 +174,24 @@ class Agent:
         self.turned_away: Callable[[str], None] = log.error  # is told why
         self.learn: Callable[[tuple[str, ...]], None] = lambda _: None  # where the heads are
         self.stopping = asyncio.Event()
+
+    def _share_blocks(self, name: str) -> None:
+        """Volumes and packages are fetched from neighbors, and given to them."""
+        volumes, packages = self._supplies.volumes, self._supplies.packages
+        volumes.apart = self.members.processes.apart
+        volumes.pace = self.doorkeeper.pace
+        volumes.name = packages.name = name
+        volumes.offer = packages.offer = self.doorkeeper.offer
+        volumes.seek = packages.seek = lambda seek: self._send(Seeks(seek))
+
+    @staticmethod
+    def _tree(spec: NodeSpec) -> Tree | msgspec.UnsetType:
+        """A node without GPUs has none, and does not even import what reads it."""
+        if not spec.gpus or not (devices() or os.environ.get(TREE_FILE)):
+            return msgspec.UNSET
+        from shoal.agent.tree import tree_of
+
+        return tree_of(spec, own_gpus(spec), real=bool(devices()))
 
     def connect(self) -> Link:
         """Called for each connection. The agent obeys the newest controller."""
@@ -151,6 +206,9 @@ class Agent:
         self._keeping.reconnected()
         self._supplies.packages.ask_again(all_of_them=True)
         self._supplies.secrets.ask_again()
+        self.doorkeeper.reconnected()
+        if self._tunnels is not None:
+            self._tunnels.reconnected()
         self._report()
 
     def _closed(self, link: Link) -> None:
@@ -184,6 +242,11 @@ class Agent:
                 self._keeping.take(answer)
             case GivesFile(sent):
                 self._keeping.fetching.take(sent)
+            case Finds(sought):
+                self._supplies.volumes.found(sought)
+                self._supplies.packages.found(sought)
+            case Joined(tunnel) if self._tunnels is not None:
+                self._tunnels.found(tunnel)
             case Enter(order):
                 self._enter(order)
 
@@ -196,6 +259,18 @@ class Agent:
             self.members.left.append(self._sessions.ended)
         self._sessions.begin(order)
 
+    def _tunnels_of(self) -> Tunnels:
+        """Imported when the first gang asks for an encrypted network."""
+        if self._tunnels is None:
+            from shoal.agent.tunnel.tunnels import Tunnels
+
+            lost = partial(self.members.overused, end=True)
+            say = lambda end: self._send(Joins(end))  # noqa: E731
+            self._tunnels = Tunnels(self._directory, self._book.spec.id, say, lost)
+            self.members.left.append(self._tunnels.left)
+            self.members.processes.helpers = (*self.members.processes.helpers, self._tunnels)
+        return self._tunnels
+
     def _note(self, name: str) -> None:
         """`shoal join` and the starter look for such files. If none can be written, we go on."""
         try:
@@ -205,7 +280,8 @@ class Agent:
 
     def _obey(self, envelope: Envelope) -> None:
         """Commands for several jobs come together; one that fails does not harm the others."""
-        self.members.reap()  # a member that has ended by now was not stopped by this envelope
+        if not all(isinstance(command, HARMLESS) for command in envelope.commands):
+            self.members.reap()  # a member that has ended by now was not stopped by this envelope
         actions = self._book.take(envelope)
         reported_at = time.monotonic()
         for number, action in enumerate(actions):
@@ -220,7 +296,9 @@ class Agent:
         for command in envelope.commands:
             if isinstance(command, Acknowledge) and command.ref not in self._book.exits:
                 self.members.acknowledged(command.ref)
-        self._report_soon()
+        # What the controller knows is stored needs no answer; the next heartbeat shows it.
+        if not all(isinstance(command, Acknowledge) for command in envelope.commands):
+            self._report_soon()
 
     def _queue_up(self, actions: list[Action]) -> None:
         """A member is not reported as alive before its turn to start has come."""
@@ -266,16 +344,33 @@ class Agent:
             if self.stopping.is_set() and self._book.alive:
                 self._book.ends_in_ms, self._book.ends_why = 0, TOLD_TO_END
             sample, said = self._sampler.take(), self.members.beats.progress()
-            found = say(said, sample, self.members.idle.idle(sample))
+            idle = self.members.idle.idle(sample)
+            self._book.began = self.members.idle.began()
+            self._book.holdings = self._supplies.volumes.held
+            found = say(said, sample, idle)
+            if not isinstance(found, Still):
+                self._sampler.look()
             self._link.send(AsBefore(found) if isinstance(found, Still) else Heard(found))
+
+    def _hangs(self) -> tuple[Hung, ...]:
+        """What does not answer. Without its checkpoints' folder, no member can start."""
+        root = MOUNTS.of(self._root)
+        return tuple(
+            Hung(mount.point, path, mount is root)
+            for mount in MOUNTS.hanging()
+            for path in ("", *mount.names)
+        )
 
     def _measured(self, result: CheckResult) -> None:
         self._book.measured(result)
         self._report_soon()
 
-    def _need(self, package: str, offset: int) -> None:
+    def _send(self, message: FromAgent) -> None:
         if self._link is not None:
-            self._link.send(Need(package, offset))
+            self._link.send(message)
+
+    def _need(self, package: str, offset: int) -> None:
+        self._send(Need(package, offset))
 
     def _want(self, ref: MemberRef, public: bytes) -> bool:
         if self._link is None:
@@ -283,23 +378,23 @@ class Agent:
         self._link.send(Wants(SecretsWanted(ref, self._book.incarnation, public)))
         return True
 
-    def _keep(self, what: Message) -> bool:
+    def _keep(self, what: Message | CopyHeld) -> bool:
         if self._link is None:
             return False
         self._link.send(Keep(what))
         return True
 
     def _want_file(self, wanted: FileWanted) -> None:
-        if self._link is not None:
-            self._link.send(WantsFile(wanted))
+        self._send(WantsFile(wanted))
 
     def _send_log(self, chunk: LogChunk) -> None:
-        if self._link is not None:
-            self._link.send(Log(chunk))
+        self._send(Log(chunk))
 
     def listen(self) -> None:
+        self._supplies.volumes.offer_all()
         self.members.beats.listen()
         self._sampler.start()
+        MOUNTS.use("checkpoints", (self._root,))
 
     async def live(self) -> None:
         async def heartbeat() -> None:
@@ -315,6 +410,7 @@ class Agent:
                 self._supplies.shares.keep(
                     self._sampler.processes, self.members.processes.owner, self.members.overused
                 )
+                self._book.hangs = self._hangs() if MOUNTS else ()
                 self._book.leaving = (self._directory / LEAVING).exists()
                 changed = self._end.look()
                 self.members.audit()
@@ -343,12 +439,20 @@ class Agent:
             await asyncio.sleep(OUTPUT_POLL_S)
         for task in tasks:
             task.cancel()
+        if self._tunnels is not None:
+            self._tunnels.close()
 
     async def _take_leave(self) -> None:
         """While members end: say that this node ends, so that nothing else is started here."""
         while True:
             self._tell(self._book.heartbeat)
             await asyncio.sleep(HEARTBEAT_S)
+
+
+def _labels(spec: NodeSpec) -> dict[str, str]:
+    """With how this node can encrypt a gang's network, if it can."""
+    way = "" if WIREGUARD in spec.labels else wireguard()
+    return {**spec.labels, WIREGUARD: way} if way else spec.labels
 
 
 # Which checkpoint directory a node sees, by a name that is written in the directory itself.

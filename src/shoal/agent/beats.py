@@ -8,7 +8,7 @@ import secrets
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -17,7 +17,7 @@ from shoal.agent.processes import Processes
 from shoal.model.commands import Launch
 from shoal.model.job import MemberRef
 from shoal.model.progress import BEAT_BYTES_MAX, Beat, Progress
-from shoal.model.report import Idle
+from shoal.model.report import Began, Idle
 from shoal.model.series import NodeSample
 
 # Datagrams read in a row before the rest of the agent gets its turn.
@@ -167,6 +167,12 @@ def _sender(extra: list[tuple[int, int, bytes]]) -> int:
 
 
 LOOK_S = 5.0
+# A driver's figure covers up to this time before, when the GPU may have been another's.
+STALE_MS = 1_500
+# The first line of a member tells its start-up only if it comes soon, because many work in silence,
+# and not at once, because many begin with a greeting.
+OUTPUT_S_MIN, OUTPUT_S_MAX = 5.0, 120.0
+STARTUP_S_MAX = 1_800.0  # after that, nothing is learned
 # A process that only waits uses less than this share of one core.
 CPU_PART = 0.01
 TOLD_S = 5.0  # shorter idle times are not reported
@@ -187,27 +193,49 @@ class IdleWatch:
     """A member is active if one of its GPUs is busy. Where no driver reports GPU load, CPU time is
     used instead: a process that computes nothing feeds no GPU either."""
 
-    def __init__(self, processes: Processes, beats: Beats) -> None:
+    def __init__(
+        self, processes: Processes, beats: Beats, silent: Callable[[MemberRef], bool]
+    ) -> None:
+        """`silent`: whether a member has written nothing."""
         self._processes = processes
         self._beats = beats
+        self._silent = silent
         self._gpus: dict[MemberRef, tuple[int, ...]] = {}
         self._seen: dict[MemberRef, Seen] = {}
         self._looked = 0.0
         self._sample: NodeSample | None = None
+        self._starting: dict[MemberRef, float] = {}  # since when; none of them has worked yet
+        self._began: dict[MemberRef, Began] = {}
 
     def expect(self, launch: Launch) -> None:
+        """Its process starts, or goes on after a sleep."""
         if launch.gpus:
+            now = time.monotonic()
+            if not self._gpus:
+                self._looked = now
             self._gpus[launch.ref] = launch.gpus
+            self._seen[launch.ref] = Seen(now, 0.0, self._beats.step(launch.ref) or 0)
+
+    def starts(self, ref: MemberRef) -> None:
+        """It is new, so that it has a start-up."""
+        if ref in self._gpus:
+            self._starting[ref] = time.monotonic()
 
     def rests(self, ref: MemberRef) -> None:
         """It sleeps, which is not idle. From `expect` on, it is seen as new."""
         self._gpus.pop(ref, None)
         self._seen.pop(ref, None)
+        self._starting.pop(ref, None)
+
+    def began(self) -> tuple[Began, ...]:
+        return tuple(self._began.values())
 
     def idle(self, sample: NodeSample | None) -> tuple[Idle, ...]:
         """Members that have been idle for a while. Called often, measures seldom."""
         self._sample = sample or self._sample
         now = time.monotonic()
+        if self._starting:
+            self._look_at_starts(sample, now)
         if self._gpus and now - self._looked >= LOOK_S:
             self._look(now)
             self._looked = now
@@ -218,13 +246,37 @@ class IdleWatch:
             if now - seen.since >= least
         )
 
+    def _look_at_starts(self, sample: NodeSample | None, now: float) -> None:
+        for ref, since in list(self._starting.items()):
+            after_ms = int((now - since) * 1000)
+            by = "steps" if self._beats.step(ref) else self._sign(ref, sample, after_ms)
+            if by and (by != "output" or after_ms >= OUTPUT_S_MIN * 1000):
+                self._began[ref] = Began(ref, after_ms, by)
+            if by or after_ms > STARTUP_S_MAX * 1000:
+                del self._starting[ref]
+
+    def _sign(self, ref: MemberRef, sample: NodeSample | None, after_ms: int) -> str:
+        """By what a member shows that it works; empty: by nothing yet. Where the driver tells of
+        its GPUs, and nobody else has a part of them, only their use counts."""
+        gpus = self._gpus.get(ref, ())
+        alone = not any(set(gpus) & set(some) for one, some in self._gpus.items() if one != ref)
+        if alone and self._is_told(gpus):
+            used = sample is not None and any(sample.gpus[gpu].busy_milli for gpu in gpus)
+            return "gpu" if used and after_ms > STALE_MS else ""
+        wrote = after_ms <= OUTPUT_S_MAX * 1000 and not self._silent(ref)
+        return "output" if wrote else ""
+
+    def _is_told(self, gpus: Sequence[int]) -> bool:
+        there = self._sample.gpus if self._sample is not None else ()
+        return all(gpu < len(there) and there[gpu].busy_milli is not None for gpu in gpus)
+
     def _look(self, now: float) -> None:
         spent = session_cpu_s()
         for ref in list(self._gpus):
             session, step = self._processes.leader(ref), self._beats.step(ref) or 0
             if session is None:  # it is over
-                del self._gpus[ref]
-                self._seen.pop(ref, None)
+                self.rests(ref)
+                self._began.pop(ref, None)
                 continue
             cpu_s = spent.get(session, 0.0)
             seen = self._seen.get(ref)

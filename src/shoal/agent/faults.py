@@ -7,6 +7,7 @@ import errno
 import os
 from pathlib import Path
 
+from shoal.machine.paths import Hangs
 from shoal.model.job import Fault
 
 # Errors that no job causes by its request: the machine has run out of disk space, memory,
@@ -42,17 +43,22 @@ def fault_of(error: BaseException) -> Fault:
     while seen is not None:
         if isinstance(seen, CannotStart) and seen.fault:
             return seen.fault
+        if isinstance(seen, Hangs):
+            return Fault.HANGS
         if isinstance(seen, OSError) and seen.errno in OF_THE_NODE:
             return Fault.START
         seen = seen.__cause__ or seen.__context__
     return Fault.NONE
 
 
-def must_have_room(directory: Path) -> None:
-    """A member that could not write a line would fail, and might not be run again."""
+def must_have_room(directory: str) -> None:
+    """A member that could not write a line, or make a file, would fail, and might not be run again.
+    That its own folder could be had says nothing: it may have been made for another member."""
     stats = os.statvfs(directory)
-    if stats.f_blocks and stats.f_bavail * stats.f_frsize < ROOM_BYTES_MIN:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(directory))
+    full = stats.f_blocks and stats.f_bavail * stats.f_frsize < ROOM_BYTES_MIN
+    # Some file systems say that they have no inodes left, and make one when it is needed.
+    if full or (stats.f_files and not stats.f_favail and disk_problem(Path(directory))):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), directory)
 
 
 def disk_problem(directory: Path) -> str:

@@ -29,7 +29,11 @@ MACHINE = frozenset(
     )
 )
 # Settings of its network and its processors, which the operator knows and a user does not.
-MACHINE_PREFIXES = ("NCCL_", "GLOO_", "UCX_", "FI_", "HIP_", "OMP_", "MKL_")
+# Of Open MPI not all: whoever starts an agent with mpirun has the name of that run there, too.
+MACHINE_PREFIXES = (
+    *("NCCL_", "GLOO_", "UCX_", "FI_", "HIP_", "OMP_", "MKL_"),
+    *(f"OMPI_MCA_{what}" for what in ("btl", "pml", "mtl", "coll", "oob_", "plm")),
+)
 # What the operator's own programs are like: for the operator's own jobs.
 OWN = frozenset(
     (
@@ -78,6 +82,8 @@ def for_tenant(
 ) -> dict[str, str]:
     """The environment that members of a tenant start from, who have a Unix user of their own."""
     kept = {"HOME": home, "USER": user, "LOGNAME": user, "SHELL": "/bin/sh"}
+    # torch would choose a place in /tmp, which goes with the member: each job would compile again.
+    kept["TORCHINDUCTOR_CACHE_DIR"] = f"{home}/.cache/torchinductor"
     for name, value in env.items():
         kept[name] = usable_paths(value, usable) if name in PATHS else value
         if not kept[name]:

@@ -75,7 +75,19 @@ class Member:
     SIGKILL; `why` says what it was doing when it was stopped, or why it was killed, and `fault`
     whether its node is to blame; `exit` is None until its process has ended."""
 
-    __slots__ = ("ended_at", "exit", "fault", "kill", "ref", "state", "task", "unwritten", "why")
+    __slots__ = (
+        "alone",
+        "ended_at",
+        "exit",
+        "fault",
+        "kill",
+        "ref",
+        "state",
+        "task",
+        "unwritten",
+        "user",
+        "why",
+    )
 
     def __init__(self, ref: MemberRef, state: State = State.LAUNCHED) -> None:
         self.ref = ref
@@ -87,6 +99,8 @@ class Member:
         self.exit: MemberExit | None = None
         self.ended_at = 0.0
         self.unwritten = False  # its exit is on the way to the disk
+        self.user = 0  # of a tenant that is kept apart
+        self.alone = False  # nobody has a file of it open: its folders can be another's
 
     def become(self, state: State) -> None:
         if (self.state, state) not in EDGES:

@@ -11,13 +11,18 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from shoal.agent.beats import Beats, IdleWatch
+from shoal.agent.confine.tenant import SCRATCH_FOLDER, TMP_FOLDER
 from shoal.agent.doors import Doors
 from shoal.agent.faults import CannotStart, disk_problem, fault_of, fills_disk, must_have_room
 from shoal.agent.images.pull import not_started
 from shoal.agent.keeping.keeping import Keeping
+from shoal.agent.keeping.volumes import paths_of
 from shoal.agent.member import LIVING, NAPPING, Member, State, grace_s
+from shoal.agent.nearby import binds
+from shoal.agent.notes import note
 from shoal.agent.numbers import own_gpus
 from shoal.agent.process import Ended
 from shoal.agent.processes import CANNOT_START_CODE, KILLED_CODE, MARK, Processes
@@ -29,6 +34,8 @@ from shoal.agent.surroundings import Surroundings
 from shoal.core.nodebook import STOPPED_BEFORE_START_CODE, NodeBook
 from shoal.machine.cgroups import Ceiling, Cgroups, Used
 from shoal.machine.exits import FROM_OUTSIDE, MEMBERS, Exits, member_ref
+from shoal.machine.paths import MOUNTS
+from shoal.machine.spares import Spares
 from shoal.model.commands import Launch, Prepare, Stop
 from shoal.model.job import Fault, MemberRef
 from shoal.model.progress import BEATS_ENV, Beat
@@ -36,7 +43,7 @@ from shoal.model.report import MemberExit
 
 log = logging.getLogger("shoal.agent")
 
-ENDING_S = 1.0  # so long after a member was signalled, its agent knows whether the node ends
+ENDING_S = 1.0  # so long after a member was signaled, its agent knows whether the node ends
 SIGNALS_FROM = 128  # higher codes mean a signal, which the last line of output does not explain
 
 
@@ -54,26 +61,28 @@ class Members:
     ) -> None:
         self._directory = directory / MEMBERS
         self._directory.mkdir(exist_ok=True)
+        self._folder = str(self._directory)
         self._exits = Exits(self._directory)
         self._book = book
         self._supplies = supplies
         self._shipping = shipping
         self._keeping = keeping
         self._changed = changed
-        groups = Cgroups.open(directory, book.spec.cpu_milli)
+        groups = Cgroups.open(directory, book.spec.cpu_milli, binds=binds(book.spec.tree))
         self.processes = Processes(directory, groups, own_gpus(book.spec))
+        folders = {SCRATCH_FOLDER: (), TMP_FOLDER: self.processes.apart.inside_tmp}
+        self._spares = Spares(directory / "spare-members", 0o755, ("output",), folders)
         self._surroundings = Surroundings(directory, supplies, keeping, self.processes.apart)
         self.beats = Beats(changed)
-        self.idle = IdleWatch(self.processes, self.beats)
+        self.idle = IdleWatch(self.processes, self.beats, shipping.silent)
         self.memory = MemoryWatch()
         self.doors = Doors(self.processes, book, self._robbed)
         self._members: dict[MemberRef, Member] = {}
         self._preparing_jobs: dict[str, asyncio.Task[None]] = {}  # jobs that may come here
-        self._writing: set[asyncio.Task[None]] = set()
         self.left: list[Callable[[MemberRef], None]] = []  # called when a member has ended
         watches = self.beats, self.idle
         self.naps = Naps(self.processes, book, self._members, *watches, changed)
-        self.left += [self.naps.ended, self.doors.forget]
+        self.left += [self.naps.ended, self.doors.forget, MOUNTS.leave]
         self._closing = False
         self._reaped = asyncio.Event()
 
@@ -82,11 +91,12 @@ class Members:
     def launch(self, command: Launch) -> None:
         """Ends in a process, in a member that is being prepared, or in an exit that says why."""
         member = self._members[command.ref] = Member(command.ref)
-        directory = self._directory / str(command.ref)
+        directory = f"{self._folder}/{command.ref}"
         try:
-            directory.mkdir(exist_ok=True)
+            member.user = self.processes.own_user(command)
+            self._spares.make(directory, member.user)
             must_have_room(directory)
-            self._shipping.watch(command.ref, directory / "output", fresh=True)
+            self._shipping.watch(command.ref, f"{directory}/output", fresh=True)
             ready = self._supplies.here(command)
         except Exception as error:
             self._cannot_start(member, error)
@@ -103,12 +113,12 @@ class Members:
         member.become(State.PREPARING)
         member.task = asyncio.create_task(self._prepare_member(member, command, directory))
 
-    async def _prepare_member(self, member: Member, command: Launch, directory: Path) -> None:
+    async def _prepare_member(self, member: Member, command: Launch, directory: str) -> None:
         """It is not alive before it has everything it needs."""
         ref = member.ref
         try:
             ready = await self._supplies.get(
-                command, directory / "output", lambda what: self._book.gets(ref, what)
+                command, Path(directory, "output"), lambda what: self._book.gets(ref, what)
             )
         except Exception as error:
             self._cannot_start(member, error)
@@ -117,7 +127,7 @@ class Members:
         self._begin(member, ready, directory)
         self._changed()
 
-    def _begin(self, member: Member, command: Launch, directory: Path) -> None:
+    def _begin(self, member: Member, command: Launch, directory: str) -> None:
         try:
             found = self._surroundings.of(command, directory, {BEATS_ENV: self.beats.name})
             self.doors.release(command)
@@ -129,14 +139,19 @@ class Members:
         member.become(State.RUNNING)
         self.beats.expect(member.ref, self.processes.user(command))
         self.idle.expect(command)
+        self.idle.starts(command.ref)
         self.doors.expect(command)
         self._supplies.shares.expect(command)
+        if MOUNTS:
+            MOUNTS.use(member.ref, paths_of(command))
 
     def _cannot_start(self, member: Member, error: Exception) -> None:
         if not isinstance(error, CannotStart | OSError):
             log.error("%s cannot start", member.ref, exc_info=error)
         why = str(error) if isinstance(error, CannotStart) else f"cannot start: {error}"
         fault = fault_of(error)
+        if fault is Fault.HANGS and not self._book.alive[member.ref].limits.ports:
+            fault = Fault.START  # an older head knows no other
         if not fault and (problem := disk_problem(self._directory)):
             why, fault = f"{why}; this node's disk: {problem}", Fault.START
         self._book.gets(member.ref, "could not start it")  # it was never alive
@@ -201,11 +216,29 @@ class Members:
     def _terminate(self, member: Member, command: Stop, *, obeys: bool = True) -> None:
         """SIGTERM first. The agent keeps the grace time itself and needs no controller for it."""
         member.become(State.STOPPING)
+        grace = command.grace_ms / 1000 * obeys
+        if self.naps.restored(member.ref) and self.naps.deaf(member.ref):
+            member.task = asyncio.create_task(self._leave_gpus(member, self._ask, member, grace))
+        else:
+            self._ask(member, grace)
+
+    def _ask(self, member: Member, seconds: float) -> None:
         self.processes.signal(member.ref, signal.SIGTERM)
         self.processes.signal(member.ref, signal.SIGCONT)  # a stopped process takes no signal
-        member.kill = asyncio.get_running_loop().call_later(
-            command.grace_ms / 1000 * obeys, self.processes.signal, member.ref, signal.SIGKILL
-        )
+        member.kill = asyncio.get_running_loop().call_later(seconds, self._kill, member)
+
+    def _kill(self, member: Member) -> None:
+        if self.naps.restored(member.ref):
+            number = signal.SIGKILL
+            kill = self._leave_gpus(member, self.processes.signal, member.ref, number)
+            member.task = asyncio.create_task(kill)
+        else:
+            self.processes.signal(member.ref, signal.SIGKILL)
+
+    async def _leave_gpus(self, member: Member, then: Callable[..., None], *args: Any) -> None:
+        await self.naps.leave(member.ref)
+        if member.state in LIVING:
+            then(*args)
 
     def overused(self, ref: MemberRef, why: str, *, end: bool) -> None:
         """It uses more than it asked for, and others pay for that: end it, or only say so."""
@@ -216,7 +249,7 @@ class Members:
                 append(self._directory / str(ref) / "output", said.encode())
             if end:
                 member.why = why
-                self.processes.signal(ref, signal.SIGKILL)
+                self._kill(member)
 
     def _robbed(self, ref: MemberRef, why: str) -> None:
         """Whoever has its port would answer in its place. It ends, and its next attempt gets
@@ -226,11 +259,11 @@ class Members:
             log.warning("%s: %s", ref, why)
             member.why = why
             member.fault = Fault.TAKEN if self._book.alive[ref].limits.ports else Fault.NONE
-            self.processes.signal(ref, signal.SIGKILL)
+            self._kill(member)
 
     def audit(self) -> None:
         """Every member that the book calls alive has a process, or is on its way to one or to its
-        exit. A member that has neither would hold its GPUs for ever, so it ends here."""
+        exit. A member that has neither would hold its GPUs forever, so it ends here."""
         for ref in list(self._book.alive):
             member = self._members.setdefault(ref, Member(ref))
             lost = member.state in LIVING
@@ -253,7 +286,8 @@ class Members:
             beat = self.beats.newest(ref)
             self.beats.forget(ref)
             self._supplies.shares.forget(ref)
-            self._surroundings.remove_empty_checkpoints(self._book.alive.get(ref))
+            member.alone = one.alone
+            self._surroundings.remove_empty_checkpoints(self._book.alive.get(ref), alone=one.alone)
             try:
                 why, fault = self._cause(member, one, starved)
             except Exception:  # the code counts more than the reason
@@ -269,7 +303,7 @@ class Members:
         no reason but what it was doing."""
         if member.why or member.ref in self._book.stopping:
             return member.why, member.fault
-        code, output = ended.code, self._directory / str(member.ref) / "output"
+        code, output = ended.code, f"{self._folder}/{member.ref}/output"
         why = refusal(ended.used, ended.ceiling) if code else ""
         if why:
             append(output, f"\n[shoal: {why}]\n".encode())
@@ -279,6 +313,8 @@ class Members:
             self._supplies.images.forget(launch.image)  # it may be gone from this node
             return not_started(last_words(output), launch.argv[0])
         if code == 0:
+            if self._shipping.silent(member.ref):
+                return "", Fault.NONE
             return parting_words(output, self._supplies.secrets.mask(member.ref)), Fault.NONE
         if 0 < code < SIGNALS_FROM:
             why = last_words(output, self._supplies.secrets.mask(member.ref))
@@ -300,26 +336,21 @@ class Members:
         beat: Beat | None = None,
         fault: Fault = Fault.NONE,
     ) -> None:
-        log.info("%s ended with code %d", member.ref, code)
+        note(f"{member.ref} ended with code {code}")
         stopped = member.ref in self._book.stopping
         why = self._supplies.secrets.ended(member.ref, why)
         exit_ = member.end(code, why, beat, fault, stopped=stopped)
         self._book.ends(member.ref)
         for act in self.left:
             act(member.ref)
-        self._keeping.ended(member.ref)
+        self._keeping.ended(member.ref, alone=member.alone)
         if code not in FROM_OUTSIDE:
             member.unwritten = True
-            task = asyncio.create_task(self._write(member, exit_))
-            self._writing.add(task)
-            task.add_done_callback(self._writing.discard)
+            self._exits.keep(exit_, lambda: self._written(member))
 
-    async def _write(self, member: Member, exit_: MemberExit) -> None:
-        try:
-            await self._exits.keep(exit_)
-        finally:
-            member.unwritten = False
-        self.settle(exit_.ref)
+    def _written(self, member: Member) -> None:
+        member.unwritten = False
+        self.settle(member.ref)
 
     def settle(self, only: MemberRef | None = None) -> None:
         """Report the exits of members whose output has arrived, or took too long: then the rest
@@ -377,11 +408,13 @@ class Members:
     def _forget(self, ref: MemberRef) -> None:
         if ref in self._book.exits:  # an exit of an earlier life that is not acknowledged yet
             return
-        self._members.pop(ref, None)
+        member = self._members.pop(ref, None)
         self._shipping.forget(ref)
         self._keeping.forget(ref)
         self._supplies.secrets.forget(ref)
-        remove_folder(f"{self._directory}/{ref}")
+        folder = f"{self._folder}/{ref}"
+        if member is None or not member.alone or not self._spares.take(folder, member.user):
+            remove_folder(folder)
 
     # -- this life of the node, and the one before -----------------------------------------
 
@@ -425,12 +458,15 @@ class Members:
         self._supplies.secrets.close()
         self._supplies.shares.daemons.close()
         self.processes.groups.close()
+        self._exits.close()
 
 
 def remove_folder(folder: str) -> None:
-    """Of a member. Mostly only its output is in it."""
+    """Of a member. Mostly only its output is in it, and the empty folders that tenants get."""
+    for inner in ("output", SCRATCH_FOLDER, TMP_FOLDER):
+        with contextlib.suppress(OSError):
+            (os.unlink if inner == "output" else os.rmdir)(f"{folder}/{inner}")
     try:
-        os.unlink(f"{folder}/output")
         os.rmdir(folder)
     except OSError:
         shutil.rmtree(folder, ignore_errors=True)

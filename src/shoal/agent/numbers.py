@@ -11,7 +11,9 @@ import msgspec
 from shoal.agent.confine.limits import VISIBLE
 from shoal.agent.shares import PIPES
 from shoal.model.commands import Launch
-from shoal.model.node import NodeSpec
+from shoal.model.node import JOB_GPUS, NodeSpec
+
+TREE_FILE = "SHOAL_TREE"  # a file that says the node's tree, where the machine does not
 
 
 def own_gpus(spec: NodeSpec, environ: Mapping[str, str] = os.environ) -> tuple[int, ...]:
@@ -28,8 +30,9 @@ def renamed(launch: Launch, own: Sequence[int]) -> Launch:
     if list(own) == list(range(len(own))):
         return launch
     env = dict(launch.env)
-    if VISIBLE in env and PIPES not in env:
-        env[VISIBLE] = ",".join(_named(word, own) for word in env[VISIBLE].split(","))
+    for name in (VISIBLE, JOB_GPUS) if PIPES not in env else ():
+        if name in env:
+            env[name] = ",".join(_named(word, own) for word in env[name].split(","))
     gpus = tuple(own[gpu] for gpu in launch.gpus if gpu < len(own))
     return msgspec.structs.replace(launch, gpus=gpus, env=env)
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import NamedTuple
 
-from shoal.machine.kernel import variable
+from shoal.machine.kernel import read_small, variable
 from shoal.model.job import MemberRef
 
 Owners = frozenset[MemberRef]
@@ -110,7 +109,7 @@ def _uses(pid: int, folders: str) -> str:
 
 def read_process(pid: int) -> Seen | None:
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = read_small(f"/proc/{pid}/stat").rpartition(")")[2].split()
         return Seen(int(fields[1]), int(fields[3]), int(fields[19]), fields[0])
     except (OSError, ValueError, IndexError):
         return None  # it has ended in the meantime

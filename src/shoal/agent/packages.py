@@ -13,11 +13,17 @@ import tarfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
+from shoal.agent.blocks.store import Offer
 from shoal.agent.faults import CannotStart
 from shoal.link.wire import PIECE_BYTES
-from shoal.model.job import PACKAGE_BYTES_MAX, PACKAGE_FILES_MAX, Fault
+from shoal.model.blocks import Seek, Sought, digest, package_source
+from shoal.model.job import PACKAGE_BYTES_MAX, PACKAGE_FILES_MAX, Fault, MemberRef
 from shoal.model.report import PackagePiece
+
+if TYPE_CHECKING:
+    from shoal.agent.package_sharing import PackageSharing
 
 log = logging.getLogger("shoal.agent")
 
@@ -25,14 +31,25 @@ WINDOW = 4  # pieces requested ahead of their answers
 ANSWER_S_MAX = 5.0  # then they are requested again: the controller may have died
 KEPT_BYTES_MAX = 20 * (1 << 30)
 KEPT_MAX = 64
+SHARED_BYTES_MIN = 16 << 20  # a smaller one is here sooner from the head alone
+BLOCKS = ".blocks"
 SPARE_BYTES = 256 << 20  # kept free on the node's disk for members and their output
 MEGA = 1e6
+
+
+class Purpose(NamedTuple):
+    """For which member a package is fetched. `mbit_s`: how fast at most; 0: at any speed."""
+
+    ref: MemberRef
+    mbit_s: int = 0
 
 
 class Transfer:
     """One package on its way here, for all the members that wait for it."""
 
-    def __init__(self, part: Path) -> None:
+    def __init__(self, part: Path, purpose: Purpose | None = None) -> None:
+        self.purpose = purpose
+        self.sharing: PackageSharing | None = None  # with other nodes
         self.part = part
         # An earlier attempt's part is continued; the whole package is verified at the end.
         self.handle = os.open(part, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
@@ -67,6 +84,9 @@ class Packages:
         self._in_use = in_use
         self._transfers: dict[str, Transfer] = {}
         self._unpacking: set[asyncio.Task[None]] = set()
+        self.name = ""  # of this node, in the head's words
+        self.seek: Callable[[Seek], None] = lambda _: None
+        self.offer: Callable[[Offer], None] = lambda _: None
         if root.is_dir():
             for left in root.glob(".*.unpacking"):
                 remove(left)
@@ -80,14 +100,14 @@ class Packages:
             return None
         return path
 
-    async def get(self, package: str) -> Path:
+    async def get(self, package: str, purpose: Purpose | None = None) -> Path:
         """Returns when it is here. If one caller is cancelled, the others' transfer goes on."""
         found = self.here(package)
         if found is not None:
             return found
         transfer = self._transfers.get(package)
         if transfer is None:
-            transfer = self._begin(package)
+            transfer = self._begin(package, purpose)
         transfer.waiters += 1
         try:
             return await asyncio.shield(transfer.done)
@@ -102,12 +122,16 @@ class Packages:
             return "is unpacking its working directory"
         if transfer is None or transfer.size is None:
             return "is requesting its working directory"
-        size, got = transfer.size / MEGA, transfer.got / MEGA
+        here = transfer.got if transfer.sharing is None else transfer.sharing.got
+        size, got = transfer.size / MEGA, here / MEGA
         return f"is fetching its working directory: {got:.1f} of {size:.1f} MB"
 
     def take(self, piece: PackagePiece) -> None:
         transfer = self._transfers.get(piece.package)
         if transfer is None or transfer.unpacking:
+            return
+        if transfer.sharing is not None:
+            transfer.sharing.take(piece)
             return
         if piece.problem:
             self._fail(piece.package, piece.problem)
@@ -115,6 +139,13 @@ class Packages:
         try:
             if transfer.size is None:
                 transfer.size = self._admit(piece)
+                if (
+                    transfer.size >= SHARED_BYTES_MIN
+                    and not transfer.got
+                    and self._shares(transfer)
+                ):
+                    self._share(piece.package, transfer)
+                    return
             if piece.offset != transfer.got:
                 return  # requested twice
             transfer.got += os.write(transfer.handle, piece.data)
@@ -133,14 +164,54 @@ class Packages:
         """Called after a new connection and regularly: request again what was not answered."""
         for package, transfer in self._transfers.items():
             late = time.monotonic() - transfer.asked_at > ANSWER_S_MAX
-            if not transfer.unpacking and (all_of_them or late):
+            if transfer.sharing is not None and (all_of_them or late):
+                transfer.asked_at = time.monotonic()
+                transfer.sharing.ask_again()
+            elif not transfer.unpacking and (all_of_them or late):
                 transfer.asked = transfer.got
                 self._ask(package, transfer)
 
-    def _begin(self, package: str) -> Transfer:
+    def found(self, sought: Sought) -> None:
+        """The head says where blocks are."""
+        transfer = self._transfers.get(sought.fingerprint)
+        if transfer is not None and transfer.sharing is not None:
+            transfer.sharing.found(sought)
+
+    def _shares(self, transfer: Transfer) -> bool:
+        return bool(self.name and transfer.purpose) and not transfer.damaged
+
+    def _share(self, package: str, transfer: Transfer) -> None:
+        """From now on in blocks, also from nodes that fetch it, too."""
+        from shoal.agent.package_sharing import PackageSharing
+
+        assert transfer.purpose is not None
+        assert transfer.size is not None
+        folder = self._root / f".{package}{BLOCKS}"
+        ref, mbit_s = transfer.purpose
+        ways = self._need, self.seek
+        transfer.sharing = PackageSharing(
+            folder, package, transfer.size, ref, *ways, node=self.name, mbit_s=mbit_s
+        )
+        self.offer(Offer(key=_key(package), folder=str(folder), owner=os.geteuid()))
+        task = asyncio.create_task(self._gather(package, transfer))
+        self._unpacking.add(task)
+        task.add_done_callback(self._unpacking.discard)
+
+    async def _gather(self, package: str, transfer: Transfer) -> None:
+        assert transfer.sharing is not None
+        try:
+            await transfer.sharing.wait()
+        except Exception as error:  # what the head or this disk says
+            if self._transfers.get(package) is transfer:
+                self._fail(package, str(error))
+            return
+        if self._transfers.get(package) is transfer:
+            await self._unpack(package, transfer, transfer.sharing.archive)
+
+    def _begin(self, package: str, purpose: Purpose | None) -> Transfer:
         try:
             self._root.mkdir(mode=0o700, exist_ok=True)
-            transfer = Transfer(self._root / f".{package}.part")
+            transfer = Transfer(self._root / f".{package}.part", purpose)
         except OSError as error:
             message = f"cannot keep a working directory on this node: {error.strerror}"
             raise CannotStart(message) from None
@@ -178,19 +249,25 @@ class Packages:
 
     def _finish(self, package: str, transfer: Transfer) -> None:
         transfer.unpacking = True
-        task = asyncio.create_task(self._unpack(package, transfer))
+        task = asyncio.create_task(self._unpack(package, transfer, transfer.part))
         self._unpacking.add(task)
         task.add_done_callback(self._unpacking.discard)
 
-    async def _unpack(self, package: str, transfer: Transfer) -> None:
+    async def _unpack(self, package: str, transfer: Transfer, archive: Path) -> None:
         target = self._root / package
+        transfer.unpacking = True
         try:
-            await asyncio.to_thread(unpack, transfer.part, package, target)
+            await asyncio.to_thread(unpack, archive, package, target)
         except Damaged as error:
             if transfer.damaged:
                 self._fail(package, f"{error}, twice")
                 return
             transfer.damaged, transfer.unpacking = True, False
+            if transfer.sharing is not None:  # perhaps by another node: now from the head alone
+                transfer.sharing.close()
+                transfer.sharing = None
+                self.offer(Offer(key=_key(package)))
+                shutil.rmtree(self._root / f".{package}{BLOCKS}", ignore_errors=True)
             transfer.begin_anew()
             self._ask(package, transfer)
             return
@@ -200,7 +277,7 @@ class Packages:
         except OSError as error:
             self._fail(package, f"cannot unpack the working directory: {error.strerror}")
             return
-        except Exception as error:  # else the members that wait for it would wait for ever
+        except Exception as error:  # else the members that wait for it would wait forever
             log.exception("package %s", package[:12])
             self._fail(package, f"cannot unpack the working directory: {error}")
             return
@@ -222,14 +299,17 @@ class Packages:
         transfer = self._transfers.pop(package, None)
         if transfer is not None:
             transfer.close()
+            if transfer.sharing is not None:
+                transfer.sharing.close()
+                if not transfer.sharing.archive.exists():
+                    self.offer(Offer(key=_key(package)))
 
     def _trim(self, more: int) -> None:
         """The least recently used go first; those in use stay."""
         used = self._in_use()
         found = []
         for path in self._root.iterdir():
-            name = path.name.removeprefix(".").partition(".")[0]  # partial ones too
-            if name not in self._transfers:
+            if name_of(path) not in self._transfers:
                 with contextlib.suppress(FileNotFoundError):
                     found.append((path.stat().st_mtime_ns, _bytes_of(path), path))
         total = sum(size for _, size, _ in found) + more
@@ -239,6 +319,8 @@ class Packages:
                 return
             if path.name in used:
                 continue
+            if path.name.endswith(BLOCKS):
+                self.offer(Offer(key=_key(name_of(path))))
             if path.is_dir():
                 remove(path)
             else:
@@ -246,6 +328,16 @@ class Packages:
             log.info("removed %s, the least recently used", path.name[:13])
             total -= size
             count -= 1
+
+
+def name_of(path: Path) -> str:
+    """Of the package; partial ones, too."""
+    return path.name.removeprefix(".").partition(".")[0]
+
+
+def _key(package: str) -> str:
+    """As the head's tracker names it: its own name is its hash, for every tenant."""
+    return digest(package_source(package), package)
 
 
 def _bytes_of(path: Path) -> int:

@@ -6,9 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
-import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Protocol
 
 import msgspec
 
+from shoal.agent.confine import rdma
 from shoal.agent.confine.limits import (
     VISIBLE,
     Device,
@@ -31,8 +30,10 @@ from shoal.agent.faults import CannotStart
 from shoal.agent.images.containers import Containers
 from shoal.agent.images.runtimes import Runs
 from shoal.agent.inherited import inherited_env
-from shoal.agent.keeping.volumes import read_only
+from shoal.agent.keeping.volumes import paths_of, read_only
 from shoal.agent.launch.files import through
+from shoal.agent.nearby import Nearby
+from shoal.agent.notes import note
 from shoal.agent.numbers import renamed
 from shoal.agent.ownership import Ownership
 from shoal.agent.process import Console, Ended, Place, Process, console_of, started
@@ -44,6 +45,7 @@ from shoal.machine.cgroups import Ceiling, Cgroups, Group, Used
 from shoal.machine.exits import MEMBERS
 from shoal.machine.kernel import NODE_MARK, children
 from shoal.machine.leftovers import end_marked
+from shoal.machine.paths import MOUNTS, Hangs, ask
 from shoal.model.commands import Launch, Prepare
 from shoal.model.job import Fault, MemberRef
 
@@ -79,17 +81,19 @@ class Processes:
         self.runs = Runs(self.node_mark)
         self.containers = Containers(node_directory, self.runs)
         self.entered = Entered()
+        self.rdma = False  # the node has InfiniBand or RoCE cards
         self.helpers: Sequence[Helper] = ()  # whose processes are our children too
+        self.nearby: Nearby | None = None  # what is next to the GPUs, if the node has a tree
 
-    def start(self, launch: Launch, directory: Path, found: Found) -> None:
+    def start(self, launch: Launch, directory: str, found: Found) -> None:
         """The member writes its output to a file by itself, so nothing can slow it down. Nothing
         but the member itself gets its private variables: no warm interpreter is made with them."""
-        launch = renamed(launch, self._own)
+        asked, launch = launch, renamed(launch, self._own)
         if launch.launcher:
             argv = through(launch, found.launch)
             launch = msgspec.structs.replace(launch, argv=argv)
         if launch.image:
-            self._start_contained(launch, directory, found)
+            self._start_contained(launch, directory, found, self._near(asked, ceiling_of(launch)))
             return
         env = {
             **found.base,
@@ -100,21 +104,17 @@ class Processes:
         }
         workdir = launch.workdir or found.folder
         apart = self.apart.holds(launch)
-        if apart:
-            self.apart.check(launch, workdir, found.folders)
-            self.apart.tidy_path(launch, env, found.folders)
-        program = find_program(launch.argv[0], workdir, env.get("PATH", os.defpath))
-        # A warm interpreter imports what the job wants, which root must not do for a tenant.
-        held = read_only(launch)
+        paths = paths_of(launch) if MOUNTS else ()
+        program, held, how = ask(paths, self._look_up, launch, found, env, workdir)
         before = (*PREFIX, *held, "--") if held and not apart else ()
-        cold = apart or launch.interactive or bool(before)
-        how = None if cold else recipe(program, launch.argv, env, workdir)
         env |= found.private
         gone = self._withhold(launch, env)
-        ceiling = ceiling_of(launch, gone.values())
+        ceiling = self._near(asked, ceiling_of(launch, gone.values()))
+        if self.nearby is not None:
+            env = {**self.nearby.cards(asked), **env}
         group = self._group(launch.ref, ceiling)
-        handle = os.open(directory / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        popen, task = None, None
+        handle = os.open(f"{directory}/output", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        task = None
         console = console_of(launch, handle, env, launch.uid if apart else 0)
         try:
             if apart:
@@ -125,10 +125,9 @@ class Processes:
                 pid = self.apart.start(task, console.ends if console else handle, group)
             elif console is not None:
                 words = [*console.taking(env), *joining(group, env, before), program]
-                popen = started([*words, *launch.argv[1:]], workdir, env, handle)
-                pid = popen.pid
+                pid = started([*words, *launch.argv[1:]], workdir, env, handle)
             else:
-                pid, popen = self._start(launch, how, program, env, workdir, handle, group, before)
+                pid = self._start(launch, how, program, env, workdir, handle, group, before)
         except (OSError, CannotStart) as error:
             if group is not None:
                 self.groups.discard(group)
@@ -142,9 +141,24 @@ class Processes:
             os.close(handle)
         user = launch.uid if apart else 0
         gpus = ",".join(map(str, launch.gpus)) or "-"
-        log.info("%s starts: process %d, GPUs %s", launch.ref, pid, gpus)
+        note(f"{launch.ref} starts: process {pid}, GPUs {gpus}")
         place = Place(env, workdir, task, words=before)
-        self._add(Process(launch.ref, pid, how, popen, ceiling, group, user, place), console)
+        self._add(Process(launch.ref, pid, how, ceiling, group, user, place), console)
+
+    def _look_up(
+        self, launch: Launch, found: Found, env: dict[str, str], workdir: str
+    ) -> tuple[str, tuple[str, ...], Recipe | None]:
+        """What the disk says: its program, the volumes that it must not change, and whether a warm
+        interpreter could be it. Such a one imports what the job wants, which root must not do for
+        a tenant."""
+        apart = self.apart.holds(launch)
+        if apart:
+            self.apart.check(launch, workdir, found.folders)
+            self.apart.tidy_path(launch, env, found.folders)
+        program = find_program(launch.argv[0], workdir, env.get("PATH", os.defpath))
+        held = read_only(launch)
+        cold = apart or launch.interactive or bool(held)
+        return program, held, None if cold else recipe(program, launch.argv, env, workdir)
 
     def _start(
         self,
@@ -156,23 +170,24 @@ class Processes:
         output: int,
         group: Group | None,
         before: Sequence[str],
-    ) -> tuple[int, subprocess.Popen[bytes] | None]:
+    ) -> int:
         pid = self.warm.fork(how, env, workdir, output, group) if how else None
         if pid is not None:
-            log.info("%s starts warm: process %d", launch.ref, pid)
-            return pid, None
+            note(f"{launch.ref} starts warm: process {pid}")
+            return pid
         words = [*joining(group, env, before), program, *launch.argv[1:]]
-        popen = started(words, workdir, env, output)
-        return popen.pid, popen
+        return started(words, workdir, env, output)
 
     def _withhold(self, launch: Launch, env: dict[str, str]) -> dict[int, Device]:
-        """GPUs that the member was not given. CUDA does not count those."""
+        """GPUs that the member was not given, which CUDA does not count, and network cards."""
         if not (self.groups.holds_devices or self.apart.holds(launch)):
             return {}
         found = devices()
         gone = withheld(launch, found)
         if gone and VISIBLE in env and PIPES not in launch.env:
             env[VISIBLE] = renumbered(env[VISIBLE], found, gone)
+        if self.rdma and not launch.limits.rdma:  # numbers that no GPU has
+            gone |= {-1 - number: card for number, card in enumerate(rdma.files())}
         return gone
 
     def user(self, launch: Launch) -> int:
@@ -189,20 +204,27 @@ class Processes:
         except OSError as error:
             raise CannotStart(f"cannot limit what it may use: {error.strerror}") from error
 
-    def _start_contained(self, launch: Launch, directory: Path, found: Found) -> None:
+    def _near(self, launch: Launch, ceiling: Ceiling) -> Ceiling:
+        if self.nearby is None:
+            return ceiling
+        return self.nearby.bound(launch, ceiling, [one.ceiling for one in self._pids.values()])
+
+    def _start_contained(
+        self, launch: Launch, directory: str, found: Found, ceiling: Ceiling
+    ) -> None:
         """In an image nothing of this node's Python exists, so it always starts cold."""
-        ceiling = ceiling_of(launch)
         group = self._group(launch.ref, ceiling, engine=True)
         own = Path(found.folder)
-        handles = [os.open(directory / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)]
+        handles = [os.open(f"{directory}/output", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)]
         console = console_of(launch, handles[0], {}, 0)
         try:
-            client = self.containers.client(launch, own, found.extra, found.private, group)
+            cards = rdma.files() if self.rdma and launch.limits.rdma else ()
+            client = self.containers.client(launch, own, found.extra, found.private, group, cards)
             handles += client.handles
             words = joining(None if client.joins else group, client.env)
             words += client.words
             words = [*(console.taking(client.env) if console else []), *words]
-            popen = started(words, str(directory), client.env, handles[0], client.handles)
+            pid = started(words, directory, client.env, handles[0], client.handles)
         except (OSError, CannotStart) as error:
             self.containers.forget(launch.ref)
             if console is not None:
@@ -216,8 +238,8 @@ class Processes:
             for handle in handles:
                 os.close(handle)
         before = tuple(client.words[: -len(launch.argv)])
-        place = Place(client.env, str(directory), contained=True, words=before)
-        self._add(Process(launch.ref, popen.pid, None, popen, ceiling, group, place=place), console)
+        place = Place(client.env, directory, contained=True, words=before)
+        self._add(Process(launch.ref, pid, None, ceiling, group, place=place), console)
 
     def _add(self, process: Process, console: Console | None) -> None:
         if console is not None:
@@ -231,12 +253,17 @@ class Processes:
         if order.image:
             return  # it is here now, and nothing in it can be kept warm
         if self.apart.holds(order):
-            self.apart.launcher.warm_up()
+            self.apart.prepare()
             return
         env = {**inherited_env(), **order.env}
-        with contextlib.suppress(CannotStart):
-            program = find_program(order.argv[0], order.workdir or "/", env.get("PATH", os.defpath))
-            found = recipe(program, order.argv, env, order.workdir or "/")
+
+        def look_up() -> Recipe | None:
+            workdir = order.workdir or "/"
+            program = find_program(order.argv[0], workdir, env.get("PATH", os.defpath))
+            return recipe(program, order.argv, env, workdir)
+
+        with contextlib.suppress(CannotStart, Hangs):
+            found = ask(paths_of(order), look_up)
             if found is not None:
                 self._prepared[order.job] = found, time.monotonic() + PREPARED_S
         while len(self._prepared) > ZYGOTES_MAX:
@@ -320,13 +347,16 @@ class Processes:
         """Members that have ended since the last call."""
         ended = []
         gone: dict[int, MemberRef] = {}
+        reaped = left = False
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
                 break
             if pid == 0:
+                left = True
                 break
+            reaped = True
             code = os.waitstatus_to_exitcode(status)
             process = self._pids.pop(pid, None)
             if process is None:
@@ -334,26 +364,29 @@ class Processes:
                     self.warm.ended(pid, code)
                 continue
             del self._processes[process.ref]
-            if process.popen is not None:
-                process.popen.returncode = code  # it was reaped here, so Popen must not wait for it
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
             contained = process.ref in self.containers
-            code, begun = self.containers.ended(process.ref, code if code >= 0 else 128 - code)
+            ending = self.containers.ended(process.ref, code if code >= 0 else 128 - code)
+            code = ending.code
             if process.console is not None:
                 process.console.end(code)
-            used = Used()
+            used, alone = Used(), False
             if process.group is not None:
                 if code:  # only then somebody asks
                     used = process.group.used()
-                self.groups.discard(process.group)
+                alone = self.groups.discard(process.group, used=code != 0)
             self.apart.leave(process.uid)
             if contained and used.filled and code == KILLED_CODE:
                 used = used._replace(killed=1)  # version 1 counts it in a group that is gone
-            ended.append(Ended(process.ref, code, process.ceiling, used, begun))
+            if ending.starved:  # docker counts it in a group of its own
+                used = used._replace(killed=1, filled=True)
+            alone = alone and not contained
+            ended.append(Ended(process.ref, code, process.ceiling, used, ending.started, alone))
             gone[pid] = process.ref
         try:
-            self._kill_strays(gone)
+            if reaped and left:  # only an end makes orphans
+                self._kill_strays(gone)
         except OSError as error:  # without a free descriptor /proc cannot be read
             log.error("cannot look for processes that ended members left behind: %s", error)
         return ended
@@ -439,6 +472,11 @@ class Entered:
 # Finds the program of a member on this node, before it starts.
 
 
+FOUND_S = 1.0  # the place of a program is not looked up again before
+FOUND_MAX = 256
+_found: dict[tuple[str, str], tuple[float, str]] = {}  # until when, by name and PATH
+
+
 def find_program(program: str, workdir: str, path: str) -> str:
     if not os.path.isdir(workdir):
         raise CannotStart(f"workdir {workdir} is not a directory on this node", Fault.MISSING)
@@ -449,7 +487,15 @@ def find_program(program: str, workdir: str, path: str) -> str:
         if os.path.isdir(found) or not os.access(found, os.X_OK):
             raise CannotStart(f"{found} cannot be executed: is it a program, with chmod +x?")
         return found
-    found_in_path = shutil.which(program, path=path)
-    if found_in_path is None:
-        raise CannotStart(f"no program {program!r} in PATH on this node", Fault.MISSING)
-    return found_in_path
+    now = time.monotonic()
+    until, found = _found.get((program, path), (0.0, ""))
+    if now < until:
+        return found
+    for folder in path.split(":"):
+        found = f"{folder}/{program}"
+        if folder and os.access(found, os.X_OK) and not os.path.isdir(found):
+            if len(_found) >= FOUND_MAX:
+                _found.clear()
+            _found[program, path] = now + FOUND_S, found
+            return found
+    raise CannotStart(f"no program {program!r} in PATH on this node", Fault.MISSING)

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from shoal.model.series import GpuSample, NodeSample
+import msgspec
+
+from shoal.model.series import (
+    READING_AGE_MS_MAX,
+    READINGS_MAX,
+    EnergyReading,
+    GpuSample,
+    NodeSample,
+)
 
 SAMPLE_S = 2.0
+TOGETHER_S = 0.01
 
 
 class Sampler:
@@ -20,25 +30,52 @@ class Sampler:
         """`gpus`: the machine's numbers of those to look at."""
         self._gpus = gpus
         self._newest: NodeSample | None = None
+        self._energy: deque[tuple[float, tuple[int, ...]]] = deque(maxlen=READINGS_MAX)
+        self._wanted = threading.Event()  # a reading of the counters, now
         self.shared: set[int] = set()  # GPUs whose processes are wanted
         self.processes: dict[int, dict[int, int]] = {}  # of these: by GPU and process, in MB
         self._stopped = threading.Event()
 
     def start(self) -> None:
+        self.look()
         threading.Thread(target=self._run, name="sampling", daemon=True).start()
 
     def stop(self) -> None:
         self._stopped.set()
+        self._wanted.set()
+
+    def look(self) -> None:
+        """A member starts or ends, so that its GPUs' energy is its own from here or up to here."""
+        if self._gpus:
+            self._wanted.set()
 
     def take(self) -> NodeSample | None:
         """The newest sample; None if it was taken already."""
         sample, self._newest = self._newest, None
-        return sample
+        if sample is None or not self._energy:
+            return sample
+        now_s = time.monotonic()
+        readings = []
+        while self._energy:
+            read_s, counters = self._energy.popleft()
+            age_ms = int((now_s - read_s) * 1000)
+            if age_ms <= READING_AGE_MS_MAX:
+                readings.append(EnergyReading(age_ms, counters))
+        return msgspec.structs.replace(sample, energy=tuple(readings))
 
     def _run(self) -> None:
         driver = Driver(self._gpus) if self._gpus else None
-        before = cpu_times()
-        while not self._stopped.wait(SAMPLE_S):
+        before, due_s = cpu_times(), time.monotonic() + SAMPLE_S
+        while not self._stopped.is_set():
+            early = self._wanted.wait(max(0.0, due_s - time.monotonic()))
+            if early:
+                self._stopped.wait(TOGETHER_S)  # what starts or ends at the same moment
+            self._wanted.clear()
+            if driver is not None and (counters := driver.energy_mj()):
+                self._energy.append((time.monotonic(), counters))
+            if early:
+                continue
+            due_s = time.monotonic() + SAMPLE_S
             now = cpu_times()
             self._newest = NodeSample(
                 at_ms=time.time_ns() // 1_000_000,
@@ -76,6 +113,14 @@ class Driver:
             return {int(one.pid): int(one.usedGpuMemory or 0) >> 20 for one in found}
         except Exception:  # NVML has an exception for each of its errors
             return {}
+
+    def energy_mj(self) -> tuple[int, ...]:
+        """What each GPU has drawn since its driver was loaded; nothing where one does not say."""
+        try:
+            read = self._nvml.nvmlDeviceGetTotalEnergyConsumption
+            return tuple(int(read(handle)) for handle in self._handles)
+        except Exception:  # older than Volta, or NVML's exception for any of its errors
+            return ()
 
     def gpus(self) -> tuple[GpuSample, ...]:
         return tuple(self._one(handle) for handle in self._handles)

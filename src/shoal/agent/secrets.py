@@ -29,7 +29,7 @@ from shoal.machine.exits import member_ref
 from shoal.machine.kernel import CORES, NO_CORE, limit_cores, memory_folder
 from shoal.model.commands import Launch, Prepare
 from shoal.model.job import MemberRef
-from shoal.model.secret import SealedSecrets, SecretsOf, SecretValue
+from shoal.model.secret import FILES_KEY, SealedSecrets, SecretsOf, SecretValue
 
 log = logging.getLogger("shoal.agent")
 
@@ -72,13 +72,14 @@ class Secrets:
         self._waiting: dict[MemberRef, Waiting] = {}
         self._given: dict[MemberRef, SecretsOf] = {}
         self._masks: dict[MemberRef, Mask] = {}
+        self._keys: dict[MemberRef, bytes] = {}  # for kept files, until these have arrived
         self._clear_up()
 
     def needed(self, order: Launch | Prepare) -> bool:
         """An image may need credentials for its registry."""
         if isinstance(order, Prepare):
             return False
-        wants = order.secrets or order.image or order.launcher
+        wants = order.secrets or order.image or order.launcher or order.encrypt
         return bool(wants) and order.ref not in self._given
 
     async def get(self, order: Order) -> Order:
@@ -107,8 +108,12 @@ class Secrets:
         return {
             one.variable: os.fsdecode(one.value.rstrip(b"\r\n"))
             for one in (given.values if given else ())
-            if one.variable
+            if one.variable and one.name != FILES_KEY
         }
+
+    def files_key(self, ref: MemberRef) -> bytes | None:
+        """To encrypt its kept files; None: it did not ask for that. Empty: it is gone."""
+        return self._keys.get(ref)
 
     def folder(self, ref: MemberRef) -> str:
         """Where its secrets are files; empty if it has none."""
@@ -160,18 +165,24 @@ class Secrets:
 
     def forget(self, ref: MemberRef) -> None:
         """Its output is shipped, so that nothing has to be hidden any more."""
+        self._keys.pop(ref, None)
         if self._masks.pop(ref, None) is not None and self._root is not None:
             with contextlib.suppress(OSError):
                 (self._root / VALUES / str(ref)).unlink()
 
     def recall(self, ref: MemberRef) -> None:
         """A member of an earlier life, whose output is still to be shipped."""
-        if not (self._members / str(ref) / NAMES).exists():
+        try:
+            names = (self._members / str(ref) / NAMES).read_text().split()
+        except FileNotFoundError:
             return
         mask = None
+        if FILES_KEY in names:
+            self._keys[ref] = b""
         try:
             values = _decode((self._folder() / VALUES / str(ref)).read_bytes())
             mask = self._masks[ref] = Mask(one.value for one in values)
+            self._keys.update((ref, one.value) for one in values if one.name == FILES_KEY)
         except (OSError, CannotStart, msgspec.DecodeError):  # the machine was restarted, perhaps
             log.warning("the rest of the output of %s is withheld: it may hold its secrets", ref)
         self._hide(ref, mask)
@@ -195,8 +206,8 @@ class Secrets:
         """Before the member can write a byte, the agent is ready to hide them, in this life and the
         next one."""
         for one in values:
-            if one.variable and b"\0" in one.value:
-                problem = f"{one.name} holds a NUL byte, which no variable can hold"
+            if one.variable and one.name != FILES_KEY and b"\0" in one.value:
+                problem = f"{one.name} contains a NUL byte"
                 raise CannotStart(f"secrets: {problem}; use it as a file: --secret {one.name}")
         ref = launch.ref
         try:
@@ -204,6 +215,7 @@ class Secrets:
             (self._members / str(ref) / NAMES).write_text(names)
             root = self._folder()
             mask = self._masks[ref] = Mask(one.value for one in values)
+            self._keys.update((ref, one.value) for one in values if one.name == FILES_KEY)
             self._hide(ref, mask)
             _write(root / VALUES / str(ref), _encode(values), 0o600, 0)
             folder = root / str(ref)
@@ -406,7 +418,7 @@ def _encodings(value: bytes) -> Iterable[bytes]:
     for encode in (base64.b64encode, base64.urlsafe_b64encode):
         yield encode(value).rstrip(b"=")
         # Inside a longer text, `user:VALUE` for example, it looks different: three ways, of which
-        # the characters that also depend on the neighbours are left out.
+        # the characters that also depend on the neighbors are left out.
         for shift, lost in ((0, 0), (1, 2), (2, 3)):
             whole = (shift + len(value)) // 3 * 4 + ((shift + len(value)) % 3 * 8) // 6
             yield encode(bytes(shift) + value)[lost:whole]

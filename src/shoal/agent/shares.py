@@ -13,7 +13,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -126,13 +126,28 @@ def _torch_takes_limit(launch: Launch | Prepare) -> bool:
     """Looks at the torch that the member will probably use: beside its program, or the system's."""
     path = launch.env.get("PATH") or os.environ.get("PATH", os.defpath)
     program = shutil.which(launch.argv[0], path=path) or ""
-    for place in (f"{glob.escape(os.path.dirname(os.path.dirname(program)))}/lib", *SYSTEM):
-        for found in glob.glob(f"{place}/python3*/*-packages/torch/version.py"):
-            try:
-                return knows_fraction(Path(found).read_text())
-            except OSError:
-                continue
+    for folder in packages_of(os.path.dirname(os.path.dirname(program))):
+        with contextlib.suppress(OSError):
+            return knows_fraction(Path(f"{folder}/torch/version.py").read_text())
     return False
+
+
+def packages_of(root: str) -> Iterator[str]:
+    """Where an interpreter in `root`/bin finds packages, in this order: beside it, where a .pth
+    file there or the environment that it was made from points to, and the system's."""
+    own = glob.glob(f"{glob.escape(root)}/lib/python3*/*-packages")
+    yield from own
+    for file in [found for folder in own for found in glob.glob(f"{glob.escape(folder)}/*.pth")]:
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            yield from (line for line in Path(file).read_text().splitlines() if line[:1] == "/")
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        lines = Path(f"{root}/pyvenv.cfg").read_text().splitlines()
+        said = {line.partition("=")[0].strip(): line.partition("=")[2].strip() for line in lines}
+        if said.get("include-system-site-packages", "").lower() == "true":
+            base = glob.escape(os.path.dirname(said.get("home", "")))
+            yield from glob.glob(f"{base}/lib/python3*/*-packages")
+    for place in SYSTEM:
+        yield from glob.glob(f"{place}/python3*/*-packages")
 
 
 # NVIDIA's MPS: one daemon for each shared GPU and Unix user, as a child of the agent.

@@ -109,7 +109,8 @@ class Output:
                 start = end
             elif start < begin:
                 most = min(most, begin - start)
-        return start, os.pread(self.handle, most, start)
+        most = min(most, self.size - start)
+        return start, os.pread(self.handle, most, start) if most > 0 else b""
 
     def hidden(self, start: int, data: bytes) -> bytes:
         """These bytes without the member's secrets. The end is left out if it may be the beginning
@@ -127,9 +128,9 @@ class Output:
         held = 0 if cut_after or len(after) == reach else self.mask.begun(whole) - len(follow)
         return shown[len(lead) :][: len(data) - max(0, held)]
 
-    def mend(self) -> None:
+    def mend(self) -> int:
         """`echo problem > /dev/stderr` truncates the member's output file. Later output is moved
-        behind what was sent, or it would never be recognised as new."""
+        behind what was sent, or it would never be recognized as new. Returns the file's size."""
         size = self.size
         if size < self.seen and self.kept >= 0:
             data = os.pread(self.handle, AHEAD_BYTES_MAX, 0)
@@ -138,15 +139,15 @@ class Output:
             self.hole, self.skipped = None, (0, 0)
             size = self.size
         self.seen = size
+        return size
 
     def bound(self, ahead_max: int) -> None:
         """Free what the controller has kept, and the middle of a backlog over the bound."""
-        self.mend()
+        size = self.mend()
         behind = _aligned(self.kept - BEHIND_BYTES)
         if behind - self.freed >= BEHIND_BYTES:
             punch_hole(self.handle, self.freed, behind)
             self.freed = behind
-        size = self.size
         begin, end = self.hole if self.hole and self.sent <= self.hole[0] else (0, 0)
         if size - self.sent - (end - begin) <= ahead_max:
             return
@@ -165,7 +166,7 @@ class Shipping:
         self._connected_at: float | None = None
         self._hiding_s = 0.0  # spent in this turn
 
-    def watch(self, ref: MemberRef, path: Path, *, fresh: bool) -> None:
+    def watch(self, ref: MemberRef, path: Path | str, *, fresh: bool) -> None:
         """`fresh`: the file is new, so the controller can have none of it yet."""
         output = Output(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
         self._outputs[ref] = output
@@ -245,6 +246,11 @@ class Shipping:
         output.sent = start + len(data)
         return max(1, len(data))
 
+    def silent(self, ref: MemberRef) -> bool:
+        """Has the member written nothing?"""
+        output = self._outputs.get(ref)
+        return output is not None and output.size == 0
+
     def complete(self, ref: MemberRef) -> bool:
         """Has the controller kept everything that was written by a member that has ended?"""
         output = self._outputs.get(ref)
@@ -252,7 +258,7 @@ class Shipping:
             return True
         output.over = True
         with contextlib.suppress(OSError):
-            output.mend()
+            return output.mend() <= output.kept
         return output.size <= output.kept
 
     @property
@@ -293,7 +299,7 @@ def _hole_after(handle: int, offset: int) -> tuple[int, int] | None:
         return None
 
 
-def last_words(path: Path, mask: Mask | None = None) -> str:
+def last_words(path: Path | str, mask: Mask | None = None) -> str:
     """The line that a member wrote about why it ended: usually its last, as Python prints it."""
     try:
         data = _tail(path)
@@ -308,7 +314,7 @@ def last_words(path: Path, mask: Mask | None = None) -> str:
     return said if len(said) <= LAST_CHARACTERS else said[: LAST_CHARACTERS - 3] + "..."
 
 
-def _tail(path: Path) -> bytes:
+def _tail(path: Path | str) -> bytes:
     handle = os.open(path, os.O_RDONLY)
     try:
         size = os.fstat(handle).st_size
@@ -317,13 +323,13 @@ def _tail(path: Path) -> bytes:
         os.close(handle)
 
 
-def parting_words(path: Path, mask: Mask | None = None) -> str:
+def parting_words(path: Path | str, mask: Mask | None = None) -> str:
     """Why a member ended well, if its last line says so to us: [shoal: ...]."""
     said = last_words(path, mask)
     return said[len(PARTING) : -1] if said.startswith(PARTING) and said.endswith("]") else ""
 
 
-def append(path: Path, data: bytes) -> None:
+def append(path: Path | str, data: bytes) -> None:
     handle = os.open(path, os.O_WRONLY | os.O_APPEND)
     try:
         os.write(handle, data)

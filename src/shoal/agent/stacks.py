@@ -96,7 +96,7 @@ def _frames(thread: str) -> list[str]:
 
 def _py_spy(program: str, pid: int, mark: dict[str, str], deadline: float) -> str:
     """Read without stopping the process, because stopping one that is stopped already would wait
-    for ever. A running process may be misread, so there is a second try."""
+    forever. A running process may be misread, so there is a second try."""
     for _ in range(2):
         left_s = deadline - time.monotonic()
         if left_s <= 0:

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -17,15 +17,21 @@ from shoal.agent.images.pull import Images
 from shoal.agent.images.runtimes import Runs
 from shoal.agent.keeping.keeping import Fetching
 from shoal.agent.keeping.url_volumes import Means, UrlVolumes, means
-from shoal.agent.packages import Packages
+from shoal.agent.keeping.volumes import paths_of
+from shoal.agent.packages import Packages, Purpose
 from shoal.agent.secrets import WAITING, Secrets
 from shoal.agent.shares import Shares
 from shoal.core.nodebook import NodeBook
+from shoal.machine.paths import ANSWER_S, MOUNTS
 from shoal.model.commands import Launch, Prepare
+
+if TYPE_CHECKING:
+    from shoal.agent.tunnel.tunnels import Tunnels
 
 PACKAGE = "SHOAL_PACKAGE"  # where the package is unpacked
 PYTHON = "SHOAL_PYTHON"  # the interpreter that has Shoal, and the job's requirements if any
 TELL_S = 1.0
+REACH_S_MAX = 15.0  # the head knows by then that the mount hangs, and tries another node
 
 Order = TypeVar("Order", Launch, Prepare)
 
@@ -48,7 +54,9 @@ class Supplies:
         self.images = Images(directory, self.runs, self._images_used)
         self.volumes = UrlVolumes(directory)
         self.fetching: Fetching | None = None
+        self.root = ""  # of the jobs' checkpoints
         self.own_user: Callable[[Launch], int] = lambda _: 0  # 0: the agent's own
+        self.tunnels_of: Callable[[], Tunnels]  # made when somebody needs them
 
     def here(self, order: Order) -> Order | None:
         """The command with this node's paths, or None if something is still missing."""
@@ -60,13 +68,18 @@ class Supplies:
             return None
         if self.fetching is not None and self.fetching.needed(order):
             return None
-        if self.volumes.needed(order):
+        if order.encrypt_network and isinstance(order, Launch):
+            return None  # the other nodes have to be heard first
+        if self.volumes.needed(order) or (MOUNTS and MOUNTS.under(paths_of(order, self.root))):
             return None
         placed = self._placed(order, package, environment)
         return self.shares.here(placed)
 
     def lacks(self, order: Launch | Prepare) -> str:
         """What is missing, in words that follow the name of the node."""
+        for mount in MOUNTS.under(paths_of(order, self.root)).values() if MOUNTS else ():
+            if mount.silent_s > ANSWER_S:
+                return f"waits: {mount.problem()}"
         if order.package and self.packages.here(order.package) is None:
             return self.packages.progress(order.package)
         if not order.requirements or self.environments.here(order) is not None:
@@ -78,6 +91,8 @@ class Supplies:
                 return self.volumes.progress(order)
             if isinstance(order, Launch) and self.fetching and self.fetching.needed(order):
                 return self.fetching.progress(order)
+            if isinstance(order, Launch) and order.encrypt_network:
+                return "waits for the keys of its gang's other nodes"
             return "is preparing its share of a GPU"
         return "is building its environment: see its log"
 
@@ -85,7 +100,11 @@ class Supplies:
         """Returns when everything is here; raises CannotStart. `tell` gets what is missing."""
         telling = asyncio.create_task(self._tell(order, tell))
         try:
-            package = await self.packages.get(order.package) if order.package else None
+            await self._reach(order)
+            package = None
+            if order.package:
+                mine = Purpose(order.ref, order.data_mbit_s) if isinstance(order, Launch) else None
+                package = await self.packages.get(order.package, mine)
             environment = None
             if order.requirements:
                 environment = await self.environments.get(order, output)
@@ -94,11 +113,20 @@ class Supplies:
                 login = self.secrets.registry(order.ref) if isinstance(order, Launch) else ""
                 await self.images.get(order, login)
             placed = await self.volumes.get(placed, self._means)
+            if isinstance(order, Launch) and order.encrypt_network:
+                env = await self.tunnels_of().get(order, placed.env, self.own_user(order))
+                placed = msgspec.structs.replace(placed, env=env)
             if isinstance(order, Launch) and self.fetching and self.fetching.needed(order):
                 await self.fetching.get(order, self.own_user(order))
             return await self.shares.get(placed)
         finally:
             telling.cancel()
+
+    async def _reach(self, order: Launch | Prepare) -> None:
+        """A mount that does not answer for a while is the node's fault: another may have it."""
+        for mount in MOUNTS.under(paths_of(order, self.root)).values() if MOUNTS else ():
+            if not await mount.answers(REACH_S_MAX):
+                raise mount.problem()
 
     def _means(self, launch: Launch) -> Means:
         ref = launch.ref

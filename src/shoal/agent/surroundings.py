@@ -12,10 +12,11 @@ from shoal.agent.faults import CannotStart
 from shoal.agent.inherited import inherited_env
 from shoal.agent.keeping.keeping import Keeping
 from shoal.agent.keeping.url_volumes import urls
-from shoal.agent.keeping.volumes import volumes
+from shoal.agent.keeping.volumes import paths_of, volumes
 from shoal.agent.launch.files import HOSTFILE, hostfile, write_files
 from shoal.agent.supplies import PACKAGE, Supplies
 from shoal.link.wire import CHECKPOINT_ROOT
+from shoal.machine.paths import Hangs, ask
 from shoal.model.commands import Launch
 from shoal.model.job import MemberRef
 from shoal.model.kept import OUTPUT
@@ -43,8 +44,9 @@ class Surroundings:
         self._supplies = supplies
         self._keeping = keeping
         self._apart = apart
+        self._inherited = inherited_env(), inherited_env(apart=True)
 
-    def of(self, launch: Launch, directory: Path, extra: dict[str, str]) -> Found:
+    def of(self, launch: Launch, directory: str, extra: dict[str, str]) -> Found:
         """`directory` is the member's own, with its output. A tenant's member gets folders inside
         it, because it must not write where the agent does."""
         apart = self._apart.holds(launch)
@@ -53,10 +55,10 @@ class Surroundings:
             **extra,
             **self._checkpoint_dir(launch, apart=apart),
             **self._keeping.output(launch, apart=apart),
-            **volumes(launch, apart=apart),
+            **(ask(paths_of(launch), volumes, launch, apart=apart) if launch.volumes else {}),
         }
         if launch.package or apart or launch.launcher:
-            env[SCRATCH] = str(scratch)
+            env[SCRATCH] = scratch
         files = write_files(launch, directory)
         if files:
             env[HOSTFILE] = hostfile(files)
@@ -66,15 +68,15 @@ class Surroundings:
         if apart:
             base = self._apart.environment(launch, folders)
         else:  # an agent that is not root still keeps the operator's account from tenants
-            base = inherited_env(apart=launch.uid > 0)
+            base = dict(self._inherited[launch.uid > 0])
             if launch.uid:
-                base["HOME"] = str(scratch)
+                base["HOME"] = scratch
         private = self._supplies.secrets.variables(launch.ref)
-        return Found(base, env, private, str(scratch), folders, files)
+        return Found(base, env, private, scratch, folders, files)
 
-    def _folders(self, launch: Launch, scratch: Path, env: dict[str, str]) -> dict[str, bool]:
+    def _folders(self, launch: Launch, scratch: str, env: dict[str, str]) -> dict[str, bool]:
         """Only paths that we chose: a job must not name a folder to be shown."""
-        found = {str(scratch): True}
+        found = {scratch: True}
         for saved in (env.get(CHECKPOINT_DIR, ""), env.get(OUTPUT, "")):
             if saved and "://" not in saved:
                 found[saved] = True
@@ -97,9 +99,9 @@ class Surroundings:
         path = self.checkpoint_path(launch.ref)
         if "://" not in path:
             try:
-                os.makedirs(path, mode=0o700, exist_ok=True)
-                if apart:
-                    own(Path(path), launch.uid)
+                ask((path,), self._make, path, launch.uid if apart else 0)
+            except Hangs:
+                raise
             except OSError as error:
                 raise CannotStart(
                     f"cannot make the checkpoint directory {path}: {error.strerror}; "
@@ -108,12 +110,23 @@ class Surroundings:
         self._keeping.checkpoints(launch, path, apart=apart)
         return {CHECKPOINT_DIR: path}
 
-    def remove_empty_checkpoints(self, launch: Launch | None) -> None:
+    def _make(self, path: str, uid: int) -> None:
+        self._keeping.spares.make(path, uid)
+        if uid:
+            own(path, uid)
+
+    def remove_empty_checkpoints(self, launch: Launch | None, *, alone: bool) -> None:
         """Most jobs save nothing. An empty directory goes, unless another member may be about to
         write to it."""
         if launch is not None and launch.env.get("SHOAL_MEMBERS") == "1":
+            path = self.checkpoint_path(launch.ref)
             with contextlib.suppress(OSError):
-                os.rmdir(self.checkpoint_path(launch.ref))
+                user = launch.uid if self._apart.holds(launch) else 0
+                ask((path,), self._remove, path, user, alone=alone)
+
+    def _remove(self, path: str, user: int, *, alone: bool) -> None:
+        if not alone or not self._keeping.spares.take(path, user):
+            os.rmdir(path)
 
     def checkpoint_path(self, ref: MemberRef) -> str:
         return f"{self._root.rstrip('/')}/{ref.job}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import hmac
 import ipaddress
@@ -9,15 +10,11 @@ import secrets
 import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection
-from typing import Any
 from urllib.parse import urlsplit
 
-from litestar.connection import ASGIConnection
-from litestar.exceptions import NotAuthorizedException
-from litestar.handlers import BaseRouteHandler
-
 from shoal.api.forwarded import FORWARDED
-from shoal.api.handling import call_of, is_schema
+from shoal.api.handling import Handler, is_schema
+from shoal.api.http import Connection
 from shoal.api.limits import PROVEN
 from shoal.api.principal import (
     SAFE_METHODS,
@@ -44,16 +41,17 @@ TRIES_MAX = 10  # wrong tokens or codes ...
 TRIES_MS = 60_000  # ... allowed within this time from one address
 ADDRESSES_MAX = 1_000
 CSRF_HEADER = "x-shoal-csrf"
+INVITE_PREFIX = "invite"
 TOKEN_PREFIX = "shoal"
+API_KEY_PREFIX = "shoalkey"
 CONNECTION_RETRY_S = 5  # a connection without a request is closed after this long
 WRONG = (
     "the token is missing or wrong; get one from an admin (the operator's: file token in the home)"
 )
+INVITE_OVER = "this invite was accepted, was removed or has expired; ask for another"
 WRONG_KEY = (
     "the join token or key is wrong or was replaced; copy the file join-token of the head's home"
 )
-
-Connection = ASGIConnection[Any, Any, Any, Any]
 
 
 async def _at_once() -> None: ...
@@ -100,9 +98,8 @@ class Access:
         except ValueError:
             return not name.endswith(".localhost")
 
-    async def guard(self, connection: Connection, handler: BaseRouteHandler) -> None:
-        call = call_of(handler)
-        needs = call.may if call is not None else Needs.ADMIN
+    async def guard(self, connection: Connection, handler: Handler) -> None:
+        needs = handler.call.may if handler.call is not None else Needs.ADMIN
         # A browser holds no key of a node, and a proxy before us may have any name.
         if needs is not Needs.NODE and self.is_foreign(connection):
             name = _host_name(connection)[:64]
@@ -119,10 +116,10 @@ class Access:
             who = self.of_session(session)
             if who is None:
                 enter(self.quotas, connection, handler, None)
-                raise NotAuthorizedException(self._wrong(connection, needs))
+                raise Refusal(401, self._wrong(connection, needs))
         self._watch(connection, handler, self._proof(who, session), needs)
         proven(connection, who)
-        connection.scope[SCOPE] = who  # type: ignore[literal-required]
+        connection.scope[SCOPE] = who
         enter(self.quotas, connection, handler, who, session.name if session else "")
         if session is not None and connection.scope.get("method") not in SAFE_METHODS:
             self.refuse_forgery(connection, session)
@@ -139,9 +136,7 @@ class Access:
             return "the join token has expired; get another from an admin"
         return WRONG_KEY
 
-    def _watch(
-        self, connection: Connection, handler: BaseRouteHandler, proof: Proof, needs: Needs
-    ) -> None:
+    def _watch(self, connection: Connection, handler: Handler, proof: Proof, needs: Needs) -> None:
         entry = connection.scope.get(ENTRY)
         if isinstance(entry, Entry):
             self.watcher.enter(entry, proof, needs, stream=is_stream(connection, handler))
@@ -191,6 +186,8 @@ class Access:
             return None
         if isinstance(token, NodeKey):
             return machine(token)
+        if token.invite:
+            return None
         identity = self._identity()
         role = identity.role(token)
         if role is None:
@@ -236,18 +233,34 @@ class Access:
 
     def sign_in(self, connection: Connection, token: str, code: str) -> tuple[Session, str]:
         """The new session and its cookie, for the token or for the code of a link."""
-        if "origin" in connection.headers and not same_origin(connection):
-            raise Refusal(403, "this request comes from another site; use the page itself")
-        address = connection.client.host if connection.client else ""
+        self.refuse_foreign(connection)
         who = THE_OPERATOR if hmac.compare_digest(token.encode(), self._token) else None
         who = who or self.bearer(token) or self._redeem(code)
         if who is None or who.key:
-            # Only after a failure: one guesser must not lock out others at the same address.
-            self._refuse_guessing(address)
-            self._tries.setdefault(address, deque(maxlen=TRIES_MAX)).append(self._now_ms())
             wrong = WRONG if token else "this link was used or has expired; get another: shoal page"
-            raise NotAuthorizedException(wrong)
+            raise self.guessed(connection, wrong)
         return self.begin(connection, who)
+
+    def refuse_foreign(self, connection: Connection) -> None:
+        if "origin" in connection.headers and not same_origin(connection):
+            raise Refusal(403, "this request comes from another site; use the page itself")
+
+    def guessed(self, connection: Connection, message: str) -> Refusal:
+        """Only after a failure: one guesser must not lock out others at the same address."""
+        address = connection.client.host if connection.client else ""
+        self._refuse_guessing(address)
+        self._tries.setdefault(address, deque(maxlen=TRIES_MAX)).append(self._now_ms())
+        return Refusal(401, message)
+
+    def invite(self, connection: Connection, code: str) -> Token:
+        """The invite that this code is of; it may be accepted before this one accepts it."""
+        prefix, _, rest = code.strip().partition("_")
+        invite_id, _, secret = rest.partition("_")
+        token = self._identity().tokens.get(invite_id) if prefix == INVITE_PREFIX else None
+        right = hmac.compare_digest(invite_hash(secret), token.hash if token else NO_HASH)
+        if token is None or not right or not token.invite or token.until_ms <= self._now_ms():
+            raise self.guessed(connection, INVITE_OVER)
+        return token
 
     def begin(self, connection: Connection, who: Principal) -> tuple[Session, str]:
         """A new session and its cookie, for a sender who has shown who they are."""
@@ -300,6 +313,23 @@ def token_hash(secret: str) -> str:
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
 
 
+def invite_hash(secret: str) -> str:
+    """Another hash than a token's: the code of an invite is never taken for a token."""
+    return token_hash(f"{INVITE_PREFIX} {secret}")
+
+
+def new_invite() -> tuple[str, str, str]:
+    """As `new_token`."""
+    invite_id, secret = secrets.token_hex(4), secrets.token_urlsafe(32)
+    return invite_id, f"{INVITE_PREFIX}_{invite_id}_{secret}", invite_hash(secret)
+
+
+def new_api_key() -> tuple[str, str, str]:
+    """As `new_token`. Longer ids than those of tokens: a caller is one or the other."""
+    key_id, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
+    return key_id, f"{API_KEY_PREFIX}_{key_id}_{secret}", token_hash(secret)
+
+
 def new_token(token_id: str = "") -> tuple[str, str, str]:
     """A token's id, the token as its user gets it, and the hash to store. With an id: another
     secret for that token."""
@@ -322,8 +352,13 @@ def _lacking(who: Principal, needs: Needs) -> str:
 
 def _host_name(connection: Connection) -> str:
     """The name in the Host header, without the port."""
+    return _name_in(connection.headers.get("host", ""))
+
+
+@functools.lru_cache(maxsize=64)
+def _name_in(host: str) -> str:
     try:
-        return (urlsplit(f"//{connection.headers.get('host', '')}").hostname or "").rstrip(".")
+        return (urlsplit(f"//{host}").hostname or "").rstrip(".")
     except ValueError:
         return "?"
 
@@ -334,6 +369,6 @@ def proven(connection: Connection, who: Principal) -> None:
     told = connection.scope.get(PROVEN)
     # Nodes are as few as the operator lets in, and must not be locked out by users.
     owner = "" if who.key or (who.user == OPERATOR and not who.token) else who.tenant
-    if told is not None and not told(owner):  # type: ignore[operator]
+    if told is not None and not told(owner):
         message = f"tenant {owner} has too many connections open; close some, or try again in 5 s"
         raise Refusal(429, message, retry_s=CONNECTION_RETRY_S)

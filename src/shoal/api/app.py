@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
-from litestar import Controller, Litestar, Request
-from litestar.datastructures import State
-from litestar.di import Provide
-from litestar.exceptions import HTTPException
-from litestar.openapi.config import OpenAPIConfig
-from litestar.openapi.plugins import JsonRenderPlugin
-from litestar.openapi.spec import Components, SecurityScheme
-from litestar.params import Parameter
-from litestar.plugins import PluginProtocol
-from litestar.plugins.core import MsgspecDIPlugin
-from litestar.types import ControllerRouterHandler
+from msgspec import Meta
 
-from shoal import __version__
 from shoal.api.access import Access
+from shoal.api.apikeys import ApiKeys
 from shoal.api.audit import Audit, audited
 from shoal.api.events import Events
 from shoal.api.fabric import FabricApi, StorageApi
@@ -28,10 +19,12 @@ from shoal.api.feed import Feed
 from shoal.api.files import Files
 from shoal.api.finding import Annotations, provide_wanted
 from shoal.api.forwarded import ACCESS, SERVED, entry_for, head_urls, headed
-from shoal.api.handling import handles
+from shoal.api.handling import Asked, Handler, handles
+from shoal.api.http import Connection, State
 from shoal.api.identity import Me, Tenants, Tokens, Users
+from shoal.api.invites import Invites
 from shoal.api.jobs import Explanations, Jobs, WaitS
-from shoal.api.joining import HeadsOfCluster, Join, Keys, NodeLink, checked
+from shoal.api.joining import HeadsOfCluster, Join, Keys, NodeLink
 from shoal.api.ledger import Budgets, Ledger
 from shoal.api.logs import Logs
 from shoal.api.meeting import Meeting, Meetings, Sessions, urls_of
@@ -41,22 +34,15 @@ from shoal.api.notices import Rules
 from shoal.api.packages import Packages, refuse_unknown_package
 from shoal.api.page import HANDLERS, provided
 from shoal.api.policy import Policies
-from shoal.api.problems import (
-    SAFE_HEADERS,
-    Refusal,
-    accepted,
-    on_busy,
-    on_http_error,
-    on_recursion,
-    on_refusal,
-    on_store_error,
-    on_unexpected,
-)
-from shoal.api.quotas import tickets
-from shoal.api.reach import Reach
+from shoal.api.preview import Previews, rolled_back
+from shoal.api.problems import Refusal, accepted
+from shoal.api.reach import Reach, read_ahead
+from shoal.api.routing import App
 from shoal.api.secrets import Secrets, refuse_unknown_certificate, refuse_unknown_secrets
-from shoal.api.series import Series
+from shoal.api.series import Series, known_node
+from shoal.api.status_page import StatusPages
 from shoal.api.supply import Supplies
+from shoal.api.trials import Trials
 from shoal.api.try_service import Tries, Trying
 from shoal.api.views import (
     check_view,
@@ -64,18 +50,16 @@ from shoal.api.views import (
     node_view,
     service_view,
     status_view,
-    version_before,
 )
 from shoal.api.workflows import Schedules, Workflows
 from shoal.calls.cluster import ClusterCalls, NodeCalls, ServiceCalls
 from shoal.control.history.history import History
 from shoal.control.home import Home
-from shoal.control.loop import Busy, ControlLoop, Unreadable
+from shoal.control.loop import ControlLoop
 from shoal.control.stores import Stores
 from shoal.core.features.caps import caps_of
 from shoal.core.features.service.serve import owner_of
 from shoal.engines.linked.engine import LinkedEngine
-from shoal.forms.fields import JOB, SERVICE
 from shoal.ledger.live import LiveLedger
 from shoal.model.durations import DAY_MS
 from shoal.model.hidden import without_keys
@@ -88,7 +72,9 @@ from shoal.model.report import (
     SetService,
     StopService,
 )
+from shoal.model.resources import WHOLE_GPU_MILLI
 from shoal.model.service import GatewayEntry, ServiceSpec, problem_with_names
+from shoal.model.tree import NodeTree, Tree, tree_lines
 from shoal.model.views import (
     CheckView,
     Done,
@@ -96,9 +82,6 @@ from shoal.model.views import (
     ServiceView,
     StatusView,
 )
-from shoal.ports import StoreError
-
-BODY_BYTES_MAX = 4 * 1024 * 1024
 
 ENDS_IN_MS_MAX = 366 * DAY_MS
 INTENT_WHY_MAX = 160
@@ -110,7 +93,7 @@ INTENTS = {
 }
 
 
-class Cluster(Controller):
+class Cluster:
     @handles(ClusterCalls.status)
     def status(self, reach: Reach) -> StatusView:
         view = status_view(reach)
@@ -129,14 +112,23 @@ class Cluster(Controller):
     def nodes(self, reach: Reach) -> list[NodeView]:
         return [node_view(reach, node) for node in known_nodes(reach.loop)]
 
+    @handles(NodeCalls.node_tree)
+    def node_tree(self, reach: Reach, node: str) -> NodeTree:
+        known = known_node(reach.loop, node)
+        if not isinstance(tree := known.spec.tree, Tree):
+            return NodeTree(node=node)
+        left = reach.loop.state.rooms[known.index].gpu_milli
+        used = [gpu for gpu, milli in enumerate(left) if milli < WHOLE_GPU_MILLI]
+        return NodeTree(node=node, lines=tree_lines(tree, used), tree=tree)
+
     @handles(NodeCalls.change_node)
     async def set_intent(
         self,
         reach: Reach,
         node: str,
         verb: Literal["cordon", "drain", "uncordon"],
-        in_ms: Annotated[int | None, Parameter(ge=0, le=ENDS_IN_MS_MAX)] = None,
-        why: Annotated[str, Parameter(max_length=INTENT_WHY_MAX)] = "",
+        in_ms: Annotated[int, Meta(ge=0, le=ENDS_IN_MS_MAX)] | None = None,
+        why: Annotated[str, Meta(max_length=INTENT_WHY_MAX)] = "",
     ) -> Done:
         request: SetIntent | SetEnd = SetIntent(node, INTENTS[verb], reach.name, why)
         if in_ms is not None and verb != "drain":
@@ -172,7 +164,7 @@ class Cluster(Controller):
         return view
 
 
-class Services(Controller):
+class Services:
     @handles(ServiceCalls.services)
     def listing(self, reach: Reach, entry: GatewayEntry) -> list[ServiceView]:
         return [service_view(reach, service, entry) for service in reach.services()]
@@ -199,16 +191,10 @@ class Services(Controller):
         reach: Reach,
         entry: GatewayEntry,
         name: str,
-        version: Annotated[int, Parameter(ge=0, le=1 << 53)] = 0,
+        version: Annotated[int, Meta(ge=0, le=1 << 53)] = 0,
     ) -> ServiceView:
         service = reach.service(name)
-        known = version_before(service)
-        if service.before is None or not known:
-            raise Refusal(409, f"{name} has no other version that was ever ready", "service")
-        if version not in (0, known):
-            raise Refusal(409, f"the version before is {known} by now, not {version}", "version")
-        spec = msgspec.structs.replace(service.before, scale=service.spec.scale)
-        return await self._set(reach, entry, spec)
+        return await self._set(reach, entry, rolled_back(service, version))
 
     async def _set(self, reach: Reach, entry: GatewayEntry, data: ServiceSpec) -> ServiceView:
         spec = msgspec.structs.replace(data, replica=reach.spec(data.replica))
@@ -240,7 +226,7 @@ def _refuse_entry(reach: Reach, entry: GatewayEntry, spec: ServiceSpec) -> None:
         raise Refusal(422, message, field)
 
 
-ROUTES: list[ControllerRouterHandler] = [
+ROUTES: list[type | Handler] = [
     Cluster,
     HeadsOfCluster,
     Events,
@@ -257,7 +243,10 @@ ROUTES: list[ControllerRouterHandler] = [
     Ledger,
     Budgets,
     Policies,
+    Previews,
+    StatusPages,
     Supplies,
+    Trials,
     FabricApi,
     StorageApi,
     Packages,
@@ -267,7 +256,9 @@ ROUTES: list[ControllerRouterHandler] = [
     Me,
     Tenants,
     Users,
+    Invites,
     Tokens,
+    ApiKeys,
     Join,
     Keys,
     Audit,
@@ -276,14 +267,6 @@ ROUTES: list[ControllerRouterHandler] = [
     metrics,
     *HANDLERS,
 ]
-
-
-class Plain(Litestar):
-    """Without its adapters for pydantic and attrs, which it imports if they are installed."""
-
-    @staticmethod
-    def _get_default_plugins(plugins: list[PluginProtocol]) -> list[PluginProtocol]:
-        return [*plugins, MsgspecDIPlugin()]
 
 
 def build(
@@ -297,7 +280,7 @@ def build(
     reach: str = "",
     linked: LinkedEngine | None = None,
     stores: Stores | None = None,
-) -> Litestar:
+) -> App:
     """`reach` is the URL at which nodes reach the head, if it has one for them. `linked` takes
     their links. Without `stores`, everything is in files of the home."""
     if stores is None and home is not None:
@@ -311,92 +294,33 @@ def build(
     loop.people_changed = access.watcher.look
     meetings, tries, moments = Meetings(urls_of(reach)), Tries(entry), Moments(home)
 
-    def provide_ledger() -> LiveLedger | None:
-        return live_ledger
+    def entry_of(connection: Connection) -> GatewayEntry:
+        return entry_for(connection.scope) or entry()
 
-    def provide_history() -> History:
-        return kept
-
-    def provide_nothing() -> None:
-        """`loop` depends on this, so that it is provided last and by itself."""
-
-    async def provide_loop(all_others: None) -> ControlLoop:  # noqa: ARG001
-        """Handlers start from the stored state."""
-        await loop.settled()
-        return loop
-
-    def provide_entry(request: Request[Any, Any, Any]) -> GatewayEntry:
-        return entry_for(request.scope) or entry()
-
-    app = Plain(
-        route_handlers=ROUTES,
-        guards=[access.guard, *([auditor.guard] if auditor else [])],
-        before_send=[auditor.before_send] if auditor else [],
-        middleware=[checked(lambda: loop.check()), tickets],
-        response_headers=SAFE_HEADERS,
-        state=State({"feed": feed, ACCESS: access, MOMENTS: moments}),
-        dependencies={
-            "all_others": Provide(provide_nothing, sync_to_thread=False),
-            "loop": Provide(provide_loop),
-            "wanted": Provide(provide_wanted, sync_to_thread=False),
-            "entry": Provide(provide_entry, sync_to_thread=False),
-            "live_ledger": Provide(provide_ledger, sync_to_thread=False),
-            "history": Provide(provide_history, sync_to_thread=False),
-            "meetings": Provide(lambda: meetings, sync_to_thread=False),
-            "moments": Provide(lambda: moments, sync_to_thread=False),
-            "tries": Provide(lambda: tries, sync_to_thread=False),
-            "stores": Provide(lambda: stores, sync_to_thread=False),
-            "linked": Provide(lambda: linked, sync_to_thread=False),
-            "auditor": Provide(lambda: auditor, sync_to_thread=False),
+    app = App(
+        ROUTES,
+        access,
+        {
+            "loop": lambda _: loop,
+            "wanted": Asked(provide_wanted),
+            "entry": entry_of,
+            "live_ledger": lambda _: live_ledger,
+            "history": lambda _: kept,
+            "meetings": lambda _: meetings,
+            "moments": lambda _: moments,
+            "tries": lambda _: tries,
+            "stores": lambda _: stores,
+            "linked": lambda _: linked,
+            "auditor": lambda _: auditor,
             **provided(loop, access, feed, home, stores),
         },
-        exception_handlers={
-            Refusal: on_refusal,
-            Busy: on_busy,
-            Unreadable: on_busy,
-            StoreError: on_store_error,
-            HTTPException: on_http_error,
-            RecursionError: on_recursion,
-            Exception: on_unexpected,
-        },
-        logging_config=None,
-        request_max_body_size=BODY_BYTES_MAX,
-        openapi_config=_openapi(),
+        audit=auditor,
+        check=lambda: loop.check(),  # a head that begins to lead gets another
+        settled=loop.settled,
+        ahead=partial(read_ahead, loop),
+        state=State({"feed": feed, ACCESS: access, MOMENTS: moments}),
     )
     app.state[SERVED] = headed(app, token, lambda: loop.last_seq)
     if linked is not None:
         linked.heads = lambda: head_urls(app)
     return app
-
-
-def _openapi() -> OpenAPIConfig:
-    return OpenAPIConfig(
-        title="Shoal",
-        version=__version__,
-        # Only the JSON: the pages that render a schema load scripts from other hosts.
-        render_plugins=[DescribedSchema(path=["/", "/openapi.json"])],
-        security=[{"token": []}],
-        components=Components(
-            security_schemes={"token": SecurityScheme(type="http", scheme="bearer")}
-        ),
-    )
-
-
-# The API's schema (OpenAPI): describes the fields of jobs and services as their files do.
-
-
-# The schemas by the first part of a target, as in `scale.idle_ms`.
-PARTS = {"scale": "Scale", "probe": "Probe", "route": "Route", "sweep": "Sweep"}
-
-
-class DescribedSchema(JsonRenderPlugin):
-    def render(self, request: Request[Any, Any, Any], openapi_schema: dict[str, Any]) -> bytes:
-        schemas = openapi_schema["components"]["schemas"]
-        for whole, table in (("ServiceSpec", SERVICE), ("JobSpec", JOB)):
-            for field in table.values():
-                for target in field.targets.split():
-                    part, _, name = target.rpartition(".")
-                    about = schemas[PARTS[part] if part else whole]["properties"].get(name)
-                    if about is not None:
-                        about["description"] = f"`{field.name}` in a file: {field.help}"
-        return super().render(request, openapi_schema)

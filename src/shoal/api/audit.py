@@ -7,13 +7,10 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Annotated, Any
 
-from litestar import Controller
-from litestar.connection import ASGIConnection
-from litestar.handlers import BaseRouteHandler
-from litestar.params import Parameter
-from litestar.types import Message, Scope
+from msgspec import Meta
 
-from shoal.api.handling import aside, handles
+from shoal.api.handling import Handler, aside, handles
+from shoal.api.http import Connection, Scope
 from shoal.api.principal import SAFE_METHODS, SCOPE, Principal
 from shoal.api.problems import Refusal
 from shoal.calls.people import PeopleCalls
@@ -24,6 +21,7 @@ from shoal.model.people import AuditEntry, AuditView
 
 NOTE = "shoal.audit"  # in a request's scope: what a handler adds to its line
 QUIET = "shoal.audit.quiet"
+HANDLER, PATH_PARAMS = "shoal.handler", "shoal.path_params"  # as the application found them
 REFUSED = (401, 403, 404, 421, 429)
 ENTRIES_MAX = 10_000
 WORD_MAX = 200
@@ -39,8 +37,7 @@ TENANT_MAX = 6_000
 HOUR_MS, MINUTE_MS = 3_600_000, 60_000
 KINDS_MAX = 20_000  # users with verbs that are counted
 
-Connection = ASGIConnection[Any, Any, Any, Any]
-Word = Annotated[str, Parameter(max_length=64)]
+Word = Annotated[str, Meta(max_length=64)]
 
 
 def note(scope: Any, **fields: str) -> None:
@@ -71,7 +68,7 @@ class Lines:
 
 
 class Auditor:
-    """Called with every message that the API sends, before it is sent."""
+    """Called with every answer of the API, before it is sent."""
 
     def __init__(self, log: AuditQueue, now_ms: Callable[[], int]) -> None:
         self.log = log
@@ -80,33 +77,27 @@ class Auditor:
         self._skipped = 0
         self._done: dict[tuple[str, ...], Lines] = {}
 
-    async def before_send(self, message: Message, scope: Scope) -> None:
-        kind = message["type"]
-        if kind == "http.response.start":
-            status = int(message["status"])  # type: ignore[typeddict-item]
-        elif kind == "websocket.accept":
-            status = 101
-        else:
-            return
+    async def answered(self, scope: Scope, status: int) -> None:
+        """A websocket that is accepted has the status 101."""
         entry = self._entry(scope, status)
         if entry is not None:
             await self.log.write(entry)
 
-    async def guard(self, connection: Connection, _: BaseRouteHandler) -> None:
+    async def guard(self, connection: Connection, _: Handler) -> None:
         """While no line can be written, nobody but the operator may change something: whoever holds
         the machine could change the log itself."""
-        who: Principal | None = connection.scope.get(SCOPE)  # type: ignore[assignment]
+        who: Principal | None = connection.scope.get(SCOPE)
         safe = connection.scope.get("method", "GET") in SAFE_METHODS
         if self.log.stuck and not safe and who is not None and who.token:
             message = "the audit log cannot be written, so nothing can be changed; tell an admin"
             raise Refusal(507, message, "audit")
 
     def _entry(self, scope: Scope, status: int) -> AuditEntry | None:
-        handler: Any = scope.get("route_handler")
+        handler: Handler | None = scope.get(HANDLER)
         if handler is None:
             return None  # there is no such route: nothing was asked for
-        who: Principal | None = scope.get(SCOPE)  # type: ignore[assignment]
-        told: dict[str, str] = scope.get(NOTE, {})  # type: ignore[assignment]
+        who: Principal | None = scope.get(SCOPE)
+        told: dict[str, str] = scope.get(NOTE, {})
         changes = status == 101 or scope.get("method", "GET") not in SAFE_METHODS
         refused = status in REFUSED and (who is None or not who.admin)
         if not (changes or told or refused) or scope.get(QUIET):
@@ -121,7 +112,7 @@ class Auditor:
         skipped = 0
         if who is not None and not who.admin:
             # A request that was refused as wrong changes as little as one that was not allowed.
-            verb = _verb(handler) if status < 400 else ""
+            verb = handler.verb if status < 400 else ""
             skipped = self._count((who.tenant, who.user or who.key, verb))
             if skipped < 0:
                 return None
@@ -130,13 +121,13 @@ class Auditor:
             "who": who.user if who else "",
             "tenant": who.tenant if who else "",
             "token": (who.token or who.key) if who else "",
-            "on": without_secret(" ".join(map(str, scope.get("path_params", {}).values()))),
+            "on": without_secret(" ".join(map(str, scope.get(PATH_PARAMS, {}).values()))),
             **told,
         }
         return AuditEntry(
             seq=0,
             at_ms=self._now_ms(),
-            verb=_verb(handler),
+            verb=handler.verb[:WORD_MAX],
             status=status,
             source=source,
             skipped=skipped,
@@ -179,19 +170,12 @@ def audited(stores: Stores | None, loop: ControlLoop) -> Auditor | None:
     return Auditor(stores.audit(loop.alarms), loop.clock.now_ms)
 
 
-def _verb(handler: Any) -> str:
-    """As `jobs.cancel`: the group of routes and the function."""
-    function = getattr(handler, "fn", None)
-    name = getattr(function, "__qualname__", "") or type(handler).__name__
-    return str(name).lower().removeprefix("<locals>.")[:WORD_MAX]
-
-
 def _source(scope: Scope) -> str:
     client = scope.get("client")
     return client[0] if client and client[0] else "socket"
 
 
-class Audit(Controller):
+class Audit:
     @handles(PeopleCalls.audit)
     async def audit(
         self,
@@ -199,7 +183,7 @@ class Audit(Controller):
         user: Word = "",
         tenant: Word = "",
         verb: Word = "",
-        limit: Annotated[int, Parameter(ge=1, le=ENTRIES_MAX)] = 100,
+        limit: Annotated[int, Meta(ge=1, le=ENTRIES_MAX)] = 100,
     ) -> AuditView:
         if auditor is None:
             return AuditView(entries=[], head="")

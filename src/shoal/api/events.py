@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable
 from typing import Annotated
 
 import msgspec
-from litestar import Controller, Response
-from litestar.params import Parameter
+from msgspec import Meta
 
 from shoal.api.handling import aside, encoded, handles, respond
+from shoal.api.http import Response
 from shoal.api.jobs import NUMBER_MAX, WaitS
 from shoal.api.reach import Reach, seen_events
 from shoal.calls.cluster import ClusterCalls
@@ -26,19 +26,19 @@ EVENTS_MAX = 10_000
 READ_AT_ONCE = 2_000  # of the log, to find events of one tenant in it
 READ_MAX = 100_000  # ... in one request; the next one continues from there
 
-Name = Annotated[str, Parameter(max_length=64)]
+Name = Annotated[str, Meta(max_length=64)]
 Page = tuple[list[Recorded], int]  # and where to continue
 Read = Callable[[int, int], list[Recorded]]
 
 
-class Events(Controller):
+class Events:
     @handles(ClusterCalls.events)
     async def events(
         self,
         reach: Reach,
         wanted: JobFilter,
-        after: Annotated[int, Parameter(ge=-EVENTS_MAX, le=NUMBER_MAX)] = 0,
-        limit: Annotated[int, Parameter(ge=1, le=EVENTS_MAX)] = 1000,
+        after: Annotated[int, Meta(ge=-EVENTS_MAX, le=NUMBER_MAX)] = 0,
+        limit: Annotated[int, Meta(ge=1, le=EVENTS_MAX)] = 1000,
         job: Name = "",
         node: Name = "",
         notable: bool = False,
@@ -63,7 +63,7 @@ class Events(Controller):
             left_s = deadline_s - time.monotonic()
             if found or left_s <= 0:
                 break
-            await reach.loop.changed(job, left_s)
+            await reach.loop.changed(job, left_s, starts=bool(job))
         body = await aside(
             lambda: encoded(EventsView(events=published(found), next_after=after)), limit
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from statistics import median
 
 import msgspec
-from litestar import Controller
 
 from shoal.api.handling import handles
 from shoal.api.jobs import WaitS
@@ -13,8 +12,10 @@ from shoal.api.problems import Refusal, accepted
 from shoal.api.reach import Reach
 from shoal.calls.cluster import NodeCalls
 from shoal.control.history.history import History
+from shoal.core.features.fabric.halves import halves, halves_text
 from shoal.core.state.heard import Storing, Touring
 from shoal.core.state.state import State
+from shoal.model.amounts import listed, share_text
 from shoal.model.fabric import Fabric, FabricView, LinkView, NetworkRequest, Weak, rate_text
 from shoal.model.health import CheckResult
 from shoal.model.report import CheckNetwork
@@ -30,14 +31,18 @@ from shoal.model.storage import (
     StorageView,
 )
 
+EVEN = 0.25  # links that differ by more are shown as a range
 
-class FabricApi(Controller):
+
+class FabricApi:
     @handles(NodeCalls.fabric)
     async def last(self, reach: Reach, history: History) -> FabricView:
         state, kept = reach.loop.state, history.measured.last
         tours = list(state.heard.tours.values())
         view = FabricView(id="")
-        asked = [tour for tour in tours if tour.ended_ms is not None and not tour.about]
+        asked = [
+            tour for tour in tours if tour.ended_ms is not None and not tour.about and not tour.cuts
+        ]
         shown = asked[-1] if asked else kept.tour if kept is not None else None
         if shown is not None:
             view = fabric_view(shown, msgspec.structs.replace(state.fabric, id=shown.id))
@@ -46,7 +51,7 @@ class FabricApi(Controller):
 
     @handles(NodeCalls.check_network)
     async def check(self, reach: Reach, data: NetworkRequest) -> FabricView:
-        request = CheckNetwork(tuple(data.nodes), data.collectives, reach.name)
+        request = CheckNetwork(tuple(data.nodes), data.collectives, reach.name, data.halves)
         answer = accepted(await reach.loop.request(request))
         view = _heard(reach.loop.state, answer.id) or FabricView(id=answer.id)
         view.notes += [answer.note] if answer.note else []
@@ -97,6 +102,10 @@ def fabric_view(tour: Touring, fabric: Fabric) -> FabricView:
     )
     if tour.ended_ms is None:
         return view  # half a million links are not sent every two seconds
+    if tour.cuts:
+        view.halves = halves(tour.cuts, view.nodes, tour.results)
+        view.verdict = "; ".join(map(halves_text, view.halves)) + "."
+        return view
     view.links = _links(tour)
     view.collectives = [one for result in tour.results.values() for one in result.collectives]
     if fabric.id == tour.id:
@@ -106,6 +115,7 @@ def fabric_view(tour: Touring, fabric: Fabric) -> FabricView:
         view.places = {node: place for node, place in fabric.places.items() if node in own}
         view.usual_mbs, view.usual_latency_us = fabric.usual_mbs, fabric.usual_latency_us
     _fill_usual(view)
+    view.verdict = verdict(view)
     return view
 
 
@@ -122,6 +132,34 @@ def _fill_usual(view: FabricView) -> None:
     if working and not view.usual_mbs:
         view.usual_mbs = int(median(min(link.mbs, link.back_mbs) for link in working))
         view.usual_latency_us = int(median(link.latency_us for link in working))
+
+
+def verdict(view: FabricView) -> str:
+    """How even the links are, and which are weak, in one sentence."""
+    rates = [min(link.mbs, link.back_mbs) for link in view.links if not link.fault]
+    silent = len(view.nodes) - len(view.heard_from)
+    missing = f"{plural(silent, 'node')} did not answer" if silent else ""
+    if not view.links:
+        return f"No links were measured{f': {missing}' if missing else ''}."
+    links = plural(len(view.links), "link")
+    broken = [f"{link.a}-{link.b}" for link in view.links if link.fault]
+    if view.weak:
+        names = [f"{w.node}-{w.peer}" if w.peer else f"{w.node} (all its links)" for w in view.weak]
+        slow = {w.node for w in view.weak if not w.peer}
+        count = sum(bool(slow & {link.a, link.b}) for link in view.links)
+        count += sum(bool(w.peer and not slow & {w.node, w.peer}) for w in view.weak)
+        text = f"{count} of {links} {'is' if count == 1 else 'are'} weak: {listed(names)}"
+    elif broken:
+        text = f"{len(broken)} of {links} failed: {listed(broken)}"
+    else:
+        off = max(abs(rate - view.usual_mbs) for rate in rates) / max(1, view.usual_mbs)
+        range_ = (
+            f"within {share_text(off)} of the median, {rate_text(view.usual_mbs)}"
+            if off <= EVEN
+            else f"{rate_text(min(rates))} to {rate_text(max(rates))}"
+        )
+        text = f"{links} measured, none of them weak: {range_}"
+    return f"{text}; {missing}." if missing else f"{text}."
 
 
 def weak_text(weak: Weak) -> str:
@@ -146,7 +184,10 @@ def _links(tour: Touring) -> list[LinkView]:
 # The API of storage checks: what nodes can write and read at a path or URL.
 
 
-class StorageApi(Controller):
+LAST = "last"  # whatever its id is; without an id: there was none
+
+
+class StorageApi:
     """Only admins: probes run as the agents' users, and write wherever those may."""
 
     @handles(NodeCalls.check_storage)
@@ -167,6 +208,8 @@ class StorageApi(Controller):
                 break
             await reach.loop.changed("", left_s)
         if view is None:
+            if check == LAST:
+                return StorageView(id="")
             what = "it was lost when the controller restarted, or another has begun since"
             raise Refusal(404, f"there is no storage check {check[:64]!r}: {what}", "check")
         return view
@@ -174,7 +217,7 @@ class StorageApi(Controller):
 
 def _view(state: State, check: str) -> StorageView | None:
     known = state.heard.storing
-    return None if known is None or known.id != check else storage_view(known)
+    return None if known is None or check not in (known.id, LAST) else storage_view(known)
 
 
 def storage_view(known: Storing) -> StorageView:

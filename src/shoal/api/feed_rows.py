@@ -15,6 +15,7 @@ from shoal.api.views import (
     base_fields,
     node_state,
     replica_view,
+    service_load,
     service_reason,
     service_state,
     sleepers_of,
@@ -35,7 +36,7 @@ from shoal.model.labels import NODE
 from shoal.model.node import NodeHealth
 from shoal.model.policy import Others
 from shoal.model.reason import OPERATOR, Reader, render
-from shoal.model.service import Service, ServiceLoad
+from shoal.model.service import Service
 
 HEAT_STEP = 5  # per cent: smaller changes are noise and would be sent constantly
 LABELS_CHARACTERS_MAX = 160  # of a node
@@ -108,7 +109,7 @@ def _steps(watch: Watch) -> dict[str, Any]:
 
 def service_line(reach: Reach, service: Service) -> ServiceLine:
     loop, name = reach.loop, service.spec.name
-    load = loop.state.heard.loads.get(name, ServiceLoad(service=name))
+    load = service_load(loop.state, name)
     views = [
         replica_view(reach, service, load, loop.state.jobs[job_id])
         for job_id in loop.state.replicas.get(name, {})
@@ -142,7 +143,7 @@ def service_line(reach: Reach, service: Service) -> ServiceLine:
         rps=load.answers_per_ks / 1000,
         failed_per_s=load.failures_per_ks / 1000,
         response_ms=load.response_ms,
-        why=load.trouble or service_reason(loop, service),
+        why=service_reason(loop, service, load),
         replicas=replicas,
     )
 

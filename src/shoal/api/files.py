@@ -3,43 +3,65 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, TypeVar
 
-from litestar import Controller
-from litestar.exceptions import HTTPException
-from litestar.params import Parameter
+from msgspec import Meta
+from msgspec.structs import replace
 
 from shoal.api.handling import aside, handles
 from shoal.api.problems import Refusal
 from shoal.api.reach import Reach
 from shoal.calls.jobs import JobCalls
 from shoal.control.filedesk import FileDesk
+from shoal.control.kept_files import Copy, Index
 from shoal.control.outputs import OutputStore
+from shoal.control.secretstore import SecretError, files_key
+from shoal.link.sealed_files import clear_size
+from shoal.machine.paths import MOUNTS
+from shoal.model.blocks import BLOCK_BYTES
 from shoal.model.job import Phase
-from shoal.model.kept import PATH_BYTES_MAX, FilePart, FilesView, Kind
+from shoal.model.kept import (
+    PATH_BYTES_MAX,
+    FileKey,
+    FilePart,
+    FilesView,
+    KeptFile,
+    Kind,
+    held_key,
+)
 
 PART_BYTES = 4 << 20
+HEAD = ""  # as the name of whoever fetches: no node has it
 OFFSET_MAX = 2**53 - 1
 
-RelPath = Annotated[str, Parameter(max_length=PATH_BYTES_MAX)]
+T = TypeVar("T")
+
+RelPath = Annotated[str, Meta(max_length=PATH_BYTES_MAX)]
 
 
-class Files(Controller):
+class Files:
     @handles(JobCalls.files)
     async def listing(
         self, reach: Reach, job_id: str, path: RelPath = "", folder: Kind = Kind.OUTPUT
     ) -> FilesView:
         job, store = reach.job(job_id), _store(reach)
-        files = await aside(lambda: store.listing(job.id, folder))
+        files, notes, index = await _asked(
+            store, lambda: (store.listing(job.id, folder), store.notes(job.id), store.index(job.id))
+        )
         top = path.strip("/")
         if top:
             files = [one for one in files if one.path == top or one.path.startswith(f"{top}/")]
+        if job.spec.encrypt:
+            files = [replace(one, size=clear_size(one.size)) for one in files]
         return FilesView(
             job=job.id,
             files=files,
             total_bytes=sum(one.size for one in files),
-            notes=[reach.text(note) for note in store.notes(job.id)],
+            notes=[reach.text(note) for note in notes],
             live=job.phase is not Phase.FINISHED,
+            encrypted=job.spec.encrypt,
+            held_by=held_by(index) if folder is Kind.CHECKPOINT else [],
         )
 
     @handles(JobCalls.file_part)
@@ -48,15 +70,39 @@ class Files(Controller):
         reach: Reach,
         job_id: str,
         path: RelPath,
-        offset: Annotated[int, Parameter(ge=0, le=OFFSET_MAX)] = 0,
+        offset: Annotated[int, Meta(ge=0, le=OFFSET_MAX)] = 0,
         folder: Kind = Kind.OUTPUT,
     ) -> FilePart:
         job, store = reach.job(job_id), _store(reach)
         try:
-            return await aside(lambda: _read(store, job.id, path, offset, folder))
+            held = None
+            if folder is Kind.CHECKPOINT:
+                held = await _asked(store, lambda: find(store, job.id, path))
+            if held is not None:
+                part = await aside(lambda: _from_nodes(reach, job.id, *held, offset))
+            else:
+                part = await _asked(store, lambda: _read(store, job.id, path, offset, folder))
+            return replace(part, encrypted=True) if job.spec.encrypt else part
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             message = f"{job.id} has kept no file {path[:100]!r}; see: shoal ls {job.id}"
             raise Refusal(404, message, "path") from None
+
+    @handles(JobCalls.file_key)
+    async def key(self, reach: Reach, job_id: str) -> FileKey:
+        job, secrets = reach.job(job_id), reach.loop.secrets
+        if not job.spec.encrypt or secrets is None:
+            raise Refusal(404, f"the files of {job.id} are not encrypted", "job")
+        try:
+            identity = reach.loop.state.identity
+            return FileKey(job=job.id, key=await aside(lambda: files_key(secrets, identity, job)))
+        except SecretError as error:
+            raise Refusal(422, f"cannot read the key of its files: {error}", "job") from None
+
+
+async def _asked(store: OutputStore, work: Callable[[], T]) -> T:
+    """In a thread of the mount, if the folder is on one: a pool would be full while it hangs."""
+    mount = MOUNTS.of(str(store.root))
+    return await (aside(work) if mount is None else mount.beside(work))
 
 
 def _read(store: OutputStore, job: str, path: str, offset: int, kind: Kind) -> FilePart:
@@ -76,8 +122,59 @@ def _read(store: OutputStore, job: str, path: str, offset: int, kind: Kind) -> F
     )
 
 
+def held_by(index: Index) -> list[str]:
+    return sorted({node for copy in index.held.values() for node in copy.holders})
+
+
+def find(store: OutputStore, job: str, path: str) -> tuple[Copy, KeptFile] | None:
+    """A checkpoint file that nodes hold, and the head does not."""
+    index = store.index(job)
+    for node, copy in index.held.items():
+        for file in index.of[node]:
+            if file.path == path:
+                return copy, file
+    return None
+
+
+def _from_nodes(reach: Reach, job: str, copy: Copy, file: KeptFile, offset: int) -> FilePart:
+    """One block, from a node that holds it."""
+    from shoal.agent.blocks.fetch import Line, NotGiven
+
+    manifest = _store(reach).manifest(job, copy)
+    layout, problems = manifest.layout, []
+    number = next(n for n, (path, _) in enumerate(layout.files) if path == file.path)
+    data, start = b"", offset - offset % BLOCK_BYTES
+    blocks = layout.blocks(number)
+    if offset < file.size:
+        block = blocks[start // BLOCK_BYTES]
+        for node in copy.holders:
+            peer = reach.loop.blocks.peer(node, held_key(job, copy.manifest), HEAD)
+            try:
+                if peer is not None:
+                    line = Line(peer, HEAD)
+                    try:
+                        size = layout.span(block).size
+                        data = line.block(block, size, manifest.hashes()[block])
+                    finally:
+                        line.close()
+                    break
+            except NotGiven as problem:
+                problems.append(str(problem))
+        else:
+            there = "; ".join(problems) or f"{', '.join(copy.holders)} cannot be reached"
+            raise Refusal(503, f"no node that holds it gives it now: {there}", "path")
+    return FilePart(
+        path=file.path,
+        offset=offset,
+        size=file.size,
+        modified_ms=file.modified_ms,
+        version=f"{copy.manifest[:16]}.{file.modified_ms:x}",
+        data=data[offset - start :],
+    )
+
+
 def _store(reach: Reach) -> OutputStore:
     desk = reach.loop.files
     if not isinstance(desk, FileDesk):
-        raise HTTPException("this controller keeps no files of jobs", status_code=404)
+        raise Refusal(404, "this controller keeps no files of jobs")
     return desk.store

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from litestar import Controller
-from litestar.params import Parameter, QueryParameter
+from msgspec import Meta
 
 from shoal.api.handling import handles
 from shoal.api.problems import Refusal, accepted
@@ -16,21 +15,21 @@ from shoal.model.labels import CONDITION_CHARACTERS_MAX
 from shoal.model.report import LabelJob, NoteJob, Refused
 from shoal.model.views import Done
 
-Word = Annotated[str, Parameter(max_length=128)]
-Condition = Annotated[str, Parameter(max_length=CONDITION_CHARACTERS_MAX)]
-Moment = Annotated[int, Parameter(ge=0, le=2**53 - 1)]
+Word = Annotated[str, Meta(max_length=128)]
+Condition = Annotated[str, Meta(max_length=CONDITION_CHARACTERS_MAX)]
+Moment = Annotated[int, Meta(ge=0, le=2**53 - 1)]
 
 
 def provide_wanted(
     user: Word = "",
     tenant: Word = "",
     name: Word = "",
-    states: Annotated[str, QueryParameter(name="state", max_length=128)] = "",
+    state: Annotated[str, Meta(max_length=128)] = "",
     label: list[Condition] | None = None,
     since_ms: Moment = 0,
     on_node: Word = "",
     array: Word = "",
-    q: Annotated[str, Parameter(max_length=TEXT_CHARACTERS_MAX)] = "",
+    q: Annotated[str, Meta(max_length=TEXT_CHARACTERS_MAX)] = "",
     service: Word = "",
     until_ms: Moment = 0,
 ) -> JobFilter:
@@ -40,7 +39,7 @@ def provide_wanted(
         user=user,
         tenant=tenant,
         name=name,
-        states=tuple(one for one in states.split(",") if one),
+        states=tuple(one for one in state.split(",") if one),
         labels=tuple(label or ()),
         since_ms=since_ms,
         node=on_node,
@@ -55,8 +54,8 @@ def provide_wanted(
     return wanted
 
 
-class Annotations(Controller):
-    """Jobs that ended can be labelled and noted, too."""
+class Annotations:
+    """Jobs that ended can be labeled and noted, too."""
 
     @handles(JobCalls.label_job)
     async def label(self, reach: Reach, job_id: str, data: LabelsChange) -> Done:

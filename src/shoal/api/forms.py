@@ -8,11 +8,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
-import yaml
-from litestar import Controller, Request
 
 from shoal.api.audit import note
 from shoal.api.handling import handles
+from shoal.api.http import Request
 from shoal.api.jobs import KEY_MAX, Key, entered, on_its_own
 from shoal.api.problems import Refusal
 from shoal.api.reach import Reach
@@ -82,7 +81,7 @@ class FormView(msgspec.Struct, kw_only=True):
     problem: Problem | None = None  # then the rest is empty
 
 
-class Forms(Controller):
+class Forms:
     @handles(PageCalls.fields)
     def fields(self) -> list[FieldView]:
         return [_field(field) for field in JOB.values() if field.targets]
@@ -101,7 +100,7 @@ class Forms(Controller):
             return FormView(problem=Problem(message=error.message, field=error.field))
 
     @handles(PageCalls.submit_form)
-    async def submit(self, request: Request[Any, Any, Any], reach: Reach, data: Filled) -> JobView:
+    async def submit(self, request: Request, reach: Reach, data: Filled) -> JobView:
         if len(data.key) > KEY_MAX:
             raise Refusal(422, f"is longer than {KEY_MAX} characters", "key")
         if data.instead and not data.like:
@@ -287,11 +286,17 @@ def _gpus(spec: JobSpec) -> str | int | None:
     return spec.gpus or None
 
 
+HALVING = {"halve": "halve", "by": "by", "max": "highest", "rung": "rung"}
+
+
 def _sweep(sweep: Sweep, name: str) -> Any:
     if name == "grid":
         return {key: list(values) for key, values in sweep.grid.items()} or None
     if name == "list":
         return [dict(row) for row in sweep.rows] or None
+    if name in HALVING:
+        value = getattr(sweep, HALVING[name])
+        return value if value != getattr(Sweep(), HALVING[name]) else None
     at_most = f"%{sweep.at_most}" if sweep.at_most else ""
     return ",".join(map(_range, sweep.ranges)) + at_most or None
 
@@ -322,6 +327,8 @@ LINE_ENDS = "\x85\u2028\u2029"  # to YAML, besides \\n
 
 def to_file(fields: Mapping[str, Any]) -> str:
     """The text of a job file."""
+    import yaml
+
     told = dict(fields)
     text: str = yaml.safe_dump(told, sort_keys=False, allow_unicode=True, width=1000)
     if any(letter in text for letter in LINE_ENDS):  # YAML would fold them

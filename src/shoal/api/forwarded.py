@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
-from litestar import Litestar
-from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
+from shoal.api.http import SAFE_HEADERS, ASGIApp, Message, Receive, Scope, Send
 from shoal.api.limits import PROVEN
-from shoal.api.problems import SAFE_HEADERS, Refusal
+from shoal.api.problems import Refusal
+from shoal.api.routing import App
 from shoal.client import reaching
 from shoal.model.service import GatewayEntry
 
@@ -26,9 +26,7 @@ FORWARDED = "shoal.forwarded"  # in a request's scope: what the head that forwar
 HEADER = b"shoal-forwarded"
 # In the app's state: what a server serves, who may do what, and (a function) the URLs of all heads.
 SERVED, ACCESS, HEAD_URLS = "served", "access", "head_urls"
-SEQ, HEADS, STANDBY = (
-    name.lower().encode() for name in (reaching.SEQ, reaching.HEADS, reaching.STANDBY)
-)
+SEQ, HEADS, STANDBY = (name.encode() for name in (reaching.SEQ, reaching.HEADS, reaching.STANDBY))
 RETRY_S = 1
 UNKNOWN = "the head that leads ended before it answered; whether it did this is not known"
 
@@ -83,7 +81,7 @@ def entry_for(scope: Any) -> GatewayEntry | None:
 
 
 def headed(
-    app: Litestar,
+    app: App,
     token: str,
     last_seq: Callable[[], int],
     inner: ASGIApp | None = None,
@@ -93,7 +91,7 @@ def headed(
     return Headed(inner or app, token, last_seq, lambda: head_urls(app), close)
 
 
-def head_urls(app: Litestar) -> tuple[str, ...]:
+def head_urls(app: App) -> tuple[str, ...]:
     """None if there is one head alone."""
     known: tuple[str, ...] = app.state[HEAD_URLS]() if HEAD_URLS in app.state else ()
     return known if len(known) > 1 else ()
@@ -119,7 +117,7 @@ class Headed:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """No request goes without an answer of ours, whatever ends it."""
-        if scope["type"] == "lifespan":  # type: ignore[comparison-overlap]
+        if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
         given = header(scope, HEADER)
@@ -139,7 +137,7 @@ class Headed:
         try:
             await self._app(scope, receive, numbered)
         except asyncio.CancelledError:  # the server ends, and has waited for as long as it will
-            if started or scope["type"] == "websocket":  # type: ignore[comparison-overlap]
+            if started or scope["type"] == "websocket":
                 raise
             await answer(numbered, Elsewhere(502, UNKNOWN))
 

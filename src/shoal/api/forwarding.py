@@ -14,10 +14,6 @@ from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any, Protocol, TypeVar
 
-from litestar import Litestar
-from litestar.connection import ASGIConnection
-from litestar.types import ASGIApp, Receive, Scope, Send
-
 from shoal.api.access import Access, proven
 from shoal.api.forwarded import (
     ACCESS,
@@ -35,8 +31,10 @@ from shoal.api.forwarded import (
     header,
 )
 from shoal.api.handling import is_schema
+from shoal.api.http import ASGIApp, Connection, Receive, Scope, Send
 from shoal.api.principal import SAFE_METHODS, Principal
 from shoal.api.problems import Refusal
+from shoal.api.routing import App
 from shoal.calls.call import Head, Needs
 from shoal.calls.table import match
 from shoal.client import reaching
@@ -52,7 +50,7 @@ BEHIND_S_MAX = 1.0  # a reader who has seen newer events waits this long for the
 LOOK_S = 0.5  # whether the leader that has our request still leads
 UNDER_WAY_MAX = 512  # requests at the leader ...
 STRANGERS_MAX = 64  # ... and those of callers who have not shown a token that we know
-AS_OF = reaching.AS_OF.lower().encode()
+AS_OF = reaching.AS_OF.encode()
 OF_ONE_CONNECTION = frozenset(
     b"connection keep-alive transfer-encoding te trailer upgrade expect proxy-connection".split()
 )
@@ -60,7 +58,6 @@ NOBODY = "no head leads at the moment; try again in a few seconds"
 NOT_OURS = "this is not a name of this controller; use its address, or localhost"
 BUSY = "too many requests are under way"
 
-Connection = ASGIConnection[Any, Any, Any, Any]
 Ended = Callable[[str], Awaitable[bool]]
 
 
@@ -88,7 +85,7 @@ class Heads(Protocol):
 
 
 def at_standby(
-    app: Litestar,
+    app: App,
     heads: Heads,
     token: str,
     trust: Callable[[], ssl.SSLContext],
@@ -393,7 +390,7 @@ async def hold_link(receive: Receive, send: Send, leader: Callable[[], Leader | 
             await unless(lambda: bool(leader()) or loop.time() >= until, receive(), LINK_LOOK_S)
             return  # it has left
     found = leader()
-    known = [(reaching.LEADER.lower().encode(), found.url.encode())] if found else []
+    known = [(reaching.LEADER.encode(), found.url.encode())] if found else []
     await refuse(receive, send, Refusal(503, "this head does not lead", retry_s=RETRY_S), known)
 
 

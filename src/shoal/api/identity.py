@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
-from litestar import Controller, Request
-from litestar.params import Parameter
+from msgspec import Meta
 
 from shoal.api.access import new_token
 from shoal.api.audit import note
 from shoal.api.handling import handles
+from shoal.api.http import Request
+from shoal.api.leaving import leaving
 from shoal.api.principal import Principal
 from shoal.api.problems import Refusal, accepted
 from shoal.calls.people import PeopleCalls
 from shoal.control.loop import ControlLoop
 from shoal.model.identity import EVERY_TENANT, Identity, Role, TenantRecord, Token, User, role_in
 from shoal.model.people import (
+    LeavingView,
     MeView,
     NewTenant,
     NewToken,
@@ -39,11 +41,10 @@ from shoal.model.report import (
 )
 from shoal.model.views import Done
 
-AnyRequest = Request[Any, Any, Any]
-Word = Annotated[str, Parameter(max_length=64)]
+Word = Annotated[str, Meta(max_length=64)]
 
 
-class Me(Controller):
+class Me:
     @handles(PeopleCalls.me)
     def me(self, loop: ControlLoop, who: Principal) -> MeView:
         token = loop.state.identity.tokens.get(who.token)
@@ -53,7 +54,7 @@ class Me(Controller):
         )
 
 
-class Tenants(Controller):
+class Tenants:
     @handles(PeopleCalls.tenants)
     def listing(self, loop: ControlLoop) -> list[TenantView]:
         identity = loop.state.identity
@@ -66,7 +67,7 @@ class Tenants(Controller):
 
     @handles(PeopleCalls.add_tenant)
     async def add(
-        self, request: AnyRequest, loop: ControlLoop, who: Principal, data: NewTenant
+        self, request: Request, loop: ControlLoop, who: Principal, data: NewTenant
     ) -> TenantView:
         note(request.scope, on=data.name)
         answer = accepted(await loop.request(AddTenant(data.name, data.uid, who.user)))
@@ -81,7 +82,7 @@ class Tenants(Controller):
         return Done(id=accepted(await loop.request(RemoveTenant(name, who.user))).id)
 
 
-class Users(Controller):
+class Users:
     @handles(PeopleCalls.users)
     def listing(self, loop: ControlLoop) -> list[UserView]:
         identity = loop.state.identity
@@ -90,7 +91,7 @@ class Users(Controller):
 
     @handles(PeopleCalls.add_user)
     async def add(
-        self, request: AnyRequest, loop: ControlLoop, who: Principal, data: NewUser
+        self, request: Request, loop: ControlLoop, who: Principal, data: NewUser
     ) -> UserView:
         note(request.scope, on=data.name)
         user = User(name=data.name, roles=data.roles)
@@ -106,28 +107,38 @@ class Users(Controller):
         return _one_user(loop, answer.id)
 
     @handles(PeopleCalls.remove_user)
-    async def remove(self, loop: ControlLoop, who: Principal, name: Word) -> Done:
-        return Done(id=accepted(await loop.request(RemoveUser(name, who.user))).id)
+    async def remove(
+        self, loop: ControlLoop, who: Principal, name: Word, end: bool = False, heir: Word = ""
+    ) -> LeavingView:
+        left = leaving(loop, name, end=end, heir=heir)
+        accepted(await loop.request(RemoveUser(name, who.user, end, heir)))
+        return left
+
+    @handles(PeopleCalls.leaving)
+    def leaving(
+        self, loop: ControlLoop, name: Word, end: bool = False, heir: Word = ""
+    ) -> LeavingView:
+        return leaving(loop, name, end=end, heir=heir)
 
 
-class Tokens(Controller):
+class Tokens:
     """Whoever is not an admin has only tokens of their own, in the tenant of the token they use."""
 
     @handles(PeopleCalls.tokens)
     def listing(self, loop: ControlLoop, who: Principal) -> list[TokenView]:
         tokens = loop.state.identity.tokens.values()
-        seen = [_token_view(loop, token) for token in tokens if _may_see(who, token)]
+        seen = [token_view(loop, token) for token in tokens if _may_see(who, token)]
         return sorted(seen, key=lambda view: (view.user, view.since_ms, view.id))
 
     @handles(PeopleCalls.add_token)
     async def add(
-        self, request: AnyRequest, loop: ControlLoop, who: Principal, data: NewToken
+        self, request: Request, loop: ControlLoop, who: Principal, data: NewToken
     ) -> SecretTokenView:
         identity = loop.state.identity
         user = identity.users.get(data.user or who.user)
         if user is None or not (who.admin or user.name == who.user):
             raise Refusal(404, _no_user(data.user, who), "user")
-        tenant = _tenant(who, user, data)
+        tenant = chosen_tenant(who, user, data)
         role = data.role or role_in(user, tenant) or Role.VIEWER
         if not who.admin:
             role = _bounded_role(who, tenant, role, data.role)
@@ -143,7 +154,7 @@ class Tokens(Controller):
         )
         note(request.scope, on=f"{token_id} of {user.name}")
         accepted(await loop.request(SetToken(token, who=who.user)))
-        return await _shown_once(loop, token_id, secret)
+        return await shown_once(loop, token_id, secret)
 
     @handles(PeopleCalls.rotate_token)
     async def rotate(
@@ -160,7 +171,7 @@ class Tokens(Controller):
         _, secret, hash_ = new_token(token_id)
         token = msgspec.structs.replace(before, hash=hash_, until_ms=until_ms)
         accepted(await loop.request(SetToken(token, rotate=True, who=who.user)))
-        return await _shown_once(loop, token_id, secret)
+        return await shown_once(loop, token_id, secret)
 
     @handles(PeopleCalls.remove_token)
     async def remove(self, loop: ControlLoop, who: Principal, token_id: Word) -> Done:
@@ -168,12 +179,12 @@ class Tokens(Controller):
         return Done(id=accepted(await loop.request(RemoveToken(token.id, who.user))).id)
 
 
-async def _shown_once(loop: ControlLoop, token_id: str, secret: str) -> SecretTokenView:
+async def shown_once(loop: ControlLoop, token_id: str, secret: str) -> SecretTokenView:
     await loop.settled()
     token = loop.state.identity.tokens.get(token_id)
     if token is None:  # an admin was quicker
         raise Refusal(404, _no_token(token_id), "token")
-    return SecretTokenView(token=_token_view(loop, token), secret=secret)
+    return SecretTokenView(token=token_view(loop, token), secret=secret)
 
 
 def _may_see(who: Principal, token: Token) -> bool:
@@ -197,7 +208,7 @@ def _no_user(named: str | None, who: Principal) -> str:
     return f"there is no user {named}; see: shoal user list"
 
 
-def _tenant(who: Principal, user: User, data: NewToken) -> str:
+def chosen_tenant(who: Principal, user: User, data: NewToken) -> str:
     """A token that acts for one tenant gives access to no other."""
     if not who.admin and not who.sees_all:
         if data.tenant not in (None, who.tenant):
@@ -257,7 +268,7 @@ def _one_user(loop: ControlLoop, name: str) -> UserView:
     return _user_view(user, sum(token.user == name for token in identity.tokens.values()))
 
 
-def _token_view(loop: ControlLoop, token: Token) -> TokenView:
+def token_view(loop: ControlLoop, token: Token) -> TokenView:
     return TokenView(
         id=token.id,
         user=token.user,
@@ -266,6 +277,7 @@ def _token_view(loop: ControlLoop, token: Token) -> TokenView:
         since_ms=token.since_ms,
         until_ms=token.until_ms,
         note=token.note,
+        invite=token.invite,
         void=_void(loop.state.identity, token, loop.clock.now_ms()),
     )
 

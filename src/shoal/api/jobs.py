@@ -7,16 +7,18 @@ import base64
 import binascii
 import shlex
 from collections.abc import AsyncIterator
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
-from litestar import Controller, Request, Response
-from litestar.params import Parameter
+from msgspec import Meta
 
 from shoal.api.audit import note
 from shoal.api.handling import ROWS_AT_ONCE, aside, encoded, handles, json_list, respond
+from shoal.api.http import Request, Response
 from shoal.api.packages import note_package, refuse_unknown_package
 from shoal.api.problems import Refusal, accepted
+from shoal.api.queue import jobs_of_group, position_of
+from shoal.api.quotas import charge
 from shoal.api.reach import Reach, scoped_key, seen_events
 from shoal.api.secrets import refuse_unknown_secrets
 from shoal.api.views import (
@@ -36,6 +38,7 @@ from shoal.core.answers.advice import advise
 from shoal.core.answers.explain import attempts_of, learned_of, no_tail
 from shoal.core.answers.outlook import outlook
 from shoal.core.answers.why import Waits, explain, reason_of
+from shoal.core.features.service.cold import complete
 from shoal.core.state.events.arrays import ArraySubmitted
 from shoal.core.state.events.log import Recorded, published
 from shoal.core.state.events.nodes import NodeChecked, NodeJudged, NodeLost
@@ -46,30 +49,40 @@ from shoal.model.explanation import Explanation
 from shoal.model.finding import EVERY_JOB, Found, JobFilter, Mark, Order
 from shoal.model.ids import array_of
 from shoal.model.job import Job, JobSpec, MemberRef, Phase
-from shoal.model.report import Cancel, Refused, Requeue, SleepJob, Submit, WakeJob
+from shoal.model.report import Answer, Cancel, Refused, Requeue, SleepJob, Submit, WakeJob
 from shoal.model.report import Retry as RetryElements
-from shoal.model.views import Done, JobRow, JobView, Submission
+from shoal.model.views import Done, JobRow, JobView, Submission, Submissions, Submitted
 
 JOBS_MAX = 10_000
 WAIT_S_MAX = 30.0
 NUMBER_MAX = 2**53 - 1  # the largest number that all JSON readers handle
 
 KEY_MAX = 128
-Key = Annotated[str, Parameter(max_length=KEY_MAX)]
-WaitS = Annotated[float, Parameter(ge=0, le=WAIT_S_MAX)]
-Index = Annotated[int, Parameter(ge=0, le=NUMBER_MAX)]
+Key = Annotated[str, Meta(max_length=KEY_MAX)]
+WaitS = Annotated[float, Meta(ge=0, le=WAIT_S_MAX)]
+Index = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
 
 
-class Jobs(Controller):
+class Jobs:
     @handles(JobCalls.submit)
-    async def submit(
-        self, request: Request[Any, Any, Any], reach: Reach, data: Submission
-    ) -> JobView:
+    async def submit(self, request: Request, reach: Reach, data: Submission) -> JobView:
         if len(data.key) > KEY_MAX:
             raise Refusal(422, f"is longer than {KEY_MAX} characters", "key")
         job_id = await entered(reach, data.spec, data.key)
         note(request.scope, on=job_id)
-        return job_view(reach, reach.job(job_id))
+        return job_view(reach, reach.job(job_id), explained=False)
+
+    @handles(JobCalls.submit_many)
+    async def submit_many(
+        self, request: Request, reach: Reach, data: Submissions
+    ) -> list[Submitted]:
+        if len(data.key) > KEY_MAX:
+            raise Refusal(422, f"is longer than {KEY_MAX} characters", "key")
+        charge(request, len(data.specs) - 1)
+        answers = await entered_all(reach, data)
+        jobs = [one.id for one in answers if one.id]
+        note(request.scope, on=f"{jobs[0]} and {len(jobs) - 1} more" if jobs else "")
+        return answers
 
     @handles(JobCalls.jobs)
     async def listing(
@@ -77,14 +90,22 @@ class Jobs(Controller):
         reach: Reach,
         wanted: JobFilter,
         finished: bool = False,
-        limit: Annotated[int, Parameter(ge=1, le=JOBS_MAX)] = 100,
+        limit: Annotated[int, Meta(ge=1, le=JOBS_MAX)] = 100,
         before: Key = "",
-        sort: Annotated[str, Parameter(max_length=32)] = "",
-        cursor: Annotated[str, Parameter(max_length=CURSOR_MAX)] = "",
+        sort: Annotated[str, Meta(max_length=32)] = "",
+        cursor: Annotated[str, Meta(max_length=CURSOR_MAX)] = "",
         count: bool = False,
+        group: Annotated[str, Meta(max_length=16)] = "",
     ) -> Response[list[JobRow]]:
         if wanted.array:
             reach.job(wanted.array)
+        if group:
+            # a list shows the array of a waiting element, unless the array is named
+            ids = (
+                job.id if wanted.array else job.spec.array or job.id
+                for job in jobs_of_group(reach, group)
+            )
+            wanted = msgspec.structs.replace(wanted, among=frozenset(ids))
         if sort:
             return await paged(reach, wanted, place_of(reach, sort, cursor), limit, count=count)
         if before:
@@ -106,7 +127,7 @@ class Jobs(Controller):
                 left_s = (deadline_ms - loop.clock.now_ms()) / 1000
                 if left_s <= 0:
                     break
-                await reach.loop.changed(job_id, left_s)
+                await reach.loop.changed(job_id, left_s, starts=wait_for != "finished")
                 job = reach.job(job_id)
         return job_view(reach, job)
 
@@ -176,6 +197,38 @@ class Jobs(Controller):
         told = await aside(lambda: loop.store.history(job_id, HISTORY_MAX))
         await loop.settled()
         return why_view(reach, reach.job(job_id), told, history.newest)
+
+
+async def entered_all(reach: Reach, data: Submissions) -> list[Submitted]:
+    """Submit the jobs in one step; what became of each."""
+    answers: list[Submitted | None] = []
+    wanted: list[Submit] = []
+    known: set[tuple[str, str]] = set()  # packages with their tenants
+    for index, asked in enumerate(data.specs):
+        try:
+            spec = reach.spec(asked)
+            if (spec.package, spec.tenant) not in known:
+                refuse_unknown_package(reach, spec.package)
+                known.add((spec.package, spec.tenant))
+            refuse_unknown_secrets(reach.loop, spec)
+        except Refusal as refusal:
+            answers.append(Submitted(problem=refusal.problem, status=refusal.status))
+            continue
+        key = scoped_key(reach, spec, f"{data.key}.{index}" if data.key else "")
+        wanted.append(Submit(spec, key, reach.tenant))
+        answers.append(None)
+    given = iter(await reach.loop.request_all(wanted) if wanted else ())
+    await reach.loop.settled()
+    for package, tenant in known:
+        note_package(reach, package, tenant)
+    return [_submitted(next(given)) if one is None else one for one in answers]
+
+
+def _submitted(answer: Answer) -> Submitted:
+    try:
+        return Submitted(id=accepted(answer).id)
+    except Refusal as refusal:
+        return Submitted(problem=refusal.problem, status=refusal.status)
 
 
 async def entered(reach: Reach, asked: JobSpec, key: str, instead: str = "") -> str:
@@ -405,7 +458,7 @@ COMMAND_CHARACTERS_MAX = 500
 AFTER_END_MS = 3_600_000  # what happens to its nodes later than this has other causes
 
 
-class Explanations(Controller):
+class Explanations:
     @handles(JobCalls.explanation)
     async def explanation(self, reach: Reach, history: History, job_id: str) -> Explanation:
         loop = reach.loop
@@ -422,6 +475,7 @@ def why_view(
     loop = reach.loop
     now_ms = loop.clock.now_ms()
     seen = outlook(loop.state, job, loop.policy, now_ms)
+    waits = job.phase is Phase.WAITING
     told = loop.store.history(job.id, HISTORY_MAX) if told is None else told
     told = seen_events(reach, told, {job.id: job.spec.tenant})
     return WhyView(
@@ -430,6 +484,8 @@ def why_view(
         early_ms=seen.early_ms,
         late_ms=seen.late_ms,
         start=seen.start,
+        position=position_of(reach, job),
+        since_ms=max(job.submitted_ms, job.requeued_ms) if waits else None,
         why=_with_holders(reach, job, reach.text(seen.why), now_ms),
         progress=progress_view(loop, job, samples),
         events=published(told[-WHY_EVENTS_MAX:]),
@@ -475,6 +531,8 @@ def explanation_of(
     attempts = attempts_of(events, tail)
     if attempts and attempts[-1].attempt == job.attempt and job.phase is Phase.RUNNING:
         attempts[-1].bound = bound_of(loop, job, samples or {})
+    if attempts and (cold := attempts[-1].cold) and job.active:
+        complete(loop.state, job, cold)
     command = shlex.join(job.spec.command)
     return Explanation(
         id=job.id,

@@ -7,18 +7,14 @@ import contextlib
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from litestar import Controller, Request, WebSocket
-from litestar.datastructures import State
-from litestar.exceptions import WebSocketException
-from litestar.params import Parameter
-from litestar.types import ASGIApp, Message, Receive, Scope, Send
+from msgspec import Meta
 
 from shoal import __version__
 from shoal.api.access import Access, new_token
 from shoal.api.audit import QUIET, note
 from shoal.api.forwarded import HEAD_URLS
 from shoal.api.handling import handles
-from shoal.api.limits import LINE, Upgraded
+from shoal.api.http import Closed, Request, Socket, State
 from shoal.api.principal import SCOPE, Principal
 from shoal.api.problems import Refusal, accepted
 from shoal.api.quotas import TICKET
@@ -28,7 +24,7 @@ from shoal.calls.cluster import ClusterCalls
 from shoal.calls.page import MachineCalls
 from shoal.calls.people import PeopleCalls
 from shoal.control.heads import Heads
-from shoal.control.jointoken import NOTE, standing, standing_id, write_standing
+from shoal.control.jointoken import NOTE, parts, standing, standing_id, write_standing
 from shoal.control.loop import ControlLoop
 from shoal.control.stores import Stores
 from shoal.engines.linked.engine import LinkedEngine
@@ -40,19 +36,18 @@ from shoal.model.report import RemoveKey, SetKey
 from shoal.model.views import Done, HeadView
 from shoal.ports import StoreError
 
-AnyRequest = Request[Any, Any, Any]
 LOOK_S, LOOK_S_MAX = 0.1, 5.0
-Word = Annotated[str, Parameter(max_length=64)]
+Word = Annotated[str, Meta(max_length=64)]
 # In the app's state: the URL at which nodes reach the head, and the fingerprint of the certificate
 # that they accept there.
 NODE_URL, FINGERPRINT = "node_url", "fingerprint"
 
 
-class Join(Controller):
+class Join:
     @handles(MachineCalls.join)
     async def join(
         self,
-        request: AnyRequest,
+        request: Request,
         loop: ControlLoop,
         access: Access,
         who: Principal,
@@ -83,25 +78,26 @@ class Join(Controller):
         )
 
 
-class Keys(Controller):
+class Keys:
     @handles(PeopleCalls.keys)
     def listing(self, loop: ControlLoop) -> list[KeyView]:
         keys = sorted(loop.state.identity.keys.values(), key=lambda key: (key.node, key.since_ms))
         return [_view(loop, key) for key in keys]
 
     @handles(PeopleCalls.join_key)
-    async def join_token(self, stores: Stores | None) -> JoinTokenView:
+    async def join_token(self, loop: ControlLoop, stores: Stores | None) -> JoinTokenView:
         token = ""
         if stores is not None:
             with contextlib.suppress(StoreError):  # no head has led yet, so there are no tables
                 token = await asyncio.to_thread(standing, stores.settings)
-        if not token:
+        # It is set before its key is stored, and whoever has it joins at once.
+        if parts(token)[0] not in loop.state.identity.keys:
             raise Refusal(503, "there is no join token yet; try again in a moment", retry_s=1)
         return JoinTokenView(token=token)
 
     @handles(PeopleCalls.rotate_join_token)
     async def rotate(
-        self, request: AnyRequest, loop: ControlLoop, who: Principal, stores: Stores | None
+        self, request: Request, loop: ControlLoop, who: Principal, stores: Stores | None
     ) -> SecretKeyView:
         settings = stores.settings if stores is not None else None
         before = await asyncio.to_thread(standing_id, settings) if settings is not None else ""
@@ -129,12 +125,12 @@ class Keys(Controller):
         return Done(id=accepted(await loop.request(RemoveKey(key_id, who.user))).id)
 
 
-def _from_state(request: AnyRequest, name: str) -> str:
+def _from_state(request: Request, name: str) -> str:
     found: Callable[[], str] | None = request.app.state.get(name)
     return str(found()) if found is not None else ""
 
 
-def _urls(request: AnyRequest) -> tuple[str, ...]:
+def _urls(request: Request) -> tuple[str, ...]:
     """Where the node may dial: this head, and the others."""
     heads: tuple[str, ...] = request.app.state.get(HEAD_URLS, tuple)()
     return tuple(filter(None, dict.fromkeys((_from_state(request, NODE_URL), *heads))))
@@ -171,29 +167,28 @@ def _view(loop: ControlLoop, key: NodeKey) -> KeyView:
 def _versions(data: Joining) -> str:
     older = "head" if data.protocol > PROTOCOL else "machine that joins"
     here, there = f"{__version__} (protocol {PROTOCOL})", f"{data.shoal} (protocol {data.protocol})"
-    return f"Shoal is {here} on the head and {there} here, which do not fit; update the {older}"
+    return f"Shoal is {here} on the head and {there} here: not compatible; update the {older}"
 
 
 # The route that agents on other machines dial: one websocket for each node.
 
 
-AnySocket = WebSocket[Any, Any, Any]
-
-
-class NodeLink(Controller):
+class NodeLink:
     @handles(MachineCalls.link)
-    async def link(self, socket: AnySocket, linked: LinkedEngine | None) -> None:
+    async def link(self, socket: Socket, linked: LinkedEngine | None) -> None:
         """Messages go straight to the engine. What is left here is the end of the connection."""
-        who: Principal = socket.scope[SCOPE]  # type: ignore[literal-required]
+        from shoal.api.upgraded import LINE, Upgraded
+
+        who: Principal = socket.scope[SCOPE]
         line: Any = socket.scope.get(LINE)
         if linked is None or not who.node or not isinstance(line, Upgraded):
             detail = "this is a join token; a link needs the key of a node: shoal join"
-            raise WebSocketException(detail=detail, code=REFUSED)
+            raise Closed(detail, REFUSED)
         ticket: Any = socket.scope.get(TICKET)
         if ticket is not None:
             ticket.close()  # a link lasts for as long as its node: it is not a request under way
         # A thousand links that come back are not a thousand deeds: the join was one.
-        socket.scope[QUIET] = True  # type: ignore[literal-required]
+        socket.scope[QUIET] = True
         await socket.accept()
         line.hand_over(linked.accept(who.node))
         while (await socket.receive())["type"] != "websocket.disconnect":
@@ -206,7 +201,7 @@ class NodeLink(Controller):
 HEADS = "heads"  # in the application's state; None: the cluster has one head
 
 
-class HeadsOfCluster(Controller):
+class HeadsOfCluster:
     @handles(ClusterCalls.heads)
     def listing(self, state: State) -> list[HeadView]:
         heads: Heads | None = state.get(HEADS)
@@ -237,19 +232,3 @@ class HeadsOfCluster(Controller):
             raise Refusal(422, f"{name} is alive; stop it there first with: shoal down", "name")
         await heads.forget(name)
         return Done(id=name)
-
-
-def checked(check: Callable[[], None]) -> Callable[[ASGIApp], ASGIApp]:
-    """A middleware: before anything is answered, look whether this head still leads."""
-
-    def middleware(app: ASGIApp) -> ASGIApp:
-        async def answering(scope: Scope, receive: Receive, send: Send) -> None:
-            async def sent(message: Message) -> None:
-                check()
-                await send(message)
-
-            await app(scope, receive, sent)
-
-        return answering
-
-    return middleware

@@ -4,13 +4,14 @@ budgets."""
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Annotated
 
 import msgspec
-from litestar import Controller, Response
-from litestar.params import Parameter
+from msgspec import Meta
 
 from shoal.api.handling import handles
+from shoal.api.http import Response
 from shoal.api.problems import Refusal
 from shoal.api.reach import Reach
 from shoal.calls.cluster import ClusterCalls
@@ -33,11 +34,11 @@ from shoal.model.ledger import By, CostView, LedgerView, PriceList, problem_with
 from shoal.model.policy import Tenant
 from shoal.model.resources import WHOLE_GPU_MILLI
 
-Moment = Annotated[int, Parameter(ge=0, le=2**53 - 1)]
-Owner = Annotated[str | None, Parameter(max_length=128)]
+Moment = Annotated[int, Meta(ge=0, le=2**53 - 1)]
+Owner = Annotated[str, Meta(max_length=128)] | None
 
 
-class Ledger(Controller):
+class Ledger:
     @handles(ClusterCalls.ledger)
     async def ledger(
         self,
@@ -66,12 +67,13 @@ class Ledger(Controller):
         to_ms: Moment = 0,
         tenant: Owner = None,
         user: Owner = None,
+        tokens: bool = False,
     ) -> Response[str]:
         only = _only(reach, tenant, user)
         view = await _view(reach, _kept(live_ledger), by, from_ms, to_ms, only)
-        name = f"ledger-by-{by.value}.csv"
+        name = f"{'tokens' if tokens else 'ledger'}-by-{by.value}.csv"
         return Response(
-            await asyncio.to_thread(ledger_csv.text_of, view),
+            await asyncio.to_thread(partial(ledger_csv.text_of, view, tokens=tokens)),
             media_type="text/csv; charset=utf-8",
             headers={"content-disposition": f'attachment; filename="{name}"'},
         )
@@ -147,7 +149,7 @@ def _kept(live_ledger: LiveLedger | None) -> LiveLedger:
 BUDGETS_MAX = 1_000
 
 
-class Budgets(Controller):
+class Budgets:
     @handles(PageCalls.budgets)
     async def budgets(self, reach: Reach, live_ledger: LiveLedger | None) -> list[BudgetView]:
         loop = reach.loop
@@ -184,6 +186,9 @@ def _budget_view(
         priced = (spent.gpu_us - spent.unpriced_us) / GPU_US_PER_GPU_HOUR if spent else 0.0
         rate = gpus * paid / priced if priced else 0.0  # what a GPU-hour has cost so far
         gauges.append(_gauge(currency or "money", paid, tenant.budget_money, rate, now_ms))
+    if tenant.budget_tokens:
+        tokens = spent.tokens if spent else 0
+        gauges.append(_gauge("tokens", tokens, tenant.budget_tokens, 0, now_ms))
     held = state.accounts.held_by(tenant.name)
     return BudgetView(
         tenant=tenant.name,

@@ -11,17 +11,15 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from typing import Any, Protocol
+from urllib.parse import unquote
 
 import httptools
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
+from shoal.api.exchange import Exchange
 from shoal.client.keepalive import keep_alive
-from shoal.link.channel import Channel
 from shoal.link.http import last_answer, request_head
-from shoal.link.meeting import MESSAGE_BYTES_MAX
-from shoal.link.wire import Link
 from shoal.model.views import Problem
 
 ADDRESS_BYTES_MAX = 8 * 1024
@@ -39,7 +37,9 @@ CONNECTIONS_MAX = 1000
 CONNECTIONS_LEAST = 16
 TENANT_PART = 4  # a quarter of the connections may be one tenant's
 SILENT_S = 60  # for a client whose machine or link has gone without a word
-SOLE = (b"host", b"authorization", b"cookie", b"origin", b"content-type", b"x-shoal-csrf")
+SOLE = frozenset(
+    (b"host", b"authorization", b"cookie", b"origin", b"content-type", b"x-shoal-csrf")
+)
 PROVEN = "shoal.proven"  # in a request's scope: called when its token or session is right
 
 
@@ -132,10 +132,17 @@ class Guard(HttpToolsProtocol):
         self._received = 0  # bytes of the body
         self._began = 0.0
         self._whole = True  # the last request is complete
+        self._upgrades = False  # the last request is for a websocket
+        self.exchange: Exchange | None = None  # of the last request
+        self.method = ""  # of the last request
         self._refusal: tuple[int, str] | None = None
         self._lingering = 0  # bytes that may still be discarded
         self._closing = False
+        self._act: Callable[[], None] | None = None  # what is done when the time is over
+        self._due = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_due = 0.0
+        self._rests = False  # between two requests
         self._stall: asyncio.TimerHandle | None = None
 
     # -- the connection ------------------------------------------------------------------------
@@ -147,7 +154,7 @@ class Guard(HttpToolsProtocol):
         if self.arrival is not None:
             self.gate.leave(self.arrival)
         if self.address:
-            # Otherwise a cut link would hold a stream for a quarter of an hour, or for ever.
+            # Otherwise a cut link would hold a stream for a quarter of an hour, or forever.
             with contextlib.suppress(OSError):  # it has gone already
                 keep_alive(transport.get_extra_info("socket"), SILENT_S)
         if self.gate.enter(self):
@@ -158,6 +165,8 @@ class Guard(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.gate.leave(self)
         self._disarm()
+        if self._timer is not None:
+            self._timer.cancel()
         self.resume_writing()
         super().connection_lost(exc)
 
@@ -169,7 +178,7 @@ class Guard(HttpToolsProtocol):
             self._linger(len(data))
             return
         self._unset_keepalive_if_required()
-        if self._timer is None:
+        if self._act is None:
             self._arm(HEAD_S, self._late)
         view = memoryview(data)
         try:
@@ -202,18 +211,17 @@ class Guard(HttpToolsProtocol):
     # -- what the parser finds -----------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        super().on_message_begin()
+        self.url, self.headers = b"", []
         self._silent = self._received = 0
-        self._whole = False
-        self.scope[PROVEN] = self._prove  # type: ignore[literal-required]
+        self._whole = self._upgrades = False
 
     def on_url(self, url: bytes) -> None:
-        super().on_url(url)
+        self.url += url
         if len(self.url) > ADDRESS_BYTES_MAX:
             self._too_large("address", ADDRESS_BYTES_MAX, 414)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        super().on_header(name, value)
+        self.headers.append((name.lower(), value))
         if len(self.headers) > HEADERS_MAX:
             self._refusal = 431, f"a request may have at most {HEADERS_MAX} headers"
             raise _Refused
@@ -222,47 +230,87 @@ class Guard(HttpToolsProtocol):
         if len(self.pipeline) >= PIPELINE_MAX:
             self._refusal = 503, f"at most {PIPELINE_MAX} requests may wait on one connection"
             raise _Refused
-        if self._upgrades() and self.cycle is not None and not self._answered():
+        parser, before = self.parser, self.exchange
+        self._upgrades = parser.should_upgrade() and self._should_upgrade()
+        if self._upgrades and before is not None and not before.response_complete:
             self._refusal = 400, "wait for the answer before you ask for a websocket"
             raise _Refused
         self._refuse_doubt()
-        super().on_headers_complete()
+        self.method = parser.get_method().decode("ascii")
+        if not self._upgrades:
+            self._begin(before)
         self._began = self.loop.time()
         self._arm(BODY_S, self._look_at_body)
 
+    def _begin(self, before: Exchange | None) -> None:
+        url, version = httptools.parse_url(self.url), self.parser.get_http_version()
+        path = url.path.decode("ascii")
+        scope = {
+            "type": "http",
+            "http_version": version,
+            "method": self.method,
+            "scheme": self.scheme,
+            "path": unquote(path) if "%" in path else path,
+            "query_string": url.query or b"",
+            "headers": self.headers,
+            "client": self.client,
+            "server": self.server,
+            PROVEN: self._prove,
+        }
+        exchange = self.cycle = self.exchange = Exchange(  # type: ignore[assignment]
+            scope,
+            self.transport,
+            self.flow,
+            self.on_response_complete,
+            keep_alive=version != "1.0" and self.parser.should_keep_alive(),
+            expects_continue=(b"expect", b"100-continue") in self.headers,
+        )
+        if before is None or before.response_complete:
+            self._start_asgi_task(exchange, self.app)  # type: ignore[arg-type]
+        else:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((exchange, self.app))  # type: ignore[arg-type]
+
     def on_body(self, body: bytes) -> None:
-        if self._upgrades():
+        if self._upgrades or self.exchange is None:
             return
         self._silent = 0
         self._received += len(body)
-        if self.cycle.response_complete:
+        if self.exchange.response_complete:
             self._linger(len(body))
-        super().on_body(body)
+        else:
+            self.exchange.add(body)
 
     def on_message_complete(self) -> None:
         self._silent = 0
         self._whole = True
         self._disarm()
-        if self._upgrades():
+        if self._upgrades or self.exchange is None:
             return
-        super().on_message_complete()
-        if self.cycle.response_complete and not self.transport.is_closing():
+        if not self.exchange.response_complete:
+            self.exchange.end()
+        elif not self.transport.is_closing():
             self._await_next()
 
     def on_response_complete(self) -> None:
-        super().on_response_complete()
-        if not self._whole and not self.transport.is_closing():
-            self._unset_keepalive_if_required()
+        """As uvicorn's, but with the timer that is there."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        elif self._whole:
+            self._await_next()
+        if not self._whole:
             self._lingering = LINGER_BYTES
             self._arm(LINGER_S, self.transport.abort)
 
     # -- websockets ----------------------------------------------------------------------------
 
-    def _upgrades(self) -> bool:
-        return bool(self.parser.should_upgrade()) and self._should_upgrade()
-
     def _upgrade(self) -> None:
         """The connection goes on as a websocket, and counts as one connection as before."""
+        from shoal.api.upgraded import Upgraded  # many heads never see one
 
         self._disarm()
         self._unset_keepalive_if_required()
@@ -271,7 +319,7 @@ class Guard(HttpToolsProtocol):
         next_.begin({PROVEN: self._prove}, lambda: self.gate.leave(self))
         next_.connection_made(self.transport)
         self.transport.set_protocol(next_)
-        next_.data_received(request_head(self.scope["method"], self.url, self.headers))
+        next_.data_received(request_head(self.method, self.url, self.headers))
         if not next_.begun and not self.transport.is_closing():
             self._refuse(400, "this is not a request for a websocket")
 
@@ -279,10 +327,10 @@ class Guard(HttpToolsProtocol):
         """Two of these, or an address with another host in it, would mean one thing to us and
         another to whoever passed the request on."""
         names = [name for name, _ in self.headers if name in SOLE]
-        for name in names:
-            if names.count(name) > 1:
-                self._refusal = 400, f"the header {name.decode()} may be sent only once"
-                raise _Refused
+        if len(set(names)) < len(names):
+            name = next(name for name in names if names.count(name) > 1)
+            self._refusal = 400, f"the header {name.decode()} may be sent only once"
+            raise _Refused
         if not self.url.startswith((b"/", b"*")):
             self._refusal = 400, "this is not a proxy: the address must begin with a slash"
             raise _Refused
@@ -293,10 +341,12 @@ class Guard(HttpToolsProtocol):
         return self.gate.prove(self, owner)
 
     def _await_next(self) -> None:
-        self._unset_keepalive_if_required()
-        self.timeout_keep_alive_task = self.loop.call_later(
-            self.timeout_keep_alive, self.timeout_keep_alive_handler
-        )
+        self._arm(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+        self._rests = True
+
+    def _unset_keepalive_if_required(self) -> None:
+        if self._rests:
+            self._disarm()
 
     def _look_at_body(self) -> None:
         """The sender's time stops while we do not read, for example because the disk is slow."""
@@ -323,16 +373,18 @@ class Guard(HttpToolsProtocol):
             return
         self._closing = True
         self._unset_keepalive_if_required()
-        if self.cycle is not None and self.cycle.response_started and not self._answered():
+        exchange = self.exchange
+        answered = exchange is None or exchange.response_complete
+        if exchange is not None and exchange.response_started and not answered:
             self.transport.abort()
             return
         body = msgspec.json.encode(Problem(message=message))
         later = [(b"retry-after", b"1")] if status == 503 else []
         self.transport.write(last_answer(status, body, later))
         self.gate.leave(self)
-        if self.cycle is not None and not self._answered():
-            self.cycle.disconnected = True  # its handler must not answer as well
-            self.cycle.message_event.set()
+        if exchange is not None and not answered:
+            exchange.disconnected = True  # its handler must not answer as well
+            exchange.message_event.set()
         if status == 503:  # no room to keep it open
             self.transport.close()
             return
@@ -341,22 +393,37 @@ class Guard(HttpToolsProtocol):
         self._lingering = LINGER_BYTES
         self._arm(LINGER_S, self.transport.abort)
 
-    def _answered(self) -> bool:
-        return self.cycle.response_complete
-
     def _linger(self, count: int) -> None:
         self._lingering -= count
         if self._lingering < 0:
             self.transport.abort()
 
-    def _arm(self, seconds: float, act: Any) -> None:
-        self._disarm()
-        self._timer = self.loop.call_later(seconds, act)
+    def _arm(self, seconds: float, act: Callable[[], None]) -> None:
+        """Three times for each request, of which none is over but for those that are late. So there
+        is one timer, which looks for what is due, and is set again only if that is earlier."""
+        self._act, self._due, self._rests = act, self.loop.time() + seconds, False
+        if self._timer is None or self._due < self._timer_due:
+            self._start_timer()
 
-    def _disarm(self) -> None:
+    def _start_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
+        self._timer_due = self._due
+        self._timer = self.loop.call_at(self._due, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        if self._act is None:
+            return
+        if self._due > self.loop.time():
+            self._start_timer()
+        else:
+            act = self._act
+            self._disarm()
+            act()
+
+    def _disarm(self) -> None:
+        self._act, self._rests = None, False
 
 
 class _Refused(Exception):
@@ -365,56 +432,3 @@ class _Refused(Exception):
 
 def guarded(gate: Gate) -> type[Guard]:
     return type("Guarded", (Guard,), {"gate": gate})
-
-
-# A connection that became a websocket: uvicorn's protocol, with bounds.
-
-
-LINE = "shoal.line"  # in a request's scope: the connection itself, for a route that takes it over
-
-
-class Upgraded(WebSocketsSansIOProtocol):
-    """Whatever is in `known` is in its requests' scope. The kernel notices a peer that vanished:
-    websocket pings cannot, because a reader that is held back does not read the answers."""
-
-    _known: dict[str, Any]
-    _left: Callable[[], None]
-    _link: Link | None = None
-
-    def begin(self, known: dict[str, Any], left: Callable[[], None]) -> None:
-        self._known, self._left = known, left
-        self.ping_interval = None
-        self.conn.max_message_size = MESSAGE_BYTES_MAX
-
-    @property
-    def begun(self) -> bool:
-        """Whether the application got the request, rather than that it was refused."""
-        return hasattr(self, "scope")
-
-    def handle_connect(self, event: Any) -> None:
-        super().handle_connect(event)
-        if self.begun:
-            self.scope.update({**self._known, LINE: self})  # type: ignore[typeddict-item]
-
-    def hand_over(self, link: Link) -> None:
-        """From now on every message goes straight to this link, below the application. Links have a
-        bound of their own, one for each node's key, so it no longer counts as a connection."""
-        self._left()
-        self._link = link
-        self.conn.max_message_size = MESSAGE_BYTES_MAX
-        link.connection_made(Channel(self.conn, self.transport))
-
-    def send_receive_event_to_app(self) -> None:
-        if self._link is None:
-            super().send_receive_event_to_app()
-            return
-        data = self.frames[0] if len(self.frames) == 1 else b"".join(self.frames)
-        self.frames = []
-        if not self.transport.is_closing():
-            self._link.data_received(data)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._left()
-        if self._link is not None:
-            self._link.connection_lost(exc)
-        super().connection_lost(exc)

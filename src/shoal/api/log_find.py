@@ -1,7 +1,7 @@
 """Lines in the output of members: those with a text, or those that look like errors.
 
 A text is plain, because a pattern could cost anything. Small and capital letters (of ASCII) are the
-same, and colours in a line do not count.
+same, and colors in a line do not count.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ HINTS = (
     *(b"Traceback (", b"rror", b"Exception", b"ERROR", b"FATAL", b"CRITICAL", b"out of memory"),
     *(b"NCCL ", b"Segmentation fault", b"core dumped", b"panic: ", b"Assertion"),
 )
-COLOUR = re.compile(rb"\x1b\[[0-9;:]*m")
+COLOR = re.compile(rb"\x1b\[[0-9;:]*m")
 
 
 class Hit(NamedTuple):
@@ -91,7 +91,7 @@ class Search:
         if b"\x1b" in data:
             found, at = [], offset
             for line in _lines(data):
-                if self._in(COLOUR.sub(b"", line)):
+                if self._in(COLOR.sub(b"", line)):
                     found.append(Hit(at, line))
                 at += len(line)
             return found

@@ -9,8 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from typing import Annotated, NamedTuple
 
-from litestar import Controller
-from litestar.params import Parameter
+from msgspec import Meta
 
 from shoal.api.handling import aside, handles
 from shoal.api.jobs import NUMBER_MAX, Index, WaitS
@@ -27,14 +26,14 @@ from shoal.model.views import LogHits, LogPart, LogPiece, LogPlace, LogView
 
 TOGETHER_MAX = 64  # members that are read at once
 
-Text = Annotated[str, Parameter(max_length=256)]
-Member = Annotated[int | None, Parameter(ge=0, le=NUMBER_MAX)]
-Places = Annotated[str, Parameter(max_length=2_000, pattern=r"^(\d{1,15}(,\d{1,15})*)?(?!\n)$")]
-Line = Annotated[str, Parameter(max_length=32, pattern=r"^(\d{1,9}:\d{1,15})?(?!\n)$")]
-Share = Annotated[float | None, Parameter(ge=0, le=1)]
+Text = Annotated[str, Meta(max_length=256)]
+Member = Annotated[int, Meta(ge=0, le=NUMBER_MAX)] | None
+Places = Annotated[str, Meta(max_length=2_000, pattern=r"^(\d{1,15}(,\d{1,15})*)?(?!\n)$")]
+Line = Annotated[str, Meta(max_length=32, pattern=r"^(\d{1,9}:\d{1,15})?(?!\n)$")]
+Share = Annotated[float, Meta(ge=0, le=1)] | None
 
 
-class Logs(Controller):
+class Logs:
     @handles(JobCalls.logs)
     async def logs(
         self,
@@ -42,9 +41,9 @@ class Logs(Controller):
         job_id: str,
         member: Index = 0,
         attempt: Index = 0,
-        offset: Annotated[int, Parameter(ge=-NUMBER_MAX, le=NUMBER_MAX)] = 0,
+        offset: Annotated[int, Meta(ge=-NUMBER_MAX, le=NUMBER_MAX)] = 0,
         wait_s: WaitS = 0,
-        grep: Annotated[str, Parameter(max_length=256)] = "",
+        grep: Annotated[str, Meta(max_length=256)] = "",
         since_ms: Index = 0,
     ) -> LogView:
         loop, job = reach.loop, _job(reach, job_id, member, attempt)

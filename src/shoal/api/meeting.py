@@ -14,12 +14,11 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import msgspec
-from litestar import Controller, Request, WebSocket
-from litestar.exceptions import WebSocketException
-from litestar.params import Parameter
+from msgspec import Meta
 
 from shoal.api.audit import note
 from shoal.api.handling import handles
+from shoal.api.http import Closed, Request, Socket
 from shoal.api.limits import PROVEN
 from shoal.api.principal import SCOPE, Principal
 from shoal.api.problems import Refusal, accepted
@@ -43,14 +42,13 @@ AWAY_S_MAX = 60.0  # without its host; then the meeting ends
 PICKED_UP_S_MAX = 30.0  # a guest that its host does not receive
 FULL = 4429
 
-AnySocket = WebSocket[Any, Any, Any]
-MeetingId = Annotated[str, Parameter(pattern=r"^[0-9a-f]{32}(?!\n)$")]
+MeetingId = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}(?!\n)$")]
 
 
 class _Guest:
-    def __init__(self, end: AnySocket) -> None:
+    def __init__(self, end: Socket) -> None:
         self.end = end
-        self.host: asyncio.Future[AnySocket] = asyncio.get_running_loop().create_future()
+        self.host: asyncio.Future[Socket] = asyncio.get_running_loop().create_future()
 
 
 class _Meeting:
@@ -66,14 +64,14 @@ class _Meeting:
 class Meetings:
     """They are in memory: after a restart of the head, hosts open them again under their names."""
 
-    def __init__(self, urls: Callable[[AnySocket], tuple[str, ...]]) -> None:
+    def __init__(self, urls: Callable[[Socket], tuple[str, ...]]) -> None:
         self._urls = urls
         self._meetings: dict[str, _Meeting] = {}
         self._numbers = itertools.count(1)
 
     # -- the host ------------------------------------------------------------------------------
 
-    async def hold(self, end: AnySocket, name: str) -> None:
+    async def hold(self, end: Socket, name: str) -> None:
         meeting = self._opened(end, name)
         number = meeting.host = next(self._numbers)
         if meeting.ending is not None:
@@ -101,21 +99,19 @@ class Meetings:
             loop = asyncio.get_running_loop()
             meeting.ending = loop.call_later(AWAY_S_MAX, self._end, name)
 
-    def _opened(self, end: AnySocket, name: str) -> _Meeting:
-        who: Principal = end.scope[SCOPE]  # type: ignore[literal-required]
+    def _opened(self, end: Socket, name: str) -> _Meeting:
+        who: Principal = end.scope[SCOPE]
         hash_ = end.headers.get(KEY_HEADER, "")
         if len(hash_) != len(NO_HASH):
-            raise WebSocketException(
-                detail="the header with the key's hash is missing", code=REFUSED
-            )
+            raise Closed("the header with the key's hash is missing", REFUSED)
         meeting = self._meetings.get(name)
         if meeting is not None:
             if meeting.tenant != who.tenant or not hmac.compare_digest(meeting.hash, hash_):
-                raise WebSocketException(detail="there is no such meeting", code=REFUSED)
+                raise Closed("there is no such meeting", REFUSED)
             return meeting
         alike = sum(1 for one in self._meetings.values() if one.tenant == who.tenant)
         if alike >= MEETINGS_PER_TENANT_MAX or len(self._meetings) >= MEETINGS_MAX:
-            raise WebSocketException(detail="too many meetings", code=FULL)
+            raise Closed("too many meetings", FULL)
         meeting = self._meetings[name] = _Meeting(who, hash_)
         return meeting
 
@@ -125,13 +121,13 @@ class Meetings:
             for guest in meeting.guests.values():
                 guest.host.cancel()
 
-    async def receive(self, end: AnySocket, name: str, number: int) -> None:
+    async def receive(self, end: Socket, name: str, number: int) -> None:
         """The host's end of the connection to one guest."""
-        who: Principal = end.scope[SCOPE]  # type: ignore[literal-required]
+        who: Principal = end.scope[SCOPE]
         meeting = self._meetings.get(name)
         guest = meeting.guests.get(number) if meeting and meeting.tenant == who.tenant else None
         if guest is None or guest.host.done():
-            raise WebSocketException(detail="there is no such guest", code=REFUSED)
+            raise Closed("there is no such guest", REFUSED)
         _count_here(end)
         await end.accept()
         if guest.host.done():
@@ -142,17 +138,17 @@ class Meetings:
 
     # -- a guest -------------------------------------------------------------------------------
 
-    async def enter(self, end: AnySocket, name: str) -> None:
+    async def enter(self, end: Socket, name: str) -> None:
         meeting = self._meetings.get(name)
         given = key_hash(end.headers.get(KEY_HEADER, ""))
         right = hmac.compare_digest(given, meeting.hash if meeting else NO_HASH)
         if meeting is None or not right:
-            raise WebSocketException(detail="there is no such meeting", code=REFUSED)
+            raise Closed("there is no such meeting", REFUSED)
         proven: Any = end.scope.get(PROVEN)
         present = sum(len(one.guests) for one in self._meetings.values())
         full = len(meeting.guests) >= GUESTS_PER_MEETING_MAX or present >= GUESTS_MAX
         if full or (proven is not None and not proven(meeting.owner)):
-            raise WebSocketException(detail="too many guests", code=FULL)
+            raise Closed("too many guests", FULL)
         _count_here(end)
         number, guest = next(self._numbers), _Guest(end)
         meeting.guests[number] = guest
@@ -165,14 +161,14 @@ class Meetings:
             guest.host.cancel()
 
 
-async def _announce(end: AnySocket, meeting: _Meeting, number: int) -> None:
+async def _announce(end: Socket, meeting: _Meeting, number: int) -> None:
     while meeting.host == number:
         guest = await meeting.announcements.get()
         if guest in meeting.guests:
             await _say(end, Announced(guest))
 
 
-def _count_here(end: AnySocket) -> None:
+def _count_here(end: Socket) -> None:
     """Connections of a meeting have bounds of their own, and count neither as streams nor as
     requests under way."""
     ticket: Any = end.scope.get(TICKET)
@@ -191,7 +187,7 @@ async def _pass_on_once(guest: _Guest) -> None:
     await _pass_on(guest.end, host)
 
 
-async def _pass_on(one: AnySocket, other: AnySocket) -> None:
+async def _pass_on(one: Socket, other: Socket) -> None:
     """Bytes from one to the other, until one is closed; then the other is closed, too."""
     code = PARTNER_GONE
     try:
@@ -210,7 +206,7 @@ async def _pass_on(one: AnySocket, other: AnySocket) -> None:
         await _close(one, PARTNER_GONE)
 
 
-async def _last_code(end: AnySocket) -> int:
+async def _last_code(end: Socket) -> int:
     """The code with which it was closed. Whatever it says before that is ignored."""
     while True:
         message: Any = await end.receive()
@@ -218,37 +214,37 @@ async def _last_code(end: AnySocket) -> int:
             return int(message.get("code") or 0)
 
 
-async def _say(end: AnySocket, what: msgspec.Struct) -> None:
+async def _say(end: Socket, what: msgspec.Struct) -> None:
     with contextlib.suppress(Exception):  # it is gone, which its reader notices
         await end.send_text(msgspec.json.encode(what).decode())
 
 
-async def _close(end: AnySocket, code: int) -> None:
+async def _close(end: Socket, code: int) -> None:
     with contextlib.suppress(Exception):  # it may be closed already
         await end.send({"type": "websocket.close", "code": code, "reason": ""})
 
 
-class Meeting(Controller):
+class Meeting:
     @handles(MachineCalls.hold_meeting)
-    async def hold(self, socket: AnySocket, meetings: Meetings, meeting: MeetingId) -> None:
+    async def hold(self, socket: Socket, meetings: Meetings, meeting: MeetingId) -> None:
         await meetings.hold(socket, meeting)
 
     @handles(MachineCalls.receive_guest)
     async def receive(
-        self, socket: AnySocket, meetings: Meetings, meeting: MeetingId, guest: int
+        self, socket: Socket, meetings: Meetings, meeting: MeetingId, guest: int
     ) -> None:
         await meetings.receive(socket, meeting, guest)
 
     @handles(MachineCalls.enter_meeting)
-    async def enter(self, socket: AnySocket, meetings: Meetings, meeting: MeetingId) -> None:
+    async def enter(self, socket: Socket, meetings: Meetings, meeting: MeetingId) -> None:
         await meetings.enter(socket, meeting)
 
 
-def urls_of(reach: str) -> Callable[[AnySocket], tuple[str, ...]]:
+def urls_of(reach: str) -> Callable[[Socket], tuple[str, ...]]:
     """Where nodes may reach this head: `reach` is its URL for them, if it has one of its own;
     otherwise they use the one that the host has used."""
 
-    def urls(end: AnySocket) -> tuple[str, ...]:
+    def urls(end: Socket) -> tuple[str, ...]:
         found = [reach] if reach else []
         here = end.scope.get("server")
         if here and here[1]:
@@ -277,10 +273,10 @@ TOUCHES = {
 }
 
 
-class Sessions(Controller):
+class Sessions:
     @handles(JobCalls.open_session)
     async def open(
-        self, request: Request[Any, Any, Any], reach: Reach, job_id: str, data: SessionRequest
+        self, request: Request, reach: Reach, job_id: str, data: SessionRequest
     ) -> SessionView:
         job = reach.job(job_id)
         note(request.scope, on=f"{job.id}.{data.member} {data.kind.value}")
@@ -301,7 +297,7 @@ class Sessions(Controller):
 
 async def _woken(reach: Reach, job: Job, asked: SessionRequest) -> SessionView:
     """A session needs its job awake: the client asks again until it is."""
-    why = f"is to wake, because {reach.name} {TOUCHES[asked.kind]}"
+    why = f"is waking because {reach.name} {TOUCHES[asked.kind]}"
     accepted(await reach.loop.request(WakeJob(job.id, reach.name, why)))
     await reach.loop.settled()
     job = reach.job(job.id)

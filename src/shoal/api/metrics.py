@@ -10,10 +10,9 @@ import asyncio
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from litestar import Response
-
 from shoal import __version__
 from shoal.api.handling import handles
+from shoal.api.http import Response
 from shoal.api.views import DRAINED, gpu_counts, known_nodes, node_state, progress_view, sleepers_of
 from shoal.calls.page import MachineCalls
 from shoal.control.counters import OTHERS, TENANTS_MAX, Histogram
@@ -25,6 +24,7 @@ from shoal.model.job import Job, Phase
 from shoal.model.node import NodeHealth
 from shoal.model.series import GpuSample, NodeSample
 from shoal.model.service import Service, ServiceLoad
+from shoal.model.tokens import TokenLoad
 from shoal.model.views import ProgressView
 
 # Metrics in the text format of Prometheus, version 0.0.4.
@@ -354,6 +354,20 @@ def _services(loop: ControlLoop) -> Iterator[str]:
             for share, value in (("50", load.p50_ms), ("95", load.p95_ms), ("99", load.p99_ms))
         ],
     )
+    routed = [(name, load.tokens) for name, load in told if load.tokens is not None]
+    for name, kind, text, of in TOKEN_VALUES if routed else ():
+        yield family(name, kind, text, [({"service": one}, of(seen)) for one, seen in routed])
+    for name, text, both in TOKEN_TIMES if routed else ():
+        yield family(
+            name,
+            "gauge",
+            text,
+            [
+                ({"service": one, "percentile": share}, value / 1000)
+                for one, seen in routed
+                for share, value in zip(("50", "99"), both(seen), strict=True)
+            ],
+        )
     for name, text, count in SERVICE_COUNTS:
         yield family(
             name, "gauge", text, [({"service": one}, count(service)) for one, service, _ in known]
@@ -369,6 +383,38 @@ SERVICE_LOADS: tuple[tuple[str, str, Callable[[ServiceLoad], float]], ...] = (
     ),
     ("shoal_service_in_flight_requests", "At replicas.", lambda s: s.in_flight),
     ("shoal_service_queued_requests", "Queued in the gateway.", lambda s: s.queued + s.held),
+)
+TOKEN_VALUES: tuple[tuple[str, str, str, Callable[[TokenLoad], float | None]], ...] = (
+    ("shoal_tokens_prompt_rate", "gauge", "Per second, cached or not.", lambda t: t.prompt_per_s),
+    ("shoal_tokens_generated_rate", "gauge", "Per second.", lambda t: t.generated_per_s),
+    (
+        "shoal_tokens_cached_ratio",
+        "gauge",
+        "Share of the tokens of prompts that a replica had cached.",
+        lambda t: t.hit_milli / 1000,
+    ),
+    (
+        "shoal_tokens_goodput_ratio",
+        "gauge",
+        "Share of the requests that met the goals, over the last 15 seconds.",
+        lambda t: t.good / t.judged if t.judged else None,
+    ),
+    ("shoal_tokens_queued_requests", "gauge", "Queued in the router.", lambda t: t.queued),
+    ("shoal_tokens_refused_total", "counter", "Answered with 429.", lambda t: t.refused),
+    ("shoal_tokens_resumed_total", "counter", "Streams continued elsewhere.", lambda t: t.resumed),
+    ("shoal_tokens_broken_total", "counter", "Streams that could not be.", lambda t: t.broken),
+)
+TOKEN_TIMES: tuple[tuple[str, str, Callable[[TokenLoad], tuple[int, int]]], ...] = (
+    (
+        "shoal_tokens_first_seconds",
+        "Time to the first token, over the last 15 seconds.",
+        lambda t: (t.ttft_p50_ms, t.ttft_p99_ms),
+    ),
+    (
+        "shoal_tokens_between_seconds",
+        "Mean time between two tokens of an answer, over the last 15 seconds.",
+        lambda t: (t.itl_p50_ms, t.itl_p99_ms),
+    ),
 )
 SERVICE_COUNTS: tuple[tuple[str, str, Callable[[Service], float]], ...] = (
     (

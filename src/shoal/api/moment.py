@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from litestar import Controller, Response
 
 from shoal.api.handling import handles, respond
+from shoal.api.http import Response
 from shoal.api.moment_reader import MomentAsk, MomentView
 from shoal.api.problems import Refusal
 from shoal.api.reach import Reach
@@ -120,7 +120,7 @@ class Moments:
             await process.wait()
 
 
-class MomentApi(Controller):
+class MomentApi:
     @handles(PageCalls.moment)
     async def moment(self, reach: Reach, moments: Moments, at_ms: Moment) -> Response[MomentView]:
         loop = reach.loop

@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import secrets
-from typing import Annotated, Any
+from typing import Annotated
 
-from litestar import Controller, Request
-from litestar.datastructures import State
-from litestar.exceptions import HTTPException
-from litestar.params import Parameter
+from msgspec import Meta
 
 from shoal.api.audit import note
 from shoal.api.handling import handles
+from shoal.api.http import Request, State
 from shoal.api.problems import Refusal, accepted
 from shoal.api.reach import Reach
 from shoal.api.secrets import refuse_unknown_receivers
@@ -43,10 +41,10 @@ from shoal.model.views import Done
 POSTING = "posting"  # in the application's state
 EVERYWHERE = (What.NODE_LOST,)
 
-RuleId = Annotated[str, Parameter(max_length=32)]
+RuleId = Annotated[str, Meta(max_length=32)]
 
 
-class Rules(Controller):
+class Rules:
     """A rule is its owner's; admins see and remove those of others."""
 
     @handles(NoticeCalls.rules)
@@ -60,7 +58,7 @@ class Rules(Controller):
         return RulesView(rules=[_view(rule, known) for rule in rules], others=others)
 
     @handles(NoticeCalls.add_rule)
-    async def add(self, request: Request[Any, Any, Any], reach: Reach, data: NewRule) -> Done:
+    async def add(self, request: Request, reach: Reach, data: NewRule) -> Done:
         who = reach.who
         tenant = who.tenant
         if tenant == EVERY_TENANT and not who.token and not data.everyone:
@@ -163,5 +161,5 @@ def _view(rule: Rule, known: dict[str, ReceiverView]) -> RuleView:
 def _posting(state: State) -> Posting:
     posting: Posting | None = state.get(POSTING)
     if posting is None:
-        raise HTTPException("this controller sends no notices", status_code=404)
+        raise Refusal(404, "this controller sends no notices")
     return posting

@@ -10,14 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any, TypeVar
 
 import msgspec
-from litestar import Controller, Request, Response
-from litestar.datastructures import Cookie
-from litestar.params import Parameter, QueryParameter
-from litestar.response import Redirect
+from msgspec import Meta
 
 from shoal.api.access import Access, new_token
 from shoal.api.audit import note, quiet
 from shoal.api.handling import handles
+from shoal.api.http import Cookie, Redirect, Request, Response
 from shoal.api.oidc_provider import Claims, Provider
 from shoal.api.principal import Principal
 from shoal.api.problems import Refusal, accepted
@@ -49,9 +47,8 @@ SLOWER_MS = 5_000  # as the standard says
 NAME = "oidc.json"  # a setting
 NOTE = "sign-in by OpenID Connect"
 
-AnyRequest = Request[Any, Any, Any]
 Result = TypeVar("Result")
-Word = Annotated[str, Parameter(max_length=4000)]
+Word = Annotated[str, Meta(max_length=4000)]
 _threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="oidc")
 
 
@@ -182,7 +179,7 @@ class SignIns:
         self._devices.pop(handle, None)
 
 
-class OpenId(Controller):
+class OpenId:
     @handles(PeopleCalls.oidc)
     def shown(self, sign_ins: SignIns) -> OidcView:
         return _view(sign_ins.provider.config)
@@ -206,7 +203,7 @@ class OpenId(Controller):
 
     @handles(PageCalls.begin_sign_in)
     async def begin(
-        self, request: AnyRequest, access: Access, sign_ins: SignIns, tenant: Word = ""
+        self, request: Request, access: Access, sign_ins: SignIns, tenant: Word = ""
     ) -> Redirect:
         provider, redirect = sign_ins.provider, f"{request.base_url}v1/oidc/callback"
         state, pending = sign_ins.begin(redirect, tenant)
@@ -214,24 +211,28 @@ class OpenId(Controller):
             lambda: provider.way_to_sign_in(redirect, state, pending.nonce, pending.verifier)
         )
         cookie = _state_cookie(request, access, pending.binding, PENDING_MS // 1000)
-        return Redirect(where, status_code=302, cookies=[cookie])
+        return Redirect(where, cookies=[cookie])
 
     @handles(PageCalls.end_sign_in)
     async def callback(
         self,
-        request: AnyRequest,
+        request: Request,
         access: Access,
         loop: ControlLoop,
         sign_ins: SignIns,
         code: Word = "",
-        given: Annotated[str, QueryParameter(name="state", max_length=4000)] = "",
+        state: Annotated[str, Meta(max_length=4000)] = "",
         error: Word = "",
+        error_description: Word = "",
+        iss: Word = "",
     ) -> Response[bytes]:
         note(request.scope, on=NOTE)
         provider = sign_ins.provider
-        pending = sign_ins.end(given, request.cookies.get(_state_name(access), ""))
+        pending = sign_ins.end(state, request.cookies.get(_state_name(access), ""))
+        await _aside(lambda: provider.check_sender(iss))
         if error or not code:
-            raise Refusal(401, f"the provider refused: {error[:200] or 'it gave no code'}")
+            reason = (error_description or error)[:200] or "it gave no code"
+            raise Refusal(401, f"the provider refused: {reason}")
         claims = await _aside(
             lambda: provider.redeem(code, pending.redirect, pending.verifier, pending.nonce)
         )
@@ -240,9 +241,7 @@ class OpenId(Controller):
         session, cookie = access.begin(request, who)
         seconds = (session.until_ms - loop.clock.now_ms()) // 1000
         over = _state_cookie(request, access, "", 0)
-        return Redirect(
-            "/", status_code=302, cookies=[session_cookie(request, access, cookie, seconds), over]
-        )
+        return Redirect("/", cookies=[session_cookie(request, access, cookie, seconds), over])
 
     @handles(PeopleCalls.begin_device)
     async def device(self, sign_ins: SignIns, tenant: Word = "") -> DeviceView:
@@ -251,7 +250,7 @@ class OpenId(Controller):
 
     @handles(PeopleCalls.poll_device)
     async def poll(
-        self, request: AnyRequest, loop: ControlLoop, sign_ins: SignIns, handle: Word
+        self, request: Request, loop: ControlLoop, sign_ins: SignIns, handle: Word
     ) -> DeviceAnswer:
         note(request.scope, on=NOTE)  # not the handle: it is a secret
         device, provider = sign_ins.device(handle), sign_ins.provider
@@ -335,15 +334,14 @@ def _state_name(access: Access) -> str:
     return f"{access.cookie}-oidc"
 
 
-def _state_cookie(request: AnyRequest, access: Access, value: str, seconds: int) -> Cookie:
+def _state_cookie(request: Request, access: Access, value: str, seconds: int) -> Cookie:
     """Lax, because the browser comes back from another site."""
     return Cookie(
         key=_state_name(access),
         value=value,
         max_age=seconds,
         path="/v1/oidc",
-        httponly=True,
-        secure=request.url.scheme == "https",
+        secure=request.secure,
         samesite="lax",
     )
 

@@ -19,7 +19,6 @@ from shoal.model.people import OidcConfig
 TIMEOUT_S = 10.0
 ANSWER_BYTES_MAX = 1024 * 1024
 KNOWN_S = 3600.0  # how long discovery and keys are believed
-KEYS_AGAIN_S = 60.0  # an unknown key asks for the keys again, but not more often
 LEEWAY_S = 60
 # By public keys only. With a shared key, whoever knows the client's secret could write a token.
 ALGORITHMS = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "EdDSA"]
@@ -33,6 +32,8 @@ class Discovery(msgspec.Struct, kw_only=True):
     token_endpoint: str
     jwks_uri: str
     device_authorization_endpoint: str = ""
+    userinfo_endpoint: str = ""
+    authorization_response_iss_parameter_supported: bool = False
     scopes_supported: list[str] = []
     token_endpoint_auth_methods_supported: tuple[str, ...] = ("client_secret_basic",)
 
@@ -51,7 +52,7 @@ class Provider:
     def __init__(self, config: OidcConfig) -> None:
         self.config = config
         self._known: tuple[float, Discovery] | None = None
-        self._keys: tuple[float, dict[str, Any]] | None = None
+        self._keys: tuple[float, dict[str, dict[str, Any]]] = (0.0, {})
 
     def discovery(self) -> Discovery:
         if self._known is not None and time.monotonic() - self._known[0] < KNOWN_S:
@@ -95,7 +96,15 @@ class Provider:
         status, body = self._ask(self.discovery().token_endpoint, form)
         if status != 200 or "id_token" not in body:
             raise Refusal(401, f"the provider refused the code: {_reason(body)}")
-        return self.believe(str(body["id_token"]), nonce)
+        return self._person(body, nonce)
+
+    def check_sender(self, issuer: str) -> None:
+        """Of an answer that a browser brings. A provider that names itself there does so always,
+        so that nobody can pass the answer of one provider off as that of another."""
+        if not issuer and not self.discovery().authorization_response_iss_parameter_supported:
+            return
+        if issuer != self.config.issuer:
+            raise Refusal(401, "this answer is not from the provider that was asked")
 
     def begin_device(self) -> dict[str, Any]:
         found = self.discovery()
@@ -113,19 +122,44 @@ class Provider:
         form = {"grant_type": DEVICE_GRANT, "device_code": device_code}
         status, body = self._ask(self.discovery().token_endpoint, form)
         if status == 200 and "id_token" in body:
-            return self.believe(str(body["id_token"]), None)
+            return self._person(body, None)
         error = str(body.get("error", ""))
         if error in ("authorization_pending", "slow_down"):
             return error
         raise Refusal(401, f"the provider refused: {_reason(body)}")
 
-    def believe(self, id_token: str, nonce: str | None) -> Claims:
+    def _person(self, answer: dict[str, Any], nonce: str | None) -> Claims:
+        """By the ID token. What it leaves out, as the standard has it for this flow, the provider
+        tells whoever shows the access token that came with it."""
+        config = self.config
+        claims = self.believe(str(answer["id_token"]), nonce)
+        where, token = self.discovery().userinfo_endpoint, answer.get("access_token")
+        if where and token and not {config.user_claim, config.groups_claim} <= claims.keys():
+            status, more = _fetch(where, authorization=f"Bearer {token}")
+            if status != 200:
+                raise Refusal(502, f"the provider refused to name the person: {_reason(more)}")
+            if more.get("sub") != claims["sub"]:
+                raise Refusal(401, "the provider named another person than its token does")
+            claims = {**more, **claims}
+        name, groups = claims.get(config.user_claim), claims.get(config.groups_claim, [])
+        if not isinstance(name, str) or not name:
+            message = f"the provider gave no {config.user_claim}"
+            raise Refusal(403, f"{message}; set another user_claim: shoal oidc --help")
+        if isinstance(groups, str):
+            groups = [groups]
+        return Claims(
+            subject=f"{config.issuer}#{claims['sub']}",
+            name=name,
+            groups=[str(group) for group in groups] if isinstance(groups, list) else [],
+        )
+
+    def believe(self, id_token: str, nonce: str | None) -> dict[str, Any]:
         """The claims of an ID token, if this provider signed it, for us, now, for this sign-in."""
         jwt = _library()
         try:
             header = jwt.get_unverified_header(id_token)
             key = self._key(str(header.get("kid", "")), str(header.get("alg", "")))
-            claims = jwt.decode(
+            claims: dict[str, Any] = jwt.decode(
                 id_token,
                 key,
                 algorithms=ALGORITHMS,
@@ -141,48 +175,36 @@ class Provider:
             raise Refusal(401, "the provider's token is for another program")
         if nonce is not None and claims.get("nonce") != nonce:
             raise Refusal(401, "the provider's token belongs to another sign-in")
-        name = claims.get(self.config.user_claim)
-        if not isinstance(name, str) or not name:
-            message = f"the provider's token has no {self.config.user_claim}"
-            raise Refusal(403, f"{message}; set another user_claim: shoal oidc --help")
-        groups = claims.get(self.config.groups_claim, [])
-        if isinstance(groups, str):
-            groups = [groups]
-        return Claims(
-            subject=f"{self.config.issuer}#{claims['sub']}",
-            name=name,
-            groups=[str(group) for group in groups] if isinstance(groups, list) else [],
-        )
+        return claims
 
     def _key(self, kid: str, alg: str) -> Any:
         jwt = _library()
         if alg not in ALGORITHMS:
             raise jwt.InvalidAlgorithmError(f"it is signed by {alg[:20] or 'nothing'}")
-        keys = self._known_keys(KNOWN_S)
-        if kid not in keys:
-            keys = self._known_keys(KEYS_AGAIN_S)
-        if kid not in keys:
+        key = self._named_key(kid)
+        if key is None:
             raise jwt.InvalidKeyError("it is signed by a key that the provider does not name")
-        key = keys[kid]
-        if key.algorithm_name != alg:
-            raise jwt.InvalidAlgorithmError(f"the key is for {key.algorithm_name}, not {alg}")
-        return key.key
+        if (meant := key.get("alg", alg)) != alg:
+            raise jwt.InvalidAlgorithmError(f"the key is for {meant}, not {alg}")
+        return jwt.PyJWK.from_dict(key, algorithm=alg).key  # one for RSA may serve several
 
-    def _known_keys(self, believed_s: float) -> dict[str, Any]:
-        if self._keys is not None and time.monotonic() - self._keys[0] < believed_s:
-            return self._keys[1]
+    def _named_key(self, kid: str) -> dict[str, Any] | None:
+        """A key that is new to us asks for the keys again: the token came from the provider itself,
+        so nobody else can cause that."""
+        since, keys = self._keys
+        if kid not in keys or time.monotonic() - since >= KNOWN_S:
+            keys = self._fetched_keys()
+            self._keys = (time.monotonic(), keys)
+        return keys.get(kid)
+
+    def _fetched_keys(self) -> dict[str, dict[str, Any]]:
         _, body = _fetch(self.discovery().jwks_uri)
-        jwt = _library()
-        found: dict[str, Any] = {}
         listed = body.get("keys")
-        for data in listed if isinstance(listed, list) else []:
-            if isinstance(data, dict) and data.get("use", "sig") == "sig":
-                try:
-                    found[str(data.get("kid", ""))] = jwt.PyJWK.from_dict(data)
-                except jwt.PyJWTError:
-                    continue  # of a kind that we do not know
-        self._keys = (time.monotonic(), found)
-        return found
+        return {
+            str(key.get("kid", "")): key
+            for key in (listed if isinstance(listed, list) else [])
+            if isinstance(key, dict) and key.get("use", "sig") == "sig"
+        }
 
     def _ask(self, url: str, form: dict[str, str]) -> tuple[int, dict[str, Any]]:
         """As the client that the provider knows."""
@@ -221,8 +243,8 @@ def _fetch(
     headers = {"Accept": "application/json"}
     if form is not None:
         headers["Content-Type"] = "application/x-www-form-urlencoded"
-        if authorization:
-            headers["Authorization"] = authorization
+    if authorization:
+        headers["Authorization"] = authorization
     asked = urlencode(form).encode() if form is not None else None
     try:
         status, data = fetch(url, asked, headers, _connect, TIMEOUT_S, ANSWER_BYTES_MAX + 1)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
-
-from litestar import Controller, Request
-from litestar.exceptions import HTTPException
 
 from shoal.api.audit import quiet
 from shoal.api.handling import handles
+from shoal.api.http import Request
 from shoal.api.problems import Refusal
 from shoal.api.reach import Reach
 from shoal.calls.jobs import JobCalls
@@ -22,19 +19,17 @@ WRITE_BYTES = 1 << 20
 RETRY_S = 2
 
 
-class Packages(Controller):
+class Packages:
     @handles(JobCalls.package)
-    def one(self, request: Request[Any, Any, Any], reach: Reach, package: str) -> PackageView:
+    def one(self, request: Request, reach: Reach, package: str) -> PackageView:
         size = _size(reach, package)
         if size is None:
             quiet(request.scope)  # every client asks before it sends: nobody was refused anything
             raise Refusal(404, f"there is no package {package[:64]!r}", "package")
         return PackageView(package=package, size=size)
 
-    @handles(JobCalls.put_package, request_max_body_size=None)
-    async def send(
-        self, request: Request[Any, Any, Any], reach: Reach, package: str
-    ) -> PackageView:
+    @handles(JobCalls.put_package, body_max=None)
+    async def send(self, request: Request, reach: Reach, package: str) -> PackageView:
         loop, store = reach.loop, _store(reach.loop)
         owner = _owner(reach)
         size = _size(reach, package)
@@ -96,5 +91,5 @@ def _owner(reach: Reach) -> str:
 
 def _store(loop: ControlLoop) -> PackageStore:
     if loop.packages is None:
-        raise HTTPException("this controller does not store packages", status_code=404)
+        raise Refusal(404, "this controller does not store packages")
     return loop.packages

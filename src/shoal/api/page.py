@@ -5,25 +5,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Any
-
-from litestar import Controller, Request
-from litestar.di import Provide
-from litestar.response import Stream
 
 from shoal.api.access import Access
 from shoal.api.feed import Feed, Page, TooMany
 from shoal.api.forms import Forms
 from shoal.api.handling import handles
+from shoal.api.http import Connection, Request, Stream
 from shoal.api.moment import MomentApi
 from shoal.api.oidc import OpenId, SignIns
 from shoal.api.plan import Planner, Plans
-from shoal.api.principal import Principal, principal_of
+from shoal.api.principal import SCOPE, Principal
 from shoal.api.problems import Refusal
 from shoal.api.queue import Foresight, Waiting
 from shoal.api.quotas import STREAM_RETRY_S
-from shoal.api.reach import Reach
+from shoal.api.reach import RECORD, Reach
+from shoal.api.routing import Provide
 from shoal.api.simulate import Simulations, Simulator
+from shoal.api.status_page import PublicPage, PublicStatus
 from shoal.api.timeline import Timeline
 from shoal.api.tls import Certificate
 from shoal.api.web import Files, Sessions
@@ -37,11 +35,11 @@ from shoal.control.stores import Stores
 BEAT_S = 2.0  # a page gets something at least this often
 
 
-class Live(Controller):
-    include_in_schema = False  # it never ends
+class Live:
+    in_schema = False  # it never ends
 
     @handles(PageCalls.stream)
-    async def stream(self, feed: Feed, request: Request[Any, Any, Any], who: Principal) -> Stream:
+    async def stream(self, feed: Feed, request: Request, who: Principal) -> Stream:
         try:
             tenant = "" if who.sees_all else who.tenant
             page = feed.open(request.headers.get("last-event-id", ""), tenant)
@@ -72,9 +70,10 @@ async def pieces(feed: Feed, page: Page) -> AsyncGenerator[bytes, None]:
         feed.close(page)
 
 
-HANDLERS: tuple[type[Controller], ...] = (
+HANDLERS: tuple[type, ...] = (
     Files,
     Sessions,
+    PublicStatus,
     OpenId,
     Live,
     Waiting,
@@ -90,28 +89,23 @@ HANDLERS: tuple[type[Controller], ...] = (
 def provided(
     loop: ControlLoop, access: Access, feed: Feed, home: Path | None, stores: Stores | None
 ) -> dict[str, Provide]:
+    public_page = PublicPage()
     simulator, foresight, planner = Simulator(loop, home), Foresight(), Planner()
     # A standby forwards all sign-ins.
     settings = stores.settings if stores is not None and stores.leads else None
     sign_ins = SignIns(settings, loop.clock.now_ms, loop.alarms)
 
-    async def provide_feed() -> Feed:
-        await loop.settled()
-        return feed
-
-    async def provide_reach(who: Principal) -> Reach:
-        """Needs `who`, so that it is provided last: handlers start from the stored state."""
-        await loop.settled()
-        return Reach(loop, who)
+    def reach_of(connection: Connection) -> Reach:
+        return Reach(loop, connection.scope[SCOPE], connection.scope.get(RECORD))
 
     return {
-        "who": Provide(principal_of, sync_to_thread=False),
-        "reach": Provide(provide_reach),
-        "access": Provide(lambda: access, sync_to_thread=False),
-        "feed": Provide(provide_feed),
-        "foresight": Provide(lambda: foresight, sync_to_thread=False),
-        "sign_ins": Provide(lambda: sign_ins, sync_to_thread=False),
-        "openid_on": Provide(lambda: sign_ins.on, sync_to_thread=False),
-        "simulator": Provide(lambda: simulator, sync_to_thread=False),
-        "planner": Provide(lambda: planner, sync_to_thread=False),
+        "reach": reach_of,
+        "access": lambda _: access,
+        "feed": lambda _: feed,
+        "foresight": lambda _: foresight,
+        "sign_ins": lambda _: sign_ins,
+        "openid_on": lambda _: sign_ins.on,
+        "simulator": lambda _: simulator,
+        "planner": lambda _: planner,
+        "public_page": lambda _: public_page,
     }

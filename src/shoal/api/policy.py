@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import Annotated, Literal
 
-from litestar import Controller
-from litestar.params import Parameter
+from msgspec import Meta
 
 from shoal.api.handling import aside, handles
 from shoal.api.problems import Refusal, accepted
@@ -41,11 +40,11 @@ from shoal.model.policy import (
 )
 from shoal.model.report import SetPolicy
 
-Version = Annotated[str, Parameter(max_length=VERSION_LETTERS)]
-Limit = Annotated[int, Parameter(ge=1, le=RECORDS_MAX)]
+Version = Annotated[str, Meta(max_length=VERSION_LETTERS)]
+Limit = Annotated[int, Meta(ge=1, le=RECORDS_MAX)]
 
 
-class Policies(Controller):
+class Policies:
     @handles(ClusterCalls.policy)
     def policy(self, reach: Reach) -> Policy:
         return reach.policy()
@@ -86,19 +85,31 @@ class Policies(Controller):
 
     @handles(PageCalls.earlier_policy)
     async def earlier(self, reach: Reach, seq: int) -> PolicyForm:
-        store = reach.loop.store
+        loop = reach.loop
 
-        def read() -> PolicyForm | None:
-            found = store.events(seq - 1, 1) if 0 < seq < 2**53 else []
-            event = found[0].event if found and found[0].seq == seq else None
-            if not isinstance(event, PolicyChanged):
-                return None
+        def read() -> PolicyForm:
+            event = _set_by(loop, seq)
             return _form(event.policy, version_of(event.policy), seq, event)
 
-        view = await aside(read)
-        if view is None:
-            raise Refusal(404, f"the log has no policy that was set by event {seq}", "seq")
-        return view
+        return await aside(read)
+
+    @handles(PageCalls.policy_diff)
+    async def compared(self, reach: Reach, before: int = 0, after: int = 0) -> PolicyDiff:
+        loop, now = reach.loop, reach.loop.policy
+
+        def read() -> PolicyDiff:
+            one, other = (_set_by(loop, seq).policy if seq else now for seq in (before, after))
+            return _diff(one, other)
+
+        return await aside(read)
+
+
+def _set_by(loop: ControlLoop, seq: int) -> PolicyChanged:
+    found = loop.store.events(seq - 1, 1) if 0 < seq < 2**53 else []
+    event = found[0].event if found and found[0].seq == seq else None
+    if not isinstance(event, PolicyChanged):
+        raise Refusal(404, f"the log has no policy that was set by event {seq}", "seq")
+    return event
 
 
 async def _tried(loop: ControlLoop, policy: Policy) -> None:
@@ -179,7 +190,8 @@ TENANT_ABOUT = {
     "quota_gpus": "GPUs it is guaranteed; idle ones beyond that may be borrowed",
     "budget_gpu_hours": "GPU-hours that it and its branches may use in a period; 0: no limit",
     "budget_money": "what they may cost in a period, by the price list; 0: no limit",
-    "budget_period": "month: a calendar month (UTC); total: for ever",
+    "budget_tokens": "tokens that its keys may use in a period; 0: no limit",
+    "budget_period": "month: a calendar month (UTC); total: forever",
     "jobs_max": "jobs it may have at a time; 0: no limit of its own",
     "waiting_max": "jobs of these that may wait; 0: no limit of its own",
     "priority_max": "the highest priority that its members may ask for",

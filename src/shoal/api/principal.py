@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
-from litestar import Request
 
 from shoal.calls.call import Needs
 from shoal.model.identity import EVERY_TENANT, OPERATOR, Identity, NodeKey, Role, Token, User
@@ -100,9 +97,3 @@ def machine(key: NodeKey) -> Principal:
 
 
 THE_OPERATOR = Principal(user=OPERATOR, tenant=EVERY_TENANT, role=Role.ADMIN)
-
-
-def principal_of(request: Request[Any, Any, Any]) -> Principal:
-    """Handlers get this as `who`."""
-    found: Principal = request.scope[SCOPE]  # type: ignore[literal-required]
-    return found

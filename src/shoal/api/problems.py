@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import logging
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
-from litestar import MediaType, Request, Response
-from litestar.exceptions import HTTPException, ValidationException
+import msgspec
 
+from shoal.api.http import TOO_LARGE, Gone, Large
 from shoal.control.loop import Busy, Unreadable
 from shoal.database.base import Deposed, StoreAway
+from shoal.machine.paths import Hangs
 from shoal.model.report import Answer, Full, Refused
 from shoal.model.views import Problem
 from shoal.ports import StoreError
 
 log = logging.getLogger("shoal.api")
 
-AnyRequest = Request[Any, Any, Any]
-
-# Answers are for their sender alone, and data: a browser must neither keep nor run nor frame them.
-SAFE_HEADERS = {
-    "cache-control": "no-store",
-    "x-content-type-options": "nosniff",
-    "x-frame-options": "DENY",
-}
 FULL = {Full.TENANT: 429, Full.CLUSTER: 503}
 FULL_RETRY_S = 30  # when it ends is not known: longer than a client waits by itself
 BUSY_RETRY_S = 1
@@ -51,49 +44,45 @@ def accepted(answer: Answer) -> Any:
     return answer
 
 
-def on_refusal(_: AnyRequest, error: Refusal) -> Response[Problem]:
-    return _respond(error.status, error.problem, error.retry_s)
+class Answered(NamedTuple):
+    """How a request is refused."""
+
+    status: int
+    problem: Problem
+    retry_s: int = 0
 
 
-def on_busy(_: AnyRequest, error: Busy | Unreadable) -> Response[Problem]:
-    retry_s = BUSY_RETRY_S if isinstance(error, Busy) else 0  # nobody knows when
-    return _respond(503, Problem(message=str(error)), retry_s)
-
-
-def on_store_error(_: AnyRequest, error: StoreError) -> Response[Problem]:
-    if isinstance(error, StoreAway | Deposed):  # the next try may find the database, or a leader
-        return _respond(503, Problem(message=str(error)), BUSY_RETRY_S)
-    return _respond(507, Problem(message=str(error)))
-
-
-def on_http_error(_: AnyRequest, error: HTTPException) -> Response[Problem]:
-    if isinstance(error, ValidationException):
-        return _respond(400, _validation_problem(error))
-    return _respond(error.status_code, Problem(message=error.detail))
-
-
-def on_recursion(request: AnyRequest, error: RecursionError) -> Response[Problem]:
-    if "deserializing" in str(error):  # caused by the client's data; any other is our own
-        return _respond(400, Problem(message="the JSON is nested too deeply"))
-    return on_unexpected(request, error)
-
-
-def on_unexpected(request: AnyRequest, error: Exception) -> Response[Problem]:
-    log.exception("%s %s failed", request.method, request.url.path, exc_info=error)
+def answer_to(error: Exception, what: str) -> Answered:
+    """`what` was asked, for the log."""
+    match error:
+        case Refusal():
+            return Answered(error.status, error.problem, error.retry_s)
+        case Busy():
+            return Answered(503, Problem(message=str(error)), BUSY_RETRY_S)
+        case Unreadable():  # nobody knows for how long
+            return Answered(503, Problem(message=str(error)))
+        case StoreAway() | Deposed():  # the next try may find the database, or a leader
+            return Answered(503, Problem(message=str(error)), BUSY_RETRY_S)
+        case Hangs():  # the heads' shared folder
+            return Answered(503, Problem(message=str(error)), BUSY_RETRY_S)
+        case StoreError():
+            return Answered(507, Problem(message=str(error)))
+        case Large():
+            return Answered(413, Problem(message=TOO_LARGE))
+        case Gone():
+            return Answered(400, Problem(message="the request is not whole"))
+        case RecursionError() if "deserializing" in str(error):  # any other is our own
+            return Answered(400, Problem(message="the JSON is nested too deeply"))
+    log.exception("%s failed", what, exc_info=error)
     message = "the controller failed; its log (controller.log) has the details"
-    return _respond(500, Problem(message=message))
+    return Answered(500, Problem(message=message))
 
 
-def _validation_problem(error: ValidationException) -> Problem:
-    extra = error.extra if isinstance(error.extra, list) else []
-    for entry in extra:
-        if isinstance(entry, dict):
-            field = str(entry.get("key", ""))
-            return Problem(message=str(entry.get("message", error.detail)), field=field)
-    field_at = re.search(r" - at `\$\.?([^`]*)`", error.detail)
-    return Problem(message=error.detail, field=field_at.group(1) if field_at else "")
+_AT = re.compile(r" - at `\$\.?([^`]*)`$")
 
 
-def _respond(status: int, problem: Problem, retry_s: int = 0) -> Response[Problem]:
-    headers = {**SAFE_HEADERS, **({"retry-after": str(retry_s)} if retry_s else {})}
-    return Response(problem, status_code=status, media_type=MediaType.JSON, headers=headers)
+def invalid(error: msgspec.ValidationError, whole: str = "") -> Refusal:
+    """`whole`: the field if the error is about all of it."""
+    text = str(error)
+    at = _AT.search(text)
+    return Refusal(400, text.partition(" - at ")[0], (at.group(1) if at else "") or whole)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import heapq
 import zlib
+from collections.abc import Iterator
 from itertools import chain, islice
 from time import monotonic
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
-from litestar import Controller
-from litestar.params import Parameter
+from msgspec import Meta
 
 from shoal.api.handling import handles
 from shoal.api.reach import Reach
@@ -22,7 +22,7 @@ from shoal.core.answers.outlook import outlook
 from shoal.core.answers.waits import groups_of
 from shoal.core.features.caps import caps_of
 from shoal.core.scheduling.order import place_in_line
-from shoal.model.job import Job
+from shoal.model.job import Job, Phase
 from shoal.model.reason import render
 from shoal.model.views import JobRow, Remedy
 
@@ -69,7 +69,14 @@ class Foresight:
             return found
         told = groups_of(loop.state, loop.policy, loop.clock.now_ms(), tenant)
         found = [
-            GroupView(key=_key(one.what), what=one.what, count=one.count, like=one.like)
+            GroupView(
+                key=_key(one.what),
+                what=one.what,
+                kind=one.kind,
+                detail=one.detail,
+                count=one.count,
+                like=one.like,
+            )
             for one in told[:GROUPS_MAX]
         ]
         if len(self._groups) >= TENANTS_KNOWN_MAX:
@@ -104,6 +111,7 @@ def _outlook(loop: ControlLoop, job: Job, seen_s: float) -> Outlook:
 
 
 class QueueRow(JobRow, frozen=True, kw_only=True):
+    since_ms: int  # it has waited since then; earlier attempts do not count
     position: int  # among all waiting jobs; beyond the first 500, at least that; 0: not known
     early_ms: int | None  # it will probably start between these two times
     late_ms: int | None
@@ -118,6 +126,8 @@ class GroupView(msgspec.Struct, kw_only=True):
 
     key: str  # for `group`
     what: str
+    kind: str  # what they wait for in a word, such as room, turn or budget; empty: other reasons
+    detail: str  # for whom or for what; may be empty
     count: int
     like: bool  # counted by the reason of one job like them; not looked at one by one
 
@@ -131,21 +141,19 @@ class QueueView(msgspec.Struct, kw_only=True):
     rows: list[QueueRow]
 
 
-class Waiting(Controller):
+class Waiting:
     @handles(PageCalls.queue)
     def listing(
         self,
         reach: Reach,
         foresight: Foresight,
-        limit: Annotated[int, Parameter(ge=1, le=ROWS_MAX)] = 100,
-        group: Annotated[str, Parameter(max_length=16)] = "",
+        limit: Annotated[int, Meta(ge=1, le=ROWS_MAX)] = 100,
+        group: Annotated[str, Meta(max_length=16)] = "",
     ) -> QueueView:
         loop, who = reach.loop, reach.who
-        if group:
-            front, outlooks = _of_group(reach, group, limit), foresight.known
-        else:
-            front = own_in_line(reach, limit)
-            outlooks = foresight.of(loop, [job for _, job in front[:FORESEEN_MAX]])
+        front = _of_group(reach, group, limit) if group else own_in_line(reach, limit)
+        near = [job for position, job in front if 0 < position <= FORESEEN_MAX or not group]
+        outlooks = foresight.of(loop, near[:FORESEEN_MAX])
         groups = foresight.groups(loop, "" if who.sees_all else who.tenant)
         counted = sum(one.count for one in groups)  # a moment ago, so there may be more by now
         return QueueView(
@@ -153,21 +161,38 @@ class Waiting(Controller):
             now_ms=loop.clock.now_ms(),
             policy=loop.policy.name,
             caps=caps_of(loop.state, who.sees),
-            groups=[msgspec.structs.replace(one, what=reach.text(one.what)) for one in groups],
+            groups=[
+                msgspec.structs.replace(
+                    one, what=reach.text(one.what), detail=reach.text(one.detail)
+                )
+                for one in groups
+            ],
             rows=[queue_row(reach, job, position, outlooks.get(job.id)) for position, job in front],
         )
 
 
-def _of_group(reach: Reach, key: str, limit: int) -> list[tuple[int, Job]]:
+def jobs_of_group(reach: Reach, key: str) -> Iterator[Job]:
+    """To be read before the next step."""
     loop = reach.loop
     own = "" if reach.who.sees_all else reach.who.tenant
-    places = {job.id: position for position, job in own_in_line(reach, ROWS_MAX)}
     for group in groups_of(loop.state, loop.policy, loop.clock.now_ms(), own):
         if _key(group.what) == key:
-            jobs = map(loop.state.job_numbered, islice(chain(*group.lines), limit))
-            found = [(places.get(job.id, 0), job) for job in jobs]
-            return sorted(found, key=lambda row: row[0] or ROWS_MAX + 1)
-    return []
+            return map(loop.state.job_numbered, chain(*group.lines))
+    return iter(())
+
+
+def _of_group(reach: Reach, key: str, limit: int) -> list[tuple[int, Job]]:
+    places = {job.id: position for position, job in own_in_line(reach, ROWS_MAX)}
+    found = [(places.get(job.id, 0), job) for job in islice(jobs_of_group(reach, key), limit)]
+    return sorted(found, key=lambda row: row[0] or ROWS_MAX + 1)
+
+
+def position_of(reach: Reach, job: Job) -> int:
+    """Its place among the first 500 in line; 0: it is further back, or not in line."""
+    if job.phase is not Phase.WAITING or job.elements is not None:
+        return 0
+    line = enumerate(first_in_line(reach.loop, ROWS_MAX), 1)
+    return next((position for position, one in line if one.id == job.id), 0)
 
 
 def _key(what: str) -> str:
@@ -214,6 +239,7 @@ def queue_row(reach: Reach, job: Job, position: int, seen: Outlook | None) -> Qu
     remedies = seen_remedies(reach, seen.remedies) if seen else []
     return QueueRow(
         **msgspec.structs.asdict(job_row(reach, job)),
+        since_ms=max(job.submitted_ms, job.requeued_ms),
         position=position,
         early_ms=seen.early_ms if seen else None,
         late_ms=seen.late_ms if seen else None,

@@ -11,16 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from litestar.connection import ASGIConnection
-from litestar.handlers import BaseRouteHandler
-from litestar.types import ASGIApp, Receive, Scope, Send
-
-from shoal.api.handling import call_of
+from shoal.api.handling import Handler
+from shoal.api.http import Connection
 from shoal.api.principal import Principal
 from shoal.api.problems import BUSY_RETRY_S, Refusal
-from shoal.api.watcher import Entry, watched
 from shoal.model.identity import OPERATOR
 
 MIB = 1 << 20
@@ -189,32 +185,18 @@ class Quotas:
             raise Refusal(503, "too many senders at a time; try again in 1 s", "", BUSY_RETRY_S)
 
 
-# Gives each request a ticket, and closes it when the request is over, however it ends. The same
-# holds for its entry at the watcher.
+# The application gives each request a ticket, and closes it when the request is over, however it
+# ends. The same holds for its entry at the watcher.
 
 
 TICKET, ENTRY = "shoal.ticket", "shoal.entry"  # in a request's scope
 LENGTH_DIGITS = 20
 
-Connection = ASGIConnection[Any, Any, Any, Any]
-
-
-def tickets(app: ASGIApp) -> ASGIApp:
-    async def counted(scope: Scope, receive: Receive, send: Send) -> None:
-        ticket, entry = Ticket(), Entry()
-        scope[TICKET], scope[ENTRY] = ticket, entry  # type: ignore[literal-required]
-        try:
-            await watched(entry, app, scope, receive, send)
-        finally:
-            ticket.close()
-
-    return counted
-
 
 def enter(
     quotas: Quotas,
     connection: Connection,
-    handler: BaseRouteHandler,
+    handler: Handler,
     who: Principal | None,
     session: str = "",
 ) -> None:
@@ -230,20 +212,26 @@ def enter(
         quotas.enter_stranger(ticket, ask, connection.client.host if connection.client else "")
 
 
-def is_stream(connection: Connection, handler: BaseRouteHandler) -> bool:
-    call = call_of(handler)
-    if call is not None and call.streams:
+def charge(connection: Connection, more: int) -> None:
+    """The request counts as that many more: the sender's next ones wait for them."""
+    ticket = connection.scope.get(TICKET)
+    for book in ticket.books if isinstance(ticket, Ticket) else ():
+        book.left -= more
+
+
+def is_stream(connection: Connection, handler: Handler) -> bool:
+    if handler.streams:
         return True
-    if b"wait_s=" not in connection.scope.get("query_string", b""):
+    if not connection.query:
         return False
-    return connection.query_params.get("wait_s", "0") not in ("0", "0.0", "")
+    return dict(connection.query).get("wait_s", "0") not in ("0", "0.0", "")
 
 
-def _body_bytes(connection: Connection, handler: BaseRouteHandler) -> int:
+def _body_bytes(connection: Connection, handler: Handler) -> int:
     given = connection.headers.get("content-length", "")
     if not given and "transfer-encoding" not in connection.headers:
         return 0
     known = given.isascii() and given.isdigit() and len(given) < LENGTH_DIGITS
     bytes_ = int(given) if known else UNKNOWN_BODY_BYTES
-    streamed = getattr(handler, "request_max_body_size", 0) is None
-    return min(bytes_, STREAMED_BODY_BYTES if streamed else UNKNOWN_BODY_BYTES)
+    most = STREAMED_BODY_BYTES if handler.body_max is None else UNKNOWN_BODY_BYTES
+    return min(bytes_, most)

@@ -3,11 +3,13 @@ alone, so that what a sender may not see cannot be found by accident."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from functools import cached_property
 
 import msgspec
 
+from shoal.api.handling import aside
+from shoal.api.http import Connection
 from shoal.api.principal import Principal
 from shoal.api.problems import Refusal
 from shoal.control.loop import ControlLoop
@@ -25,9 +27,12 @@ SOMEBODY = "a user"  # the operator, in reasons that everybody may read
 
 
 class Reach:
-    def __init__(self, loop: ControlLoop, who: Principal) -> None:
+    """`record`: of a job that has ended, as it was read for this request."""
+
+    def __init__(self, loop: ControlLoop, who: Principal, record: Job | None = None) -> None:
         self.loop = loop
         self.who = who
+        self._record = record
 
     # -- what the sender may see ---------------------------------------------------------------
 
@@ -36,8 +41,15 @@ class Reach:
 
     def find(self, job_id: str) -> Job | None:
         """The job, whether live, just ending or long finished."""
-        job = self.loop.state.live(job_id) or self.loop.store.job(job_id)
+        job = self.loop.state.live(job_id) or self._ended(job_id)
         return job if job is not None and self.sees(job) else None
+
+    def _ended(self, job_id: str) -> Job | None:
+        """What was read is used once: whoever looks again wants to know what has changed."""
+        record, self._record = self._record, None
+        if record is not None and record.id == job_id:
+            return record
+        return self.loop.store.job(job_id)
 
     def job(self, job_id: str) -> Job:
         job = self.find(job_id)
@@ -138,6 +150,22 @@ def scoped_key(reach: Reach, spec: JobSpec, key: str) -> str:
     return f"{reach.loop.state.identity.key(spec.tenant)}/{key}"
 
 
+RECORD = "shoal.record"  # in a request's scope
+
+
+def read_ahead(loop: ControlLoop, connection: Connection) -> Awaitable[None] | None:
+    """Reads the job in the path in a thread, unless it is live. One that is about to end is not in
+    the store yet: then the handler looks again."""
+    job_id = connection.path_params.get("job_id", "")
+    if not job_id or loop.tick.state.live(job_id) is not None:
+        return None
+
+    async def read() -> None:
+        connection.scope[RECORD] = await aside(lambda: loop.store.job(job_id))
+
+    return read()
+
+
 # Events as their reader may see them: each event declares who that is.
 
 
@@ -173,8 +201,10 @@ class _Sender:
 
     def sees_service(self, service: str, at_ms: int) -> bool:
         """The name may have been another tenant's before."""
+        if self.sees_all:  # then the state is not read: this may run in a thread
+            return True
         known = self._reach.loop.state.services.get(service)
-        return self.sees_all or (
+        return (
             known is not None
             and self._reach.who.sees(known.spec.replica.tenant)
             and at_ms >= known.since_ms

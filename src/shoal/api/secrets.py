@@ -6,13 +6,12 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Annotated
 
-from litestar import Controller, Request
-from litestar.exceptions import HTTPException
-from litestar.params import Parameter
+from msgspec import Meta
 
 from shoal.api.handling import handles
+from shoal.api.http import Request
 from shoal.api.principal import Principal
 from shoal.api.problems import Refusal
 from shoal.calls.people import SecretCalls
@@ -21,7 +20,13 @@ from shoal.control.secretstore import Sealed, SecretError, SecretStore, tenant_s
 from shoal.model.identity import EVERY_TENANT
 from shoal.model.job import DEFAULT_TENANT, JobSpec
 from shoal.model.notice import secrets_named
-from shoal.model.secret import SECRET_BYTES_MAX, SECRET_NAME_PATTERN, SecretView, split
+from shoal.model.secret import (
+    ENCRYPTION,
+    SECRET_BYTES_MAX,
+    SECRET_NAME_PATTERN,
+    SecretView,
+    split,
+)
 from shoal.model.service import ServiceSpec
 from shoal.model.views import Done
 from shoal.ports import StoreError
@@ -29,10 +34,10 @@ from shoal.ports import StoreError
 NAME = re.compile(SECRET_NAME_PATTERN)
 TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
-Tenant = Annotated[str, Parameter(max_length=63)]
+Tenant = Annotated[str, Meta(max_length=63)]
 
 
-class Secrets(Controller):
+class Secrets:
     """A viewer gets none of this: even the names say what a tenant works with."""
 
     @handles(SecretCalls.secrets)
@@ -53,10 +58,10 @@ class Secrets(Controller):
             for one, problem in zip(found, problems, strict=True)
         ]
 
-    @handles(SecretCalls.set_secret, request_max_body_size=SECRET_BYTES_MAX + 1)
+    @handles(SecretCalls.set_secret, body_max=SECRET_BYTES_MAX + 1)
     async def set(
         self,
-        request: Request[Any, Any, Any],
+        request: Request,
         loop: ControlLoop,
         who: Principal,
         name: str,
@@ -108,6 +113,10 @@ def refuse_unknown_secrets(loop: ControlLoop, spec: JobSpec) -> None:
         if not known:
             message = f"{spec.tenant} has no secret {name}; set it with: shoal secret set {name}"
             raise Refusal(422, message, "secrets")
+    since_ms = tenant_since_ms(loop.state.identity, spec.tenant) if spec.encrypt else 0
+    if spec.encrypt and not (loop.secrets and loop.secrets.find(spec.tenant, since_ms, ENCRYPTION)):
+        fix = f"set it with: openssl rand -hex 32 | shoal secret set {ENCRYPTION}"
+        raise Refusal(422, f"{spec.tenant} has no secret {ENCRYPTION}; {fix}", "encrypt")
     refuse_unknown_receivers(loop, spec.tenant, spec.notify)
 
 
@@ -157,5 +166,5 @@ def _view(sealed: Sealed, jobs: int = 0, problem: str = "") -> SecretView:
 
 def _store(loop: ControlLoop) -> SecretStore:
     if loop.secrets is None:
-        raise HTTPException("this controller keeps no secrets", status_code=404)
+        raise Refusal(404, "this controller keeps no secrets")
     return loop.secrets

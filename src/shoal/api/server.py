@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import uvicorn
-from litestar import Litestar
 
 from shoal.api.forwarded import SERVED
 from shoal.api.limits import Gate, Guard, guarded
 from shoal.api.moment import MOMENTS
+from shoal.api.routing import App
 from shoal.api.tls import STATE, TlsListener
 from shoal.control.alarms import Alarms
 from shoal.control.sockets import Doors
@@ -31,7 +31,7 @@ class ApiServer:
 
     def __init__(
         self,
-        app: Litestar,
+        app: App,
         doors: Doors,
         encryption: Encryption | None,
         alarms: Alarms,
@@ -93,7 +93,8 @@ class ApiServer:
 
     def end(self) -> None:
         self._server.should_exit = True
-        self._app.state.feed.end()  # open pages would keep it
+        self._server.ending.set()
+        self._app.state["feed"].end()  # open pages would keep it
         self._app.state[SERVED].close()
 
     def _protocol(self) -> Guard:
@@ -106,6 +107,14 @@ class ApiServer:
 
 
 class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ending = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        """uvicorn's own looks ten times a second whether it is to end."""
+        await self.ending.wait()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield  # the controller handles signals itself

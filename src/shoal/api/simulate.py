@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
-from litestar import Controller
 
 from shoal.api.handling import handles
 from shoal.api.problems import Refusal
@@ -140,7 +139,7 @@ class Simulator:
         )
 
 
-class Simulations(Controller):
+class Simulations:
     @handles(PageCalls.simulation)
     def newest(self, simulator: Simulator) -> SimulationView:
         return simulator.view

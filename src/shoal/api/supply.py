@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from litestar import Controller
-
 from shoal.api.handling import handles
 from shoal.calls.cluster import ClusterCalls
 from shoal.control.loop import ControlLoop
@@ -16,7 +14,7 @@ from shoal.model.reason import render
 from shoal.model.supply import Order, OrderPhase, OrderView, SuppliesView, Supply, SupplyView
 
 
-class Supplies(Controller):
+class Supplies:
     @handles(ClusterCalls.supply)
     def listing(self, loop: ControlLoop, live_ledger: LiveLedger | None) -> SuppliesView:
         state, now_ms = loop.state, loop.clock.now_ms()

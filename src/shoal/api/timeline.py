@@ -8,11 +8,10 @@ from heapq import nlargest
 from typing import Annotated
 
 import msgspec
-from litestar import Controller, Response
-from litestar.datastructures import State
-from litestar.params import Parameter
+from msgspec import Meta
 
 from shoal.api.handling import ROWS_AT_ONCE, aside, encoded, handles, respond
+from shoal.api.http import Response, State
 from shoal.api.jobs import NUMBER_MAX
 from shoal.api.problems import Refusal
 from shoal.api.reach import Reach
@@ -31,8 +30,8 @@ BARS = "bars"  # in the application's state
 BARS_MAX = 20_000
 RETRY_S = 2
 
-Moment = Annotated[int, Parameter(ge=0, le=NUMBER_MAX)]
-Name = Annotated[str, Parameter(max_length=64)]
+Moment = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
+Name = Annotated[str, Meta(max_length=64)]
 
 
 class TimelineNode(msgspec.Struct, frozen=True):
@@ -84,7 +83,7 @@ class TimelineView(msgspec.Struct, kw_only=True):
     left_out: int
 
 
-class Timeline(Controller):
+class Timeline:
     @handles(PageCalls.timeline)
     async def timeline(
         self,
@@ -163,7 +162,7 @@ class _Run:
 
 
 def fewer(bars: Iterable[ShownBar], least_ms: int, now_ms: int) -> tuple[list[ShownBar], int]:
-    """Short neighbours merged, and no more than the limit: the longest, and how many are left out.
+    """Short neighbors merged, and no more than the limit: the longest, and how many are left out.
     `bars` are in the order of their beginnings."""
     shown: list[ShownBar] = []
     runs: dict[tuple[str, str], _Run] = {}

@@ -11,12 +11,11 @@ import contextlib
 import socket
 import ssl
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
-from litestar import Controller, Request
 
 from shoal.api.handling import handles
+from shoal.api.http import Request
 from shoal.api.limits import LINGER_S, Gate, Guard
 from shoal.api.problems import Refusal
 from shoal.calls.page import MachineCalls
@@ -141,9 +140,9 @@ async def _refuse_plain(link: socket.socket) -> None:
 STATE = "certificate"  # in the app's state: returns it as PEM
 
 
-class Certificate(Controller):
+class Certificate:
     @handles(MachineCalls.certificate, media_type="application/x-pem-file")
-    def certificate(self, request: Request[Any, Any, Any]) -> str:
+    def certificate(self, request: Request) -> str:
         found = request.app.state.get(STATE)
         if found is None:
             raise Refusal(404, "this cluster does not use TLS")

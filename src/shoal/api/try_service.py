@@ -17,15 +17,18 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Annotated, Any
 
 import msgspec
-from litestar import Controller
-from litestar.response import Stream
 
 from shoal.api.handling import handles
-from shoal.api.problems import SAFE_HEADERS, Refusal
+from shoal.api.http import SAFE_HEADERS, Stream
+from shoal.api.problems import Refusal
 from shoal.api.reach import Reach
 from shoal.calls.page import PageCalls
+from shoal.control.gateway_link import PAGE, page_key
+from shoal.core.features.service.serve import owner_of
+from shoal.core.state.state import State
 from shoal.link.http import Headers, Line, Relay, Unsent, request_head
-from shoal.model.service import GatewayEntry
+from shoal.model.access import access_of, is_open
+from shoal.model.service import GatewayEntry, Service
 
 AT_ONCE = 4
 EACH = 2  # of one person
@@ -86,14 +89,16 @@ class Tries:
             raise Refusal(503, message, "", RETRY_S)
         return Place(self, who)
 
-    async def send(self, place: Place, name: str, asked: Try) -> tuple[int, Headers]:
+    async def send(
+        self, place: Place, name: str, asked: Try, *, guarded: bool = False
+    ) -> tuple[int, Headers]:
         entry = self._entry()
         host = EVERYWHERE.get(entry.address, entry.address)
         host = f"[{host}]" if ":" in host else host
         url = f"http{'s' if entry.certificate else ''}://{host}:{entry.port}"
         try:
             place.line = line = await self._relay.take(url)
-            line.begin(_head(f"{name}.{entry.domain}", asked))
+            line.begin(_head(f"{name}.{entry.domain}", asked, guarded=guarded))
             if asked.body is not None:
                 await line.write(asked.body.encode())
             return await line.head()
@@ -110,16 +115,18 @@ class Tries:
         return made
 
 
-class Trying(Controller):
-    @handles(PageCalls.try_service, request_max_body_size=REQUEST_BYTES_MAX)
+class Trying:
+    @handles(PageCalls.try_service, body_max=REQUEST_BYTES_MAX)
     async def send(self, reach: Reach, tries: Tries, name: str, data: Try) -> Stream:
-        if reach.service(name).stopping:
+        service = reach.service(name)
+        if service.stopping:
             raise Refusal(409, f"{name} is stopping", "service")
         if data.body is not None and len(data.body.encode()) > BODY_BYTES_MAX:
             raise Refusal(413, f"is longer than {BODY_BYTES_MAX // 1024} KiB", "body")
         place = tries.place(f"{reach.who.tenant}/{reach.who.user}")
         try:
-            status, headers = await tries.send(place, name, data)
+            guarded = asks_for_keys(reach.loop.state, service)
+            status, headers = await tries.send(place, name, data, guarded=guarded)
         except BaseException:
             place.leave()
             raise
@@ -158,9 +165,17 @@ def _ended(place: Place) -> str:
     return "the replica ended before its answer was complete"
 
 
-def _head(host: str, asked: Try) -> bytes:
+def asks_for_keys(state: State, service: Service) -> bool:
+    """The gateway would refuse the page, too; the page's users have shown who they are."""
+    owner = owner_of(state, service.spec.replica.tenant)
+    return not is_open(access_of(service.spec.way.access, owner))
+
+
+def _head(host: str, asked: Try, *, guarded: bool) -> bytes:
     headers = [(b"host", host.encode()), (b"accept", b"*/*"), (b"user-agent", b"shoal")]
     headers.append((b"connection", b"close"))
+    if guarded:
+        headers.append((b"authorization", f"Bearer shoal_{PAGE}_{page_key()}".encode()))
     if asked.body is not None:
         headers.append((b"content-type", b"application/json"))
         headers.append((b"content-length", b"%d" % len(asked.body.encode())))

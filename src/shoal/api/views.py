@@ -13,6 +13,8 @@ from shoal.api.reach import Reach
 from shoal.control.loop import ControlLoop
 from shoal.control.reach import is_loopback
 from shoal.core.answers.bound import busiest, judge
+from shoal.core.answers.goals import help_texts, missed_text
+from shoal.core.answers.preview import closed_text
 from shoal.core.answers.why import explain
 from shoal.core.books.spending import window
 from shoal.core.features.array import counts
@@ -20,17 +22,19 @@ from shoal.core.features.fabric.links import weak_links
 from shoal.core.features.service.rollout import stalled
 from shoal.core.features.service.sleep import sleeps
 from shoal.core.features.supply.orders import supply_lines
+from shoal.core.scheduling.hangs import hung_text
 from shoal.core.state.apply_array import parts_of
-from shoal.core.state.state import Node
+from shoal.core.state.state import Node, State
 from shoal.model.array import counts_of
 from shoal.model.bound import Bound
 from shoal.model.columns import cells_of
 from shoal.model.health import Standing
 from shoal.model.hidden import service_without_keys, without_keys
-from shoal.model.job import Job, Member, Phase
+from shoal.model.job import Job, Member, MemberRef, Phase
 from shoal.model.labels import NODE
 from shoal.model.node import JOINED, NodeHealth, NodeIntent, node_word, unenforced_of
 from shoal.model.reason import Shown
+from shoal.model.resources import WHOLE_GPU_MILLI, plural
 from shoal.model.series import NodeSample
 from shoal.model.service import GatewayEntry, Service, ServiceLoad
 from shoal.model.views import (
@@ -48,6 +52,7 @@ from shoal.model.views import (
 )
 
 COMMAND_CHARACTERS_MAX = 200
+HANGING_SHOWN = 3  # nodes with mounts that do not answer
 STANDING_HIDDEN = Shown("admins can see why")
 DRAINED = "drained"  # nothing runs there any more: it can be removed
 
@@ -63,7 +68,8 @@ def ended_row(job: Job) -> JobRow:
     return JobRow(**row_fields(job), why=job.why, progress=None, array=array)
 
 
-def job_view(reach: Reach, job: Job) -> JobView:
+def job_view(reach: Reach, job: Job, *, explained: bool = True) -> JobView:
+    """Unless it is `explained`, a waiting job has no reason: it takes a while to find."""
     gang = [
         MemberView(
             member=number,
@@ -76,7 +82,7 @@ def job_view(reach: Reach, job: Job) -> JobView:
     ]
     return JobView(
         **row_fields(job),
-        **_now(reach, job),
+        **_now(reach, job, explained),
         spec=without_keys(job.spec),
         gang=gang,
         placed_ms=job.placed_ms,
@@ -88,19 +94,24 @@ def job_view(reach: Reach, job: Job) -> JobView:
         notes=list(job.notes),
         naps=job.naps,
         slept_ms=job.slept_ms,
+        startup=job.startup,
     )
 
 
 def seen_remedies(reach: Reach, remedies: list[Remedy]) -> list[Remedy]:
-    return [msgspec.structs.replace(one, text=reach.text(one.text)) for one in remedies]
+    return [
+        msgspec.structs.replace(one, text=reach.text(one.text), cost=reach.text(one.cost))
+        for one in remedies
+    ]
 
 
-def _now(reach: Reach, job: Job) -> dict[str, Any]:
+def _now(reach: Reach, job: Job, explained: bool = True) -> dict[str, Any]:
     """What also depends on the rest of the cluster."""
     loop = reach.loop
-    why = explain(loop.state, job, loop.policy, loop.clock.now_ms())
+    why = explain(loop.state, job, loop.policy, loop.clock.now_ms()) if explained else job.why
     array = counts(loop.state, job) if job.elements is not None else None
-    return {"why": reach.text(why), "progress": progress_view(loop, job), "array": array}
+    use = gpu_use(loop, job) if job.spec.gpus and job.phase is Phase.RUNNING else {}
+    return {"why": reach.text(why), "progress": progress_view(loop, job), "array": array, **use}
 
 
 def base_fields(job: Job) -> dict[str, Any]:
@@ -183,9 +194,11 @@ def node_view(reach: Reach, node: Node) -> NodeView:
         memory_mb=node.spec.memory_mb,
         memory_mb_free=0 if lost else room.memory_mb,
         jobs=list(jobs),
+        closed=closed_text(node, loop.clock.now_ms()),
         ends_ms=node.ends_ms,
         ends_in_ms=None if node.ends_ms is None else node.ends_ms - loop.clock.now_ms(),
         ends_why=node.ends_why,
+        hangs=hung_text(loop.state, node.id, loop.clock.now_ms()),
         **node_naps(loop, node),
     )
 
@@ -218,7 +231,7 @@ def check_view(loop: ControlLoop, node: str, check: str) -> CheckView | None:
 
 def service_view(reach: Reach, service: Service, entry: GatewayEntry) -> ServiceView:
     state, name = reach.loop.state, service.spec.name
-    load = state.heard.loads.get(name, ServiceLoad(service=name))
+    load = service_load(state, name)
     replicas = [
         replica_view(reach, service, load, state.jobs[job_id])
         for job_id in state.replicas.get(name, {})
@@ -239,26 +252,48 @@ def service_view(reach: Reach, service: Service, entry: GatewayEntry) -> Service
         requests_per_s=load.answers_per_ks / 1000,
         failed_per_s=load.failures_per_ks / 1000,
         response_ms=load.response_ms,
-        why=reach.text(load.trouble or service_reason(reach.loop, service)),
+        why=reach.text(service_reason(reach.loop, service, load)),
         replicas=replicas,
         spec=service_without_keys(service.spec),
         before=version_before(service),
+        tokens=load.tokens,
+        help=_help(reach, service, load),
     )
+
+
+def _help(reach: Reach, service: Service, load: ServiceLoad) -> list[str]:
+    """What would help a service that misses its goals."""
+    if not missed_text(service, load):
+        return []
+    state, policy, now_ms = reach.loop.state, reach.loop.policy, reach.loop.clock.now_ms()
+
+    def waits(job: Job) -> str:
+        return explain(state, job, policy, now_ms)
+
+    return [reach.text(one) for one in help_texts(state, service, load, waits, reach.holders)]
 
 
 def version_before(service: Service) -> int:
     """The version that a roll-back goes to; 0: there is none."""
-    other = service.before is not None and service.before.replica != service.spec.replica
-    return service.before_version if other and not service.stopping else 0
+    return next((one.version for one in service.earlier), 0)
 
 
-def service_reason(loop: ControlLoop, service: Service) -> str:
+def service_load(state: State, name: str) -> ServiceLoad:
+    """What was last heard of it from the gateway."""
+    return state.heard.loads.get(name) or ServiceLoad(service=name, seen=False)
+
+
+def service_reason(loop: ControlLoop, service: Service, load: ServiceLoad) -> str:
     state, now_ms = loop.state, loop.clock.now_ms()
+    if load.trouble or not (load.seen or service.stopping):
+        return load.trouble or "the gateway has not reported yet that it serves it"
 
     def waits(job: Job) -> str:
         return explain(state, job, loop.policy, now_ms)
 
-    return stalled(state, service, now_ms, waits) or sleeps(state, service, waits) or service.why
+    found = stalled(state, service, now_ms, waits) or sleeps(state, service, waits) or service.why
+    missed = missed_text(service, load)
+    return f"{missed}; {found}" if missed and found else missed or found
 
 
 def service_state(service: Service, load: ServiceLoad, replicas: list[ReplicaView]) -> str:
@@ -266,6 +301,8 @@ def service_state(service: Service, load: ServiceLoad, replicas: list[ReplicaVie
         return "stopping"
     if load.trouble:
         return "failing"
+    if not load.seen:
+        return "starting"  # a request may be refused, however many replicas answer
     ready = [replica for replica in replicas if replica.state == "ready"]
     new = [replica for replica in ready if replica.version == service.version]
     napping = [one.state for one in replicas if one.version == service.version]
@@ -290,7 +327,7 @@ def replica_view(reach: Reach, service: Service, load: ServiceLoad, job: Job) ->
     if job.id in service.draining:
         word = "draining"
     elif job.id in service.ready:
-        word = "ready" if seen is None or seen.up else "down"
+        word = "starting" if seen is None else "ready" if seen.up else "down"
     elif job.phase is Phase.RUNNING:
         word = "starting"
     return ReplicaView(
@@ -407,9 +444,16 @@ def status_view(reach: Reach) -> StatusView:
         finished=state.finished if reach.who.sees_all else None,
         last_seq=loop.last_seq,
         waits=reach.waits(),
-        alarms=loop.alarms.texts if reach.who.sees_all else (),
+        alarms=(*loop.alarms.texts, *_hanging(loop)) if reach.who.sees_all else (),
         supply=supply_lines(state, loop.clock.now_ms()) if reach.who.sees_all else [],
     )
+
+
+def _hanging(loop: ControlLoop) -> list[str]:
+    nodes, now_ms = list(loop.state.heard.hangs), loop.clock.now_ms()
+    lines = [f"{node}: {hung_text(loop.state, node, now_ms)}" for node in nodes[:HANGING_SHOWN]]
+    more = len(nodes) - len(lines)
+    return [*lines, f"mounts of {plural(more, 'other node')} do not answer"] if more else lines
 
 
 # What people see of jobs that sleep, and of nodes where they do.
@@ -503,6 +547,28 @@ def bound_of(loop: ControlLoop, job: Job, samples: Samples) -> Bound | None:
     nodes = [member.slice.node for member in job.members]
     busy_milli, fabric = busiest(_busy(job, samples)), loop.state.fabric
     return judge(window(watch.recent), nodes, busy_milli=busy_milli, fabric=fabric)
+
+
+def gpu_use(loop: ControlLoop, job: Job) -> dict[str, Any]:
+    """How busy its GPUs are now, and what it has on them, as far as their drivers tell. Of a GPU
+    that it shares, only its node knows what is its own."""
+    busy = [milli for milli in _busy(job, loop.newest) if milli is not None]
+    used: list[int] = []
+    for number, member in enumerate(job.members):
+        node, sample = loop.state.nodes.get(member.slice.node), loop.newest.get(member.slice.node)
+        if node is None or sample is None:
+            continue
+        if member.slice.gpu_milli != WHOLE_GPU_MILLI:
+            heard = loop.state.heard.uses.get(node.id, {})
+            used += filter(None, [heard.get(MemberRef(job.id, job.attempt, number))])
+            continue
+        there = [sample.gpus[gpu] for gpu in member.slice.gpus if gpu < len(sample.gpus)]
+        parts = [gpu.memory_milli for gpu in there if gpu.memory_milli is not None]
+        used += [part * node.spec.gpu_memory_mb // 1000 for part in parts]
+    return {
+        "gpu_busy_milli": sum(busy) // len(busy) if busy else None,
+        "gpu_used_mb": sum(used) if used else None,
+    }
 
 
 def _busy(job: Job, samples: Samples) -> Iterator[int | None]:

@@ -9,19 +9,12 @@ is left to its answer, unless it is still being sent: then it never begins.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-from litestar.enums import ScopeType
-from litestar.exceptions import NotAuthorizedException
-from litestar.types import Receive, Send
-
 from shoal.api.principal import Principal, Proof
-from shoal.api.problems import SAFE_HEADERS
+from shoal.api.problems import Refusal
 from shoal.calls.call import Needs
-from shoal.model.views import Problem
 from shoal.ports import StoreError
 
 ENDED = "the token ended while this was under way; ask an admin for another, then: shoal login"
@@ -60,7 +53,7 @@ class Entry:
     def becomes_stream(self) -> None:
         """From now on nobody knows when it ends."""
         if self.void:
-            raise NotAuthorizedException(ENDED)
+            raise Refusal(401, ENDED)
         self.stream = True
         if self.watcher is not None:
             self.watcher.time(self)
@@ -119,47 +112,3 @@ class Watcher:
             and (now.admin or not then.admin)
             and (now.user, now.tenant, now.node) == (then.user, then.tenant, then.node)
         )
-
-
-async def watched(entry: Entry, app: Any, scope: Any, receive: Receive, send: Send) -> None:
-    """Serve a request, and end it for its sender if it was cut."""
-
-    async def received() -> Any:
-        message = await receive()
-        if entry.void and message["type"] == "http.request":
-            raise NotAuthorizedException(ENDED)  # a body that was still on its way
-        return message
-
-    async def sent(message: Any) -> None:
-        kind = message["type"]
-        if kind == "http.response.start":
-            entry.started = True
-        elif kind == "http.response.body" and message.get("more_body") and not entry.stream:
-            entry.becomes_stream()
-        await send(message)
-
-    try:
-        await app(scope, received, sent)
-    except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if not entry.void or task is None:
-            raise
-        task.uncancel()
-        with contextlib.suppress(Exception):  # it may be gone already
-            await _say_so(entry, scope, send)
-    finally:
-        entry.leave()
-
-
-async def _say_so(entry: Entry, scope: Any, send: Any) -> None:
-    if scope["type"] == ScopeType.WEBSOCKET:
-        await send({"type": "websocket.close", "code": REFUSED, "reason": ENDED})
-        return
-    if not entry.started:
-        body = msgspec.json.encode(Problem(message=ENDED))
-        headers = [(name.encode(), value.encode()) for name, value in SAFE_HEADERS.items()]
-        headers += [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-        await send({"type": "http.response.start", "status": 401, "headers": headers})
-        await send({"type": "http.response.body", "body": body, "more_body": False})
-    else:
-        await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -6,16 +6,15 @@ import gzip
 import hashlib
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
-from litestar import Controller, Request, Response
-from litestar.datastructures import Cookie
-from litestar.response import Redirect
 
 from shoal.api.access import SESSION_MS, Access
 from shoal.api.audit import note
 from shoal.api.handling import handles
+from shoal.api.http import Cookie, Redirect, Request, Response
+from shoal.api.invites import accept
 from shoal.api.principal import Principal, Session
 from shoal.api.problems import Refusal, accepted
 from shoal.calls.page import PageCalls
@@ -46,14 +45,14 @@ HEADERS = {
 }
 Secret = Annotated[str, msgspec.Meta(max_length=512)]
 SIGN_IN_BYTES_MAX = 16 * 1024  # the client has not shown a token yet
-AnyRequest = Request[Any, Any, Any]
 
 
 class SignIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Either the token, or the code of a link from `shoal page`."""
+    """The token, the code of a link from `shoal page`, or that of an invite, which is void then."""
 
     token: Secret = ""
     code: Secret = ""
+    invite: Secret = ""
 
 
 class SessionView(msgspec.Struct, kw_only=True):
@@ -69,29 +68,33 @@ class SessionView(msgspec.Struct, kw_only=True):
     token: str = ""  # its id; empty: the operator's own
 
 
-class Files(Controller):
-    include_in_schema = False
+class Files:
+    in_schema = False
 
     @handles(PageCalls.index)
-    def index(self, request: AnyRequest) -> Response[bytes]:
+    def index(self, request: Request) -> Response[bytes]:
         return served("index.html", request)
 
     @handles(PageCalls.icon)
     def icon(self) -> Redirect:
-        return Redirect("/web/icon.svg", status_code=302)
+        return Redirect("/web/icon.svg")
 
     @handles(PageCalls.file)
-    def file(self, request: AnyRequest, name: str) -> Response[bytes]:
+    def file(self, request: Request, name: str) -> Response[bytes]:
         return served(name, request)
 
 
-class Sessions(Controller):
-    @handles(PageCalls.sign_in, request_max_body_size=SIGN_IN_BYTES_MAX)
+class Sessions:
+    @handles(PageCalls.sign_in, body_max=SIGN_IN_BYTES_MAX)
     async def sign_in(
-        self, request: AnyRequest, access: Access, data: SignIn
+        self, request: Request, access: Access, loop: ControlLoop, data: SignIn
     ) -> Response[SessionView]:
         await access.settled()
-        session, cookie = access.sign_in(request, data.token, data.code)
+        token = data.token
+        if data.invite:
+            access.refuse_foreign(request)
+            _, token = await accept(request, access, loop, data.invite)
+        session, cookie = access.sign_in(request, token, data.code)
         who = access.of_session(session)
         if who is not None:
             note(request.scope, who=who.user, tenant=who.tenant, token=who.token)
@@ -101,7 +104,7 @@ class Sessions(Controller):
         )
 
     @handles(PageCalls.session)
-    async def session(self, request: AnyRequest, access: Access, openid_on: bool) -> SessionView:
+    async def session(self, request: Request, access: Access, openid_on: bool) -> SessionView:
         await access.settled()
         session = access.session(request)
         view = _session_view(access, session, access.of_session(session))
@@ -110,7 +113,7 @@ class Sessions(Controller):
 
     @handles(PageCalls.sign_out)
     async def sign_out(
-        self, request: AnyRequest, access: Access, loop: ControlLoop, who: Principal
+        self, request: Request, access: Access, loop: ControlLoop, who: Principal
     ) -> Response[None]:
         """A fact, so that it holds at every head and after a restart."""
         session = access.session(request)
@@ -120,7 +123,7 @@ class Sessions(Controller):
         return Response(None, cookies=[session_cookie(request, access, "", 0)])
 
     @handles(PeopleCalls.page_code)
-    async def code(self, request: AnyRequest, access: Access, who: Principal) -> CodeView:
+    async def code(self, request: Request, access: Access, who: Principal) -> CodeView:
         await access.settled()
         if access.principal(request) is None:
             raise Refusal(403, "a link needs the token, not a session; use: shoal page")
@@ -141,15 +144,14 @@ def _session_view(access: Access, session: Session | None, who: Principal | None
     )
 
 
-def session_cookie(request: AnyRequest, access: Access, value: str, seconds: int) -> Cookie:
+def session_cookie(request: Request, access: Access, value: str, seconds: int) -> Cookie:
     """The cookie is for this host and the API only: no other path needs it."""
     return Cookie(
         key=access.cookie,
         value=value,
         max_age=seconds,
         path="/v1",
-        httponly=True,
-        secure=request.url.scheme == "https",
+        secure=request.secure,
         samesite="strict",
     )
 
@@ -182,7 +184,7 @@ def file_of(path: Path, changed_ns: int) -> Served:  # noqa: ARG001  a file that
     return Served(body, gzip.compress(body, mtime=0), hashlib.sha256(body).hexdigest()[:32])
 
 
-def served(name: str, request: AnyRequest) -> Response[bytes]:
+def served(name: str, request: Request) -> Response[bytes]:
     """A file of the page, or 304 if the browser already has it."""
     path = FOLDER / name
     # The name is one that the folder lists, so it cannot lead out of it.
@@ -193,7 +195,7 @@ def served(name: str, request: AnyRequest) -> Response[bytes]:
     tag = f'"{file.tag}{"-gzip" if zips else ""}"'
     headers = {**HEADERS, "etag": tag, "vary": "accept-encoding"}
     if tag in request.headers.get("if-none-match", ""):
-        return Response(b"", status_code=304, headers=headers, media_type=TYPES[path.suffix])
+        return Response(b"", status=304, headers=headers, media_type=TYPES[path.suffix])
     if zips:
         headers["content-encoding"] = "gzip"
     body = file.zipped if zips else file.body

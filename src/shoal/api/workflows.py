@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from litestar import Controller, Request
 
 from shoal.api.audit import note
 from shoal.api.handling import aside, handles
+from shoal.api.http import Request
 from shoal.api.jobs import Key
 from shoal.api.packages import note_package, refuse_unknown_package
 from shoal.api.problems import Refusal, accepted
@@ -45,10 +45,10 @@ from shoal.model.workflow import (
 Look = Callable[[str], Job | None]
 
 
-class Workflows(Controller):
+class Workflows:
     @handles(FlowCalls.submit_workflow)
     async def submit(
-        self, request: Request[Any, Any, Any], reach: Reach, data: WorkflowSubmission
+        self, request: Request, reach: Reach, data: WorkflowSubmission
     ) -> WorkflowView:
         if len(data.key) > 128:
             raise Refusal(422, "is longer than 128 characters", "key")
@@ -145,7 +145,7 @@ def _state(jobs: list[Job]) -> str:
 # The API of schedules: set, list, pause, resume, run and remove them.
 
 
-class Schedules(Controller):
+class Schedules:
     """A schedule is named by its tenant: `tenant` is for admins, who may name any."""
 
     @handles(FlowCalls.schedules)
@@ -159,7 +159,7 @@ class Schedules(Controller):
 
     @handles(FlowCalls.set_schedule)
     async def set(
-        self, request: Request[Any, Any, Any], reach: Reach, name: str, data: ScheduleSpec
+        self, request: Request, reach: Reach, name: str, data: ScheduleSpec
     ) -> ScheduleView:
         if data.name != name:
             raise Refusal(422, f"is {data.name!r}, but the URL has {name[:64]!r}", "name")

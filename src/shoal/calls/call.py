@@ -168,7 +168,7 @@ class Call:
             if isinstance(whole, bytes):
                 return Request(path, whole, OCTETS)
             return Request(path, msgspec.json.encode(whole) if self._body else None)
-        fields = {k: given(v) if isinstance(v, msgspec.Struct) else v for k, v in values.items()}
+        fields = {name: _given(value) for name, value in values.items()}
         return Request(path, msgspec.json.encode(fields, enc_hook=_plain))
 
 
@@ -286,6 +286,12 @@ def given(spec: msgspec.Struct) -> dict[str, Any]:
         if value != default:
             found[field.encode_name] = value
     return found
+
+
+def _given(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_given(one) for one in value]
+    return given(value) if isinstance(value, msgspec.Struct) else value
 
 
 @cache  # msgspec evaluates all annotations each time that it is asked, which takes milliseconds

@@ -11,10 +11,13 @@ from shoal.model.finding import EVERY_JOB, JobFilter
 from shoal.model.ledger import By, LedgerView, PriceList
 from shoal.model.node import LabelChange
 from shoal.model.policy import Policy
+from shoal.model.preview import Action, PreviewView
 from shoal.model.series import NodeSample, NodeSeries, ServiceSeries
 from shoal.model.service import ServiceSpec
+from shoal.model.status_page import StatusPage
 from shoal.model.storage import StorageRequest, StorageView
 from shoal.model.supply import SuppliesView
+from shoal.model.tree import NodeTree
 from shoal.model.views import CheckView, Done, HeadView, NodeView, ServiceView, StatusView
 
 if TYPE_CHECKING:
@@ -41,6 +44,20 @@ class ClusterCalls(Calls):
         """Events after a sequence number, oldest first; a negative `after` gives the last ones.
         `notable` leaves out frequent ones: submissions, exits of members, checkpoints. `wanted`
         leaves only events of jobs that match, and later than its `since_ms`."""
+
+    @call("GET", "/v1/preview/{action}", Needs.READ)
+    def preview(
+        self,
+        action: Action,
+        names: Sequence[str],
+        *,
+        version: int = 0,
+        least: int = 0,
+        most: int = 0,
+    ) -> PreviewView:
+        """What an action on these nodes (drain, cordon, uncordon), jobs (cancel, requeue) or this
+        service (stop, rollback, scale) would do now. Nothing is changed. `version`: of the service
+        to go back to; `least`, `most`: its number of replicas."""
 
     @call("GET", "/v1/policy", Needs.READ)
     def policy(self) -> Policy:
@@ -73,6 +90,14 @@ class ClusterCalls(Calls):
     @call("PUT", "/v1/prices", Needs.ADMIN, body="prices")
     def set_prices(self, prices: PriceList) -> PriceList:
         """Sets the prices at once, for the past too."""
+
+    @call("GET", "/v1/status-page", Needs.ADMIN)
+    def status_page(self) -> StatusPage:
+        """What the public status page at /status shows, and whether there is one."""
+
+    @call("PUT", "/v1/status-page", Needs.ADMIN, body="page")
+    def set_status_page(self, page: StatusPage) -> StatusPage:
+        """Switches the public status page on or off, and says which services it names."""
 
     @call("GET", "/v1/supply", Needs.READ_ALL)
     def supply(self) -> SuppliesView:
@@ -123,8 +148,11 @@ class NodeCalls(Calls):
         none."""
 
     @call("POST", "/v1/fabric/check", Needs.ADMIN, body=NetworkRequest)
-    def check_network(self, nodes: Sequence[str] = (), *, collectives: bool = False) -> FabricView:
-        """Starts measuring the network; `tour` returns the result."""
+    def check_network(
+        self, nodes: Sequence[str] = (), *, collectives: bool = False, halves: bool = False
+    ) -> FabricView:
+        """Starts measuring the network; `tour` returns the result. With `halves`: what is carried
+        between halves of the nodes at the same moment, instead of each link."""
 
     @call("GET", "/v1/fabric/tours/{tour}", Needs.READ_ALL)
     def tour(self, tour: str, *, wait_s: float = 0) -> FabricView:
@@ -136,11 +164,16 @@ class NodeCalls(Calls):
 
     @call("GET", "/v1/storage/checks/{check}", Needs.ADMIN)
     def storage_check(self, check: str, *, wait_s: float = 0) -> StorageView:
-        """Returns when it has ended, or after `wait_s` (30 at most)."""
+        """Returns when it has ended, or after `wait_s` (30 at most). `last` is the last one; it has
+        no id if there was none."""
 
     @call("GET", "/v1/samples", Needs.READ)
     def samples(self) -> dict[str, NodeSample]:
         """How busy each node and its GPUs were a moment ago, where that is known."""
+
+    @call("GET", "/v1/nodes/{node}/tree", Needs.READ)
+    def node_tree(self, node: str) -> NodeTree:
+        """How a node's GPUs, CPUs and cards are joined."""
 
     @call("GET", "/v1/nodes/{node}/series", Needs.READ)
     def node_series(self, node: str, *, since_ms: int = 0) -> NodeSeries:
@@ -162,8 +195,8 @@ class ServiceCalls(Calls):
 
     @call("POST", "/v1/services/{name}/rollback", Needs.WRITE)
     def roll_back_service(self, name: str, *, version: int = 0) -> ServiceView:
-        """Rolls the version before out again; the scale stays as it is. `version`: refuse if that
-        is another one by now."""
+        """Rolls an earlier version out again: the newest other one, or `version`, one of the last
+        ten that were ready. The scale stays as it is."""
 
     @call("POST", "/v1/services/{name}/stop", Needs.WRITE)
     def stop_service(self, name: str) -> Done:

@@ -9,12 +9,22 @@ from shoal.calls.call import Calls, Head, Needs, call
 from shoal.model.explanation import Explanation
 from shoal.model.finding import EVERY_JOB, JobFilter, LabelsChange, NoteText
 from shoal.model.job import JobSpec
-from shoal.model.kept import FilePart, FilesView, Kind
+from shoal.model.kept import FileKey, FilePart, FilesView, Kind
 from shoal.model.ledger import CostView
 from shoal.model.schedule import ScheduleSpec, ScheduleView
 from shoal.model.series import JobSeries
 from shoal.model.session import SessionRequest, SessionView
-from shoal.model.views import Done, JobRow, JobView, LogView, PackageView, Submission
+from shoal.model.trials import TrialsView
+from shoal.model.views import (
+    Done,
+    JobRow,
+    JobView,
+    LogView,
+    PackageView,
+    Submission,
+    Submissions,
+    Submitted,
+)
 from shoal.model.workflow import WorkflowJob, WorkflowSubmission, WorkflowView
 
 if TYPE_CHECKING:
@@ -26,7 +36,13 @@ class JobCalls(Calls):
     def submit(self, spec: JobSpec, key: str = "") -> JobView:
         """Submits a job. The same key again returns the same job."""
 
-    @call("GET", "/v1/jobs", Needs.READ, headed=("sort", "cursor", "count"))
+    @call("POST", "/v1/submissions", Needs.WRITE, body=Submissions, once=True)
+    def submit_many(self, specs: Sequence[JobSpec], key: str = "") -> list[Submitted]:
+        """Submits up to 1,000 jobs (4 MiB) at once, each for itself. The answers are in the order
+        of the specs; the refusal of one says nothing about the others. The same key again returns
+        the same jobs. For the same command with other arguments, an array is lighter still."""
+
+    @call("GET", "/v1/jobs", Needs.READ, headed=("sort", "cursor", "count", "group"))
     def jobs(
         self,
         *,
@@ -43,7 +59,8 @@ class JobCalls(Calls):
         time, attempts; with "-" before it, the largest first) lists live and finished jobs
         together. The header `shoal-next` is the `cursor` of the next page; without it, this was
         the last. With `count`, the header `shoal-count` says how many match ("about 812" if some
-        only may). `shoal-left-out` is there if too many match to sort all of them."""
+        only may). `shoal-left-out` is there if too many match to sort all of them. `group`: only
+        jobs that wait for this, by its `key` in the queue."""
 
     @call("GET", "/v1/jobs/{job_id}", Needs.READ, head=Head.ENDED)
     def job(self, job_id: str, *, wait_for: str = "", wait_s: float = 0) -> JobView:
@@ -118,10 +135,30 @@ class JobCalls(Calls):
     ) -> FilePart:
         """A few MiB of a kept file. A file whose `version` changes has been replaced meanwhile."""
 
+    @call("GET", "/v1/jobs/{job_id}/files/key", Needs.WRITE)
+    def file_key(self, job_id: str) -> FileKey:
+        """The key of a job's files, if it asked for their encryption."""
+
     @call("GET", "/v1/jobs/{job_id}/series", Needs.READ)
     def job_series(self, job_id: str, *, since_ms: int = 0, members: bool = True) -> JobSeries:
         """The job's curves. `since_ms` leaves out older points; `members=False` leaves out the
         curves of members, which are most of it."""
+
+    @call("GET", "/v1/jobs/{job_id}/trials", Needs.READ)
+    def trials(
+        self,
+        job_id: str,
+        *,
+        by: str = "",
+        highest: bool | None = None,
+        sort: str = "",
+        offset: int = 0,
+        limit: int = 100,
+    ) -> TrialsView:
+        """The trials of a sweep: variables, metrics, states and costs. `by`: the metric that says
+        which is the best, by its lowest value, or the `highest`. `sort`: a variable, a metric,
+        last.METRIC, index, state, step, gpu_time or cost; with "-" before it, the largest first.
+        Without it, the best come first. At most 1,000 in an answer; `offset` gives the others."""
 
     @call("GET", "/v1/jobs/{job_id}/cost", Needs.READ)
     def cost(self, job_id: str) -> CostView:

@@ -27,6 +27,10 @@ class PageCalls(Calls):
     def file(self, name: str) -> bytes:
         """A file of the page."""
 
+    @call("GET", "/status", Needs.OPEN)
+    def public_status(self) -> bytes:
+        """The public status page; unknown, unless an admin has switched it on."""
+
     @call("GET", "/v1/session", Needs.OPEN, head=Head.ONLY_LEADER)
     def session(self) -> Any:
         """The browser's session; empty if it is not signed in."""
@@ -44,7 +48,15 @@ class PageCalls(Calls):
         """Sends the browser to the provider."""
 
     @call("GET", "/v1/oidc/callback", Needs.OPEN, head=Head.ONLY_LEADER)
-    def end_sign_in(self, *, code: str = "", state: str = "", error: str = "") -> bytes:
+    def end_sign_in(
+        self,
+        *,
+        code: str = "",
+        state: str = "",
+        error: str = "",
+        error_description: str = "",
+        iss: str = "",
+    ) -> bytes:
         """The provider sends the browser back to here."""
 
     @call("GET", "/v1/stream", Needs.READ, streams=True)
@@ -65,7 +77,7 @@ class PageCalls(Calls):
         job: str = "",
         least_ms: int = 0,
     ) -> Any:
-        """What ran where: of the last hour, unless a range is named. Neighbours shorter than
+        """What ran where: of the last hour, unless a range is named. Neighbors shorter than
         `least_ms` on the same GPUs become one bar without a job."""
 
     @call("GET", "/v1/moment", Needs.READ)
@@ -86,8 +98,10 @@ class PageCalls(Calls):
         to_ms: int = 0,
         tenant: str | None = None,
         user: str | None = None,
+        tokens: bool = False,
     ) -> str:
-        """The rows of the ledger's report as a file, with exact amounts."""
+        """The rows of the ledger's report as a file, with exact amounts. `tokens`: those of
+        services of language models instead of GPU time."""
 
     @call("GET", "/v1/jobs/{job_id}/logs/part", Needs.READ)
     def log_part(
@@ -155,6 +169,11 @@ class PageCalls(Calls):
     @call("GET", "/v1/policy/history/{seq:int}", Needs.READ_ALL)
     def earlier_policy(self, seq: int) -> PolicyForm:
         """A policy of the past, by the number of its event."""
+
+    @call("GET", "/v1/policy/diff", Needs.READ_ALL)
+    def policy_diff(self, *, before: int = 0, after: int = 0) -> PolicyDiff:
+        """What differs between two policies, by the numbers of their events; 0: the one in force.
+        `policy` is the one after, and `expected` the version of the one before."""
 
     @call("GET", "/v1/simulation", Needs.ADMIN)
     def simulation(self) -> Any:

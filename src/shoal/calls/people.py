@@ -7,11 +7,17 @@ from shoal.model.identity import Role
 from shoal.model.joining import JoinTokenView, KeyView, SecretKeyView
 from shoal.model.notice import NewRule, NoticeSettings, NoticeTest, RulesView, SigningKey
 from shoal.model.people import (
+    ApiKeyView,
     AuditView,
     CodeView,
     DeviceAnswer,
     DeviceView,
+    InviteCode,
+    InviteView,
+    LeavingView,
     MeView,
+    NewApiKey,
+    NewInvite,
     NewTenant,
     NewToken,
     NewUser,
@@ -19,6 +25,7 @@ from shoal.model.people import (
     OidcView,
     Roles,
     Rotation,
+    SecretApiKeyView,
     SecretTokenView,
     TenantView,
     TokenView,
@@ -88,9 +95,35 @@ class PeopleCalls(Calls):
     def set_user(self, name: str, roles: dict[str, Role]) -> UserView:
         """Replaces all of the user's roles."""
 
+    @call("GET", "/v1/users/{name}/leaving", Needs.ADMIN)
+    def leaving(self, name: str, *, end: bool = False, heir: str = "") -> LeavingView:
+        """What the user would leave behind, and what would become of it: see `remove_user`."""
+
     @call("DELETE", "/v1/users/{name}", Needs.ADMIN)
-    def remove_user(self, name: str) -> Done:
-        """Removes a user and the user's tokens. The user's jobs continue."""
+    def remove_user(self, name: str, *, end: bool = False, heir: str = "") -> LeavingView:
+        """Removes a user and the user's tokens. With `end` the user's jobs and services are ended,
+        otherwise they continue. Schedules go to the `heir`; without one they are paused."""
+
+    @call("POST", "/v1/invites", Needs.ADMIN, body="wanted", status=201)
+    def invite(self, wanted: NewInvite) -> InviteView:
+        """Invites a user, who is added if needed. The code is good once, for at most 7 days. It is
+        listed with the tokens, and removed like one."""
+
+    @call("POST", "/v1/invites/accept", Needs.OPEN, body=InviteCode)
+    def accept_invite(self, code: str) -> SecretTokenView:
+        """The token that an invite stands for. Needs no token; the code is void afterwards."""
+
+    @call("GET", "/v1/api-keys", Needs.WRITE)
+    def api_keys(self, *, service: str = "") -> list[ApiKeyView]:
+        """Keys for services of the sender's tenant, or for this service; an admin sees all."""
+
+    @call("POST", "/v1/api-keys", Needs.WRITE, body="wanted", status=201)
+    def add_api_key(self, wanted: NewApiKey) -> SecretApiKeyView:
+        """Adds a key for services; its secret is shown once."""
+
+    @call("DELETE", "/v1/api-keys/{key_id}", Needs.WRITE)
+    def revoke_api_key(self, key_id: str) -> Done:
+        """Revokes a key for services. The gateways refuse it within a second."""
 
     @call("GET", "/v1/tokens", Needs.SIGNED_IN)
     def tokens(self) -> list[TokenView]:

@@ -41,10 +41,15 @@ def _tree() -> dict[str, Any]:
 _TREE = _tree()
 
 
+def methods_at(segments: list[str]) -> dict[str, Call] | None:
+    """The calls of a path by their methods; None: it has none. Text goes before parameters."""
+    return _calls(_TREE, segments, 0)
+
+
 def match(method: str, path: str) -> tuple[Call, dict[str, str]] | None:
-    """The call that is meant, and the parameters in its path. Text goes before parameters."""
+    """The call that is meant, and the parameters in its path."""
     segments = path.split("/")[1:]
-    calls = _calls(_TREE, segments, 0)
+    calls = methods_at(segments)
     if calls is None or method not in calls:
         return None
     call = calls[method]

@@ -8,8 +8,9 @@ import re
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+from shoal.calls.call import declared
 from shoal.cli.errors import print_error
 from shoal.cli.screen import show
 from shoal.cli.screen.show import note
@@ -39,6 +40,15 @@ def connect(home: Path) -> Client:
     """The cluster that the verb uses: a context, or the one in this home."""
     context = context_in_use()
     return Client(context=context) if context else Client.at_home(home)
+
+
+def read_as(kind: type[Answer], method: Callable[..., Any], /, **keywords: Any) -> Answer:
+    """A call of a client, its answer read as another type: a verb that shows only a part of it need
+    not load the rest."""
+    call = declared(method)
+    path = call.request((), keywords).path
+    client: Client = method.__self__  # type: ignore[attr-defined]
+    return client.request(call.method, path, kind)
 
 
 def context_in_use() -> str:
@@ -227,6 +237,20 @@ def replica_of(client: Client, service: str) -> str:
     if not view.replicas:
         raise Failure(f"{service} has no replica: {view.why or 'it is ' + view.state}")
     return max(view.replicas, key=lambda replica: in_order(replica.job)).job
+
+
+def print_preview(client: Client, action: str, names: Iterable[str]) -> None:
+    """What an action does, for somebody who watches; a script gets nothing more than before."""
+    from shoal.model.preview import Action
+
+    if not show.at_terminal():
+        return
+    try:
+        lines = client.preview(Action(action), list(names)).lines
+    except ShoalError:
+        return  # the action itself says what is wrong
+    for text in lines:
+        note(text)
 
 
 # One action on each of several jobs or nodes: all are tried, and each result is printed.

@@ -223,6 +223,8 @@ class Verb(click.Command):
         """Each option under its heading; those without a heading of their own come last."""
         rows: dict[str, list[tuple[str, str]]] = {}
         for one in self.get_params(ctx):
+            if getattr(one, "hidden", False):
+                continue
             heading = getattr(one, "heading", "Options")  # --help is Click's own
             rows.setdefault(heading, []).append(_row(one))
         width = max(len(name) for section in rows.values() for name, _ in section)

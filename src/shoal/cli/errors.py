@@ -5,10 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any
 
 from shoal.forms.failure import REFUSED, Failure
+
+TYPE_CHECKING = False  # as type checkers read it: the first help page does without `typing`
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
 
 NO_CLUSTER = 3
 INTERRUPTED = 130  # 128 + SIGINT

@@ -18,6 +18,8 @@ import msgspec
 from shoal.calls.call import Call, Request
 from shoal.client import contexts, transport
 from shoal.client.connections import Connections, Interrupt, Taken
+from shoal.client.exchange import Answer as Answered
+from shoal.client.exchange import exchange
 from shoal.client.reaching import HEADS, SEQ, STANDBY, Reaching
 from shoal.client.transport import Endpoint, ShoalError, Unreachable, WrongCertificate
 from shoal.model.views import Problem
@@ -210,23 +212,18 @@ class Caller:
             headers = {**headers, "Content-Type": "application/json", **(more or {})}
         self._interrupt.hold(connection)
         try:
-            try:
-                connection.request(method, path, body, headers)
-            except (BrokenPipeError, ConnectionResetError):
-                if body is None:
-                    raise
-                # A long body may be refused before all of it is sent: the answer is here already.
-            with connection.getresponse() as response:
-                status, data = response.status, response.read()
+            answer = exchange(connection.sock, method, path, taken.host, headers, body)
         finally:
             self._interrupt.hold(None)
-        if STANDBY in response.headers:
+        status, data, known = answer.status, answer.body, answer.headers
+        if answer.last:
+            connection.close()
+        if STANDBY in known:
             if status == NO_ANSWER:
                 raise ConnectionResetError("the head that leads ended while it answered")
             return status, data, LEADERLESS_S
-        known = response.headers
         self._reaching.answered(taken.to.url, known.get(SEQ, ""), known.get(HEADS, ""))
-        return status, data, retry_s(response)
+        return status, data, retry_s(answer)
 
     def _silence(self, error: Exception) -> str:
         where = self._given.socket or " or ".join(self.endpoint.all_urls[:3])
@@ -255,9 +252,9 @@ SAY_S = 2.0
 DIGITS_MAX = 5
 
 
-def retry_s(response: http.client.HTTPResponse) -> int:
+def retry_s(answer: Answered) -> int:
     """After how many seconds the same request may be accepted; 0: the answer is final."""
-    after = response.headers.get("Retry-After", "") if response.status in STATUSES else ""
+    after = answer.headers.get("retry-after", "") if answer.status in STATUSES else ""
     return int(after) if after.isdigit() and len(after) <= DIGITS_MAX else 0
 
 

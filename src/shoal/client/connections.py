@@ -56,10 +56,12 @@ class Interrupt:
 
 
 class Taken(NamedTuple):
-    """A connection for one call, and the head that it leads to. `kept`: it was used before."""
+    """A connection for one call, and the head that it leads to, which is the `host` in requests.
+    `kept`: it was used before."""
 
     connection: http.client.HTTPConnection
     to: Endpoint
+    host: str
     kept: bool
     round: int
 
@@ -90,7 +92,8 @@ class Connections:
                     return found
                 found.connection.close()
             number = self._round
-        return Taken(transport.connection_to(to, self._timeout_s), to, False, number)
+        made = transport.connection_to(to, self._timeout_s)
+        return Taken(made, to, to.authority, False, number)
 
     def open(self, taken: Taken) -> None:
         """With other heads to try, one that does not answer costs little time."""

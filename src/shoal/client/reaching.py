@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 from shoal.client.transport import Endpoint, ShoalError, at
 
-SEQ = "Shoal-Seq"  # in an answer: its newest event; in a request: the newest that the client saw
-HEADS = "Shoal-Heads"  # in an answer: the URLs of all heads, if there are several
-STANDBY = "Shoal-Standby"  # in a standby's answer that is not the leader's: why
-AS_OF = "Shoal-As-Of"  # in an answer without a leader: when the log was last followed
-LEADER = "Shoal-Leader"  # in a refusal of a node's link: where to dial instead
+SEQ = "shoal-seq"  # in an answer: its newest event; in a request: the newest that the client saw
+HEADS = "shoal-heads"  # in an answer: the URLs of all heads, if there are several
+STANDBY = "shoal-standby"  # in a standby's answer that is not the leader's: why
+AS_OF = "shoal-as-of"  # in an answer without a leader: when the log was last followed
+LEADER = "shoal-leader"  # in a refusal of a node's link: where to dial instead
 HEADS_MAX = 16
 HEADS_CHARS_MAX = 4096
 DIGITS_MAX = 18

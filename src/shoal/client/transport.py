@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from shoal.client.address import SOCKET_NAME, Address
 from shoal.machine.files import read_own, require_own, short_path
 
-SOCKET_NAME = "controller.sock"
 CREDENTIALS = struct.Struct("3i")  # process, user, group
 LOOK_S = 10.0  # for a server that a user names for the first time
 PEM_BYTES_MAX = 64 * 1024
@@ -45,17 +45,6 @@ class Unreachable(ShoalError):
 
 class WrongCertificate(ShoalError):
     """Whoever answers at this address is not who the user logged in to. Nothing was sent."""
-
-
-class Address(msgspec.Struct, frozen=True):
-    """Where a running controller answers; it writes this to its home when it is ready. `socket` is
-    for the user's own programs on this machine, `url` is for browsers and other machines. Those
-    accept its certificate by the fingerprint, or without one if it is empty."""
-
-    url: str
-    pid: int
-    socket: str = ""
-    fingerprint: str = ""
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +79,11 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     def port(self) -> int:
         parts = urlsplit(self.url)
         return parts.port or (443 if parts.scheme == "https" else 80)
+
+    @property
+    def authority(self) -> str:
+        """As requests name it."""
+        return "localhost" if self.socket is not None else urlsplit(self.url).netloc
 
     @property
     def secure(self) -> bool:

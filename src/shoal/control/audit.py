@@ -329,7 +329,7 @@ def _mark_path(path: Path) -> Path:
 
 FIRST_HASH = "0" * 64  # before the first line ever
 _HASH_FIELD = b',"hash":"'
-_SECRET = re.compile(r"(shoal_[A-Za-z0-9]{1,16}_)[^/\s]+")
+_SECRET = re.compile(r"((?:shoal|invite)_[A-Za-z0-9]{1,16}_)[^/\s]+")
 
 
 def sealed(entry: AuditEntry, prev: str) -> tuple[bytes, str]:

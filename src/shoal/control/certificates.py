@@ -56,7 +56,7 @@ def fingerprint(pem: str) -> str:
 def context_of(served: Served) -> ssl.SSLContext:
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     made.minimum_version = ssl.TLSVersion.TLSv1_2
-    made.options |= ssl.OP_NO_RENEGOTIATION  # a client could make us compute for ever
+    made.options |= ssl.OP_NO_RENEGOTIATION  # a client could make us compute forever
     made.set_alpn_protocols(["http/1.1"])
     load(made, served)
     return made
@@ -66,7 +66,7 @@ def load(context: ssl.SSLContext, served: Served) -> None:
     """Connections that begin after this use the certificate; the others go on with theirs."""
 
     def refuse() -> str:
-        raise EngineError(f"--key: {served.key} has a passphrase, which nobody can type; remove it")
+        raise EngineError(f"--key: {served.key} has a passphrase; remove it")
 
     try:
         context.load_cert_chain(served.chain, served.key, password=refuse)

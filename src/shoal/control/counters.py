@@ -46,17 +46,17 @@ class Counters:
         for event in events:
             kind = type(event).__name__
             self.events[kind] = self.events.get(kind, 0) + 1
-            if isinstance(event, JobPlaced):
+            if type(event) is JobPlaced:
                 job = state.jobs.get(event.job)
                 if job is not None:
                     tenant = self._tenant(job.spec.tenant)
                     self.placements[tenant] = self.placements.get(tenant, 0) + 1
                     if event.attempt == 1:
                         self.waits.add(max(0, event.at_ms - job.submitted_ms) / 1000)
-            elif isinstance(event, JobStopping):
+            elif type(event) is JobStopping:
                 cause = event.cause.value
                 self.stops[cause] = self.stops.get(cause, 0) + 1
-            elif isinstance(event, JobFinished):
+            elif type(event) is JobFinished:
                 key = event.outcome.value, self._tenant(tenants.get(event.job, OTHERS))
                 self.ends[key] = self.ends.get(key, 0) + 1
 

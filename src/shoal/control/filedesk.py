@@ -7,12 +7,17 @@ import re
 from collections.abc import Callable
 from functools import partial
 
+from msgspec.structs import replace
+
+from shoal.control.holders import Holders
+from shoal.control.kept_files import Index
 from shoal.control.loop import ControlLoop
 from shoal.control.outputs import FULL, Kept, OutputStore
 from shoal.control.placements import Place
 from shoal.model.job import MemberRef, Phase
 from shoal.model.kept import (
     Copied,
+    CopyHeld,
     FileAnswer,
     FilePiece,
     FileSent,
@@ -30,14 +35,27 @@ WHOLE = re.compile(r"checkpoint-\d{6,}-step-(\d{1,15})-[0-9a-f]{4}/manifest[.]js
 
 
 class FileDesk:
-    def __init__(self, loop: ControlLoop, store: OutputStore) -> None:
+    def __init__(
+        self,
+        loop: ControlLoop,
+        store: OutputStore,
+        push: Callable[[str, FileAnswer], bool] = lambda *_: False,
+    ) -> None:
+        """`push` sends a node something that it did not ask for."""
         self._loop = loop
+        self._here: asyncio.AbstractEventLoop | None = None
         self.store = store
+        self.holders = Holders(loop, store, push, self._held)
+        store.dropped = self._dropped
+        store.encrypts = self._encrypts
 
     def take(
-        self, what: FilePiece | Snapshot, node: str, answer: Callable[[FileAnswer], None]
+        self, what: FilePiece | Snapshot | CopyHeld, node: str, answer: Callable[[FileAnswer], None]
     ) -> None:
-        if self._loop.tick.stage is Stage.UNLOADED or self._loop.store.tight:
+        if isinstance(what, CopyHeld):
+            if self._loop.tick.stage is not Stage.UNLOADED:
+                self.holders.heard(what, node)
+        elif self._loop.tick.stage is Stage.UNLOADED or self._loop.store.tight:
             self._tell(_refused(what, FULL, again=True), answer)
         else:
             decided = partial(self._decided, what, node, answer)
@@ -66,10 +84,22 @@ class FileDesk:
             self.store.take(what, node, over=newest, answer=tell)
         else:
             bound = self._loop.policy.checkpoint_copy_mb << 20
+            if what.manifest:
+                self.holders.settle(what, node, bound, answer)
+                return
+
+            try:
+                held = self.store.index(what.ref.job).held.values()
+            except OSError as error:
+                self._tell(_refused(what, str(error), again=True), answer)
+                return
+            nodes = {one for copy in held for one in copy.holders}
 
             def kept(found: Kept) -> None:
                 if not here.is_closed() and found.files:
                     here.call_soon_threadsafe(self._loop.tick.copied, copied_of(found))
+                if not here.is_closed() and nodes:
+                    here.call_soon_threadsafe(self.holders.tidy, found.ref.job, nodes)
 
             self.store.settle(what, node, bound, tell, kept)
 
@@ -79,7 +109,28 @@ class FileDesk:
         job = self._loop.tick.state.placed.get(node, {}).get(wanted.ref)
         if job is None or job.phase is Phase.STOPPING:
             return FileSent(wanted.ref, wanted.kind, wanted.path, wanted.offset, problem=NOT_PLACED)
-        return self.store.sent(wanted)
+        try:
+            sent, index = self.store.sent(wanted), self.store.index(wanted.ref.job)
+        except OSError:
+            return None  # the node asks again
+        if wanted.path or wanted.kind is Kind.OUTPUT or not index.held:
+            return sent
+        return replace(sent, held=self.holders.wishes(wanted.ref.job, index, node))
+
+    def _held(self, snapshot: Snapshot, holders: tuple[str, ...]) -> None:
+        if snapshot.files:
+            copied = copied_of(Kept(snapshot.ref, snapshot.files))
+            self._loop.tick.copied(replace(copied, held_by=holders))
+
+    def _dropped(self, job: str, index: Index) -> None:
+        """In the store's thread."""
+        if index.held and self._here is not None and not self._here.is_closed():
+            self._here.call_soon_threadsafe(self.holders.dropped, job, index)
+
+    def _encrypts(self, job_id: str) -> bool:
+        """In the store's thread."""
+        job = self._loop.tick.state.jobs.get(job_id) or self._loop.store.job(job_id)
+        return job is not None and job.spec.encrypt
 
     def _tell(self, said: FileAnswer, answer: Callable[[FileAnswer], None]) -> None:
         if said.problem and said.again:
@@ -92,12 +143,15 @@ class FileDesk:
     def recall(self) -> None:
         """At the start: what earlier controllers have kept of jobs that live. A job that was never
         placed has no files; to look for those of 50,000 waiting jobs would take a second."""
+        self._here = asyncio.get_running_loop()
         for job in [job for job in self._loop.tick.state.jobs.values() if job.attempt]:
             index = self.store.index(job.id)
             if index.attempt:
                 files = [file for files in index.of.values() for file in files]
                 ref = MemberRef(job.id, index.attempt, 0)
-                self._loop.tick.copied(copied_of(Kept(ref, tuple(files))))
+                holders = {node: None for copy in index.held.values() for node in copy.holders}
+                copied = copied_of(Kept(ref, tuple(files)))
+                self._loop.tick.copied(replace(copied, held_by=tuple(holders)))
 
 
 def _kind(what: FilePiece | Snapshot) -> Kind:

@@ -68,6 +68,7 @@ class Following(ControlLoop):
             absent, cast(Engine, _Nobody()), clock, None, logs, packages, engine_kind, alarms
         )
         self._handed_over = False
+        self._wake = asyncio.Event()
         self._trouble = "this head has not read the cluster's log yet; try again in a moment"
         self.known_leader: Head | None = None
         self.as_of_ms = 0  # when it last saw the end of the log

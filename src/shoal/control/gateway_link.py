@@ -7,10 +7,14 @@ outlives the controller; it starts with the first service.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
+import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any
 
 import msgspec
 
@@ -18,25 +22,30 @@ from shoal.control.engine_reader import Answer, EngineReader, get, lists_a_model
 from shoal.control.loop import Busy, ControlLoop, Unreadable
 from shoal.control.secretstore import SecretStore
 from shoal.control.service_certificates import SecretKey, ServiceCertificates, keys_of
+from shoal.core.features.access import callers_of
+from shoal.core.features.budget import refused_keys
 from shoal.core.features.service.serve import owner_of
 from shoal.core.state.state import State
+from shoal.model.access import Caller, access_of
+from shoal.model.identity import EVERY_TENANT
 from shoal.model.job import Job, MemberRef, Phase
 from shoal.model.service import (
     GatewayEntry,
     Probe,
     Replica,
     ReplicaLoad,
-    ReplicaState,
     Served,
     Service,
     ServiceLoad,
     Wanted,
 )
+from shoal.model.tokens import ReplicaState, RoutedLoad, TokenLoad
 from shoal.ports import Balancer, ServingError
 
 log = logging.getLogger("shoal.gateway_link")
 
 LOOK_S = 0.5
+SOON_S = 0.02  # when replicas have just become ready: they get requests with the next look
 PROBES_MAX = 256  # at once
 MODELS_BYTES_MAX = 1 << 20  # of a list of models
 
@@ -49,6 +58,7 @@ class GatewayLink:
         self._balancer = balancer
         self._entry = entry
         self._idle = True
+        self._soon = False
         # One thread at a time may call the balancer, and its sockets may block.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="gateway")
         self._probed: dict[str, int] = {}  # job -> the attempt whose probe answered
@@ -74,6 +84,7 @@ class GatewayLink:
 
     async def run(self) -> None:
         while True:
+            self._soon = False
             try:
                 await self._loop.settled()
                 if self._loop.state.services or not self._idle:
@@ -82,7 +93,7 @@ class GatewayLink:
                 pass  # the gateway goes on with the replicas it has
             except Exception:
                 log.exception("a look at the gateway failed")
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(SOON_S if self._soon else LOOK_S)
 
     async def _look(self) -> None:
         if self.report is None:
@@ -111,6 +122,7 @@ class GatewayLink:
             unseen = ServiceLoad(service=name, seen=False, trouble=self.trouble)
             load = loads.get(name, unseen)
             of_service = tuple(j for j in ready if state.jobs[j].spec.service == name)
+            self._soon |= not state.services[name].ready.keys() >= set(of_service)
             unanswered = {
                 job_id: pulse.unanswered
                 for job_id in of_service
@@ -122,6 +134,7 @@ class GatewayLink:
                     ready=of_service,
                     unanswered=unanswered,
                     engines=self._engines.figures(of_service),
+                    day=self._loop.day(name),
                 )
             )
 
@@ -192,18 +205,46 @@ class GatewayLink:
         return answers_itself(self._loop.tick.state, job_id, attempt)
 
 
+PAGE = "page"  # the caller that the page is, once it has looked whether its user may
+
+
+@cache
+def page_key() -> str:
+    """With which this process asks its own gateway for the page. Nobody else ever has it."""
+    return secrets.token_urlsafe(32)
+
+
+def _page() -> Caller:
+    hash_ = hashlib.sha256(page_key().encode()).hexdigest()
+    return Caller(id=PAGE, hash=hash_, tenant=EVERY_TENANT)
+
+
 def wanted_of(state: State, entry: GatewayEntry) -> Wanted:
     """What the gateway should serve, by the state."""
+    services = tuple(_served(state, service) for service in state.services.values())
+    if not any(one.route.asks for one in services):
+        return Wanted(entry=entry, services=services)
     return Wanted(
         entry=entry,
-        services=tuple(
-            Served(
-                route=service.spec.way,
-                replicas=tuple(_replicas(state, service)),
-                owner=owner_of(state, service.spec.replica.tenant),
-            )
-            for service in state.services.values()
-        ),
+        services=services,
+        callers=(*callers_of(state), _page()),
+        refused=refused_keys(state),
+    )
+
+
+def _served(state: State, service: Service) -> Served:
+    spec, tenant = service.spec, service.spec.replica.tenant
+    owner, route = owner_of(state, tenant), spec.way
+    if owner and not route.access:
+        route = msgspec.structs.replace(route, access=access_of((), owner))
+    return Served(
+        route=route,
+        replicas=tuple(_replicas(state, service)),
+        owner=owner,
+        tenant=tenant,
+        goals=spec.goals,
+        adapters=spec.adapters,
+        adapters_max=spec.adapters_max,
     )
 
 
@@ -396,7 +437,30 @@ def _sum(one: ServiceLoad, two: ServiceLoad) -> ServiceLoad:
         p95_ms=max(one.p95_ms, two.p95_ms),
         p99_ms=max(one.p99_ms, two.p99_ms),
         replicas={job: _both(one.replicas.get(job), two.replicas.get(job)) for job in ids},
+        tokens=_tokens(one.tokens, two.tokens),
+        token_counts=(*one.token_counts, *two.token_counts),
     )
+
+
+HIGHER = ("ttft_p50_ms", "ttft_p99_ms", "itl_p50_ms", "itl_p99_ms")
+RATES = ("prompt_per_s", "generated_per_s")
+SUMMED = ("queued", "judged", "good", "refused", "resumed", "broken", *RATES)
+
+
+def _tokens(one: TokenLoad | None, two: TokenLoad | None) -> TokenLoad | None:
+    """Of two routers. Of times, the higher one: a median cannot be made of two."""
+    if one is None or two is None:
+        return one or two
+    found: dict[str, Any] = {name: max(getattr(one, name), getattr(two, name)) for name in HIGHER}
+    found |= {name: getattr(one, name) + getattr(two, name) for name in SUMMED}
+    hits = _mean(one.hit_milli, two.hit_milli, (one.prompt_per_s, two.prompt_per_s))
+    replicas, names = dict(one.replicas), RoutedLoad.__struct_fields__
+    for job, load in two.replicas.items():
+        own = replicas.get(job, RoutedLoad())
+        replicas[job] = RoutedLoad(
+            **{name: getattr(own, name) + getattr(load, name) for name in names}
+        )
+    return TokenLoad(**found, hit_milli=hits, replicas=replicas)
 
 
 def _both(one: ReplicaLoad | None, two: ReplicaLoad | None) -> ReplicaLoad:

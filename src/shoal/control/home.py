@@ -9,9 +9,10 @@ from pathlib import Path
 
 import msgspec
 
-from shoal.client import SOCKET_NAME, Address
+from shoal.client.address import SOCKET_NAME, Address
 from shoal.control.reach import is_loopback
-from shoal.machine.files import read_own, require_own, tighten, write_private
+from shoal.machine.bytecode import BYTECODE
+from shoal.machine.files import SUPERVISOR_LOCK, read_own, require_own, tighten, write_private
 from shoal.model.node import NodeSpec
 from shoal.model.service import Domain
 
@@ -34,6 +35,7 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     database: str = ""  # URL of a PostgreSQL server; without one, SQLite files in the home
     shared: str = ""  # folder that all heads see: logs, packages, outputs, checkpoints
     head: str = ""  # the name of this head among those of the same database
+    supplied: tuple[str, ...] = ()  # the supplies that the file of `--supply` named last
 
     @property
     def encrypted(self) -> bool:
@@ -65,7 +67,7 @@ class Home:
         self.bars = self.path / "bars.db"  # who held which GPUs when
         self.controller_log = self.path / "controller.log"
         self.controller_lock = self.path / "controller.lock"
-        self.supervisor_lock = self.path / "supervisor.lock"
+        self.supervisor_lock = self.path / SUPERVISOR_LOCK
         self.logs = self.path / "logs"
         self.nodes = self.path / "nodes"
         self.gateway = self.path / "gateway"
@@ -74,6 +76,7 @@ class Home:
         self.packages = self.path / "packages"  # working directories that were sent
         self.secrets = self.path / "secrets"  # encrypted; the key is beside it
         self.checkpoints = self.path / "checkpoints"  # a directory for each job
+        self.bytecode = self.path / BYTECODE  # if the code came without, and none may be beside it
         self.outputs = self.path / "outputs"  # files that jobs have written, and nodes have sent
 
     def share(self, folder: str) -> None:

@@ -3,14 +3,16 @@ file in the home of a cluster without a database."""
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import secrets
+from typing import TYPE_CHECKING
 
-from shoal.control.loop import ControlLoop
-from shoal.database.settings import Settings
 from shoal.model.identity import NodeKey
 from shoal.model.report import SetKey
+
+if TYPE_CHECKING:
+    from shoal.control.loop import ControlLoop
+    from shoal.database.settings import Settings
 
 NAME = "join-token"
 NOTE = "the cluster's own"
@@ -42,6 +44,8 @@ def write_standing(settings: Settings, secret: str, fingerprint: str) -> str:
 
 async def keep_standing(loop: ControlLoop, settings: Settings, fingerprint: str) -> None:
     """The token that is set lets machines join; without one there is a new one."""
+    import asyncio  # the command line reads tokens without it
+
     key_id, secret, _ = parts(await asyncio.to_thread(standing, settings))
     if not key_id:
         key_id, secret = secrets.token_hex(4), secrets.token_urlsafe(32)

@@ -175,7 +175,7 @@ def replace_head(home: Home, progress: Progress) -> None:
     if config is None:
         raise LifecycleError(f"{home.config} is missing; start with: shoal up")
     log_start = home.controller_log.stat().st_size if home.controller_log.exists() else 0
-    progress("replacing the head; jobs go on")
+    progress("replacing the head; jobs keep running")
     _end(home.supervisor_lock, _pid_in(home.supervisor_lock))
     _end(home.controller_lock, _controller_pid(home))
     home.write_config(config)  # with fields that an older version does not know, and so refuses

@@ -150,7 +150,7 @@ async def watch(loop: ControlLoop) -> None:
 
 
 async def look_again(loop: ControlLoop, look: Callable[[], Awaitable[None]]) -> None:
-    """From time to time, for ever."""
+    """From time to time, forever."""
     await asyncio.sleep(FIRST_LOOK_S)
     while True:
         took_s = 0.0

@@ -16,9 +16,10 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Container
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from shoal.machine.kernel import punch_hole
+from shoal.machine.paths import ask
 from shoal.model.job import MemberRef
 from shoal.model.report import LogChunk
 
@@ -122,6 +123,9 @@ GAPS_MAX = 10_000  # looked at for one that a reader meets from behind
 REMOVED = ".removed"
 
 
+T = TypeVar("T")
+
+
 class Read(NamedTuple):
     """`data` is the output from `start` to `next`, of `size` bytes so far. Where nothing is kept,
     `data` is a line that says so."""
@@ -140,8 +144,15 @@ class LogStore:
         with contextlib.suppress(OSError):
             shutil.rmtree(root / REMOVED)  # of a controller that was killed
 
+    def _ask(self, function: Callable[..., T], *args: object) -> T:
+        """The heads' shared folder may hang, and these are called by a loop."""
+        return ask((str(self.root),), function, *args)
+
     def append(self, chunk: LogChunk) -> int:
         """Returns how far the output is kept; a piece that would leave a gap is not taken."""
+        return self._ask(self._append, chunk)
+
+    def _append(self, chunk: LogChunk) -> int:
         path = self._path(chunk.ref)
         size = path.stat().st_size if path.exists() else 0
         end = chunk.offset + len(chunk.data)
@@ -168,12 +179,15 @@ class LogStore:
     def kept(self, ref: MemberRef) -> int:
         """How far the output is kept; 0 if that cannot be read now. It takes no descriptor."""
         try:
-            return self._path(ref).stat().st_size
+            return self._ask(os.stat, self._path(ref)).st_size
         except OSError:
             return 0
 
     def read(self, ref: MemberRef, offset: int, most: int = 0) -> Read:
         """From `offset` on; negative: from the end. `most`: so many bytes at most."""
+        return self._ask(self._read, ref, offset, most)
+
+    def _read(self, ref: MemberRef, offset: int, most: int) -> Read:
         try:
             handle = os.open(self._path(ref), os.O_RDONLY)
         except FileNotFoundError:
@@ -200,10 +214,13 @@ class LogStore:
             return marks.place(since_ms, self.kept(ref))
 
     def marks(self, ref: MemberRef) -> Marks:
-        return Marks(self._path(ref))
+        return self._ask(Marks, self._path(ref))
 
     def gap_begin(self, ref: MemberRef, offset: int) -> int:
         """Where the gap begins that the byte there is a part of; `offset` if it is in none."""
+        return self._ask(self._gap_begin, ref, offset)
+
+    def _gap_begin(self, ref: MemberRef, offset: int) -> int:
         try:
             handle = os.open(self._path(ref), os.O_RDONLY)
         except FileNotFoundError:

@@ -12,18 +12,24 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from shoal.control.alarms import Alarms
+from shoal.control.blocks import Tracker
 from shoal.control.counters import Counters
+from shoal.control.imaging import Imaging, NoImage
 from shoal.control.leading import alone
 from shoal.control.logs import LogStore
+from shoal.control.pace import Pace
 from shoal.control.packages import PackageStore, may_fetch
 from shoal.control.placements import Place, Placements
 from shoal.control.plugins import PolicyFunctions
 from shoal.control.secretstore import SecretStore, hand_over
-from shoal.core.invariants import verify
+from shoal.control.storing import StoreThread
+from shoal.control.tunnels import Tunnels
+from shoal.core.invariants import Violation
 from shoal.core.state.events.identity import IdentityEvent
 from shoal.core.state.events.log import Event, jobs_of
 from shoal.core.state.state import State
 from shoal.database.base import Deposed
+from shoal.machine.paths import asked
 from shoal.model.budget import Spending
 from shoal.model.commands import Envelope
 from shoal.model.policy import Policy
@@ -97,6 +103,8 @@ class ControlLoop:
         self.packages = packages
         self.secrets: SecretStore | None = None
         self.files: Files | None = None
+        self.blocks = Tracker(lambda: self.tick.state)
+        self.tunnels = Tunnels(lambda: self.tick.state)
         self.engine_kind = engine_kind
         self.store = store  # for readers and threads
         self._log: LoopStore = store
@@ -112,18 +120,25 @@ class ControlLoop:
         self.counters = Counters()
         self.alarms = alarms or Alarms()
         self.samples: dict[str, NodeSample] = {}  # the newest of each node, for the history
+        self.newest: dict[str, NodeSample] = {}  # the same for views of this moment
+        self.sampled: Callable[[str, NodeSample], None] | None = None  # each of them
+        self.day: Callable[[str], tuple[int, ...]] = lambda _: ()  # of a service: `ServiceLoad.day`
         self.followers: list[Follower] = []
         self.people_changed: Callable[[], None] = alone  # tenants, users, tokens, sign-ins
         self.check: Callable[[], None] = alone  # before whatever others can see
         self._engine = engine
         self._snapshot_tried = 0
+        self.snapshot_task: asyncio.Task[None] | None = None  # on its way to the store
+        self._broken: Violation | None = None  # what a snapshot found wrong with the state
         self._broken_steps = 0
         self._trouble = ""  # why the state cannot be read
-        self._wake = asyncio.Event()
+        self._storing = StoreThread()
+        self._pace = Pace(lambda: self.tick.waiting)
         self._gate = asyncio.Event()  # set when the state is what is stored again
         self._decided_ms = 0  # the time of the newest step
         self._published = self.last_seq  # the newest event that followers have seen
         self._watchers: dict[str, set[asyncio.Future[None]]] = {}
+        self._starts: dict[str, None] = {}  # jobs whose start somebody waits for
 
     # -- readers ---------------------------------------------------------------------------
 
@@ -161,12 +176,17 @@ class ControlLoop:
             text = self._trouble or f"the store has not answered for {READ_WAIT_S:g} s"
             raise Unreadable(text) from None
 
-    async def changed(self, job_id: str, timeout_s: float) -> None:
+    async def changed(self, job_id: str, timeout_s: float, *, starts: bool = False) -> None:
         """Return when an event about this job ("": any event) is stored or some of its output is
-        kept, or after the timeout. The state is settled then."""
+        kept, or after the timeout. The state is settled then. `starts`: also the start of its
+        members is urgent; otherwise only its end is."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         watchers = self._watchers.setdefault(job_id, set())
         watchers.add(future)
+        if starts:
+            self._starts[job_id] = None
+        if job_id:
+            self._pace.hurry()
         try:
             async with asyncio.timeout(timeout_s):
                 await future
@@ -176,6 +196,7 @@ class ControlLoop:
             watchers.discard(future)
             if not watchers and self._watchers.get(job_id) is watchers:
                 del self._watchers[job_id]
+                self._starts.pop(job_id, None)
         await self.settled()
 
     def packages_in_use(self) -> set[str]:
@@ -188,16 +209,30 @@ class ControlLoop:
 
     async def request(self, request: Request) -> Answer:
         """Answered when its effect is stored."""
-        if self.tick.waiting >= REQUESTS_WAITING_MAX:
-            raise Busy("too many requests are waiting; try again in a moment")
-        if self._tight() and isinstance(request, Submit | SetService):
-            raise StoreFull("the controller's disk is full: nothing new is taken; free some space")
+        self._refuse_more(1, adds=isinstance(request, Submit | SetService))
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         if isinstance(request, SetPolicy):
             self.tick.functions = self.functions.load(request.policy)
         self.tick.ask(request, future)
-        self._wake.set()
+        self._pace.asked()
         return await future
+
+    async def request_all(self, requests: Sequence[Submit]) -> list[Answer]:
+        """One step takes all of them, of which there is one at least. Answered when its effect is
+        stored."""
+        self._refuse_more(len(requests), adds=True)
+        loop = asyncio.get_running_loop()
+        futures: list[asyncio.Future[Answer]] = [loop.create_future() for _ in requests]
+        (request, future), *more = zip(requests, futures, strict=True)
+        self.tick.ask(request, future, *more)
+        self._pace.asked()
+        return await asyncio.gather(*futures)
+
+    def _refuse_more(self, count: int, *, adds: bool) -> None:
+        if self.tick.waiting + count > REQUESTS_WAITING_MAX:
+            raise Busy("too many requests are waiting; try again in a moment")
+        if adds and self._tight():
+            raise StoreFull("the controller's disk is full: nothing new is taken; free some space")
 
     def _tight(self) -> bool:
         if self._log.tight and self.tick.settled:
@@ -211,34 +246,51 @@ class ControlLoop:
     def heard(self, report: NodeReport) -> None:
         self.tick.hear(report)
         if report.sample is not None:
-            self.samples[report.spec.id] = report.sample
-        self._wake.set()
+            self._sampled(report.spec.id, report.sample)
+        if self._is_awaited(report):
+            self._pace.now()
+        else:
+            self._pace.soon()
+
+    def _is_awaited(self, report: NodeReport) -> bool:
+        """Whether a client waits for what it may report, or a job for room that it may free or for
+        another job to end."""
+        if report.exits and self.tick.state.queue.size:
+            return True
+        return (bool(self._starts) and any(ref.job in self._starts for ref in report.alive)) or (
+            bool(self._watchers) and any(one.ref.job in self._watchers for one in report.exits)
+        )
 
     def still(self, still: Still) -> bool:
         """The loop sleeps on: a step that is due by its own time takes it in."""
         if still.sample is not None:
-            self.samples[still.node] = still.sample
+            self._sampled(still.node, still.sample)
         return self.tick.still(still)
+
+    def _sampled(self, node: str, sample: NodeSample) -> None:
+        self.samples[node] = sample
+        if self.sampled is not None:
+            self.sampled(node, sample)
 
     def gone(self, gone: NodeGone) -> None:
         self.tick.gone(gone)
-        self._wake.set()
+        self._pace.now()
 
     def served(self, load: ServiceLoad) -> None:
         if self.tick.served(load):
-            self._wake.set()
+            self._pace.now()
 
     def supplied(self, report: SupplyReport) -> None:
         self.tick.supplied(report)
-        self._wake.set()
+        self._pace.now()
 
     def spent(self, spendings: tuple[Spending, ...]) -> None:
         self.tick.spent(spendings)
-        self._wake.set()
+        self._pace.now()
 
     def drifted(self, drift_ms: int) -> None:
         if self.tick.drifted(drift_ms):
-            self._wake.set()
+            self._pace.now()
 
     def log_from(self, chunk: LogChunk, node: str, answer: Callable[[int], None]) -> None:
         def keep(place: Place) -> None:
@@ -282,12 +334,21 @@ class ControlLoop:
     # -- the tick --------------------------------------------------------------------------
 
     async def run(self) -> None:
+        try:
+            await self._run()
+        finally:
+            self._storing.close()
+            if self.snapshot_task is not None:
+                self.snapshot_task.cancel()
+
+    async def _run(self) -> None:
         await self._begin()
         self._published = self.last_seq
         await self._engine.start(self)
         wake_ms: int | None = None
         while True:
-            await self._sleep_until(wake_ms)
+            wake_s = None if wake_ms is None else (wake_ms - self.clock.now_ms()) / 1000
+            await self._pace.rest(wake_s)
             try:
                 wake_ms = await self._run_tick()
             except Deposed:
@@ -301,7 +362,7 @@ class ControlLoop:
                 self.tick.fail(error)
                 await self._recover()
                 wake_ms = None
-                self._wake.set()  # what the step had taken from the inbox may be there again
+                self._pace.now()  # what the step had taken from the inbox may be there again
 
     def _count_broken_step(self, error: Exception) -> None:
         """Once may be chance. Twice, and the loop does without users' functions."""
@@ -312,44 +373,47 @@ class ControlLoop:
             self.tick.doubts.absolve()
         self.alarms.show("nodes", self.tick.doubts.alarm())
 
-    async def _sleep_until(self, wake_ms: int | None) -> None:
-        # Even if there is work: readers and answered requests run before the next step is decided.
-        await asyncio.sleep(0)
-        if not self._wake.is_set():
-            delay_s = None if wake_ms is None else max(0, wake_ms - self.clock.now_ms()) / 1000
-            try:
-                async with asyncio.timeout(delay_s):
-                    await self._wake.wait()
-            except TimeoutError:
-                pass
-        self._wake.clear()
-
     async def _run_tick(self) -> int | None:
+        if self._broken is not None:
+            broken, self._broken = self._broken, None
+            raise broken
         began = time.perf_counter()
         if self.tick.receive():
-            await asyncio.to_thread(self.tick.look_up, self.store)
+            await self._storing.run(self._look_up)
         self._decided_ms = self.clock.now_ms()
         decision = self.tick.decide(self._decided_ms)
         self.counters.steps.add(time.perf_counter() - began)
         self.counters.reports += len(decision.report.nodes)
+        stored_s = 0.0
         if decision.step.events:
             began = time.perf_counter()
-            await asyncio.to_thread(self.tick.commit)
-            self.counters.commits.add(time.perf_counter() - began)
+            await self._storing.run(self._commit)
+            stored_s = time.perf_counter() - began
+            self.counters.commits.add(stored_s)
         else:
             self.tick.commit()
         self.check()
         self.tick.finish()
+        self._pace.answered(len(decision.replies), stored_s)
         if self.policy is not self.tick.policy:
             self.policy = self.tick.policy
             self.look_at_policy()
         if self.tick.doubts.open:
-            self._wake.set()
+            self._pace.now()
         self.alarms.show("nodes", self.tick.doubts.alarm())
         self._gate.set()
         self._publish(decision)
-        await self._keep_snapshot()
+        self._keep_snapshot()
         return decision.step.wake_ms
+
+    def _look_up(self) -> None:
+        self.tick.look_up(self.store)
+
+    def _commit(self) -> None:
+        """And while at it, look up what has been asked since: the next step need not."""
+        self.tick.commit()
+        if self.tick.receive():
+            self._look_up()
 
     def _publish(self, decision: Decision) -> None:
         """The step is stored, so it has happened: nothing that fails here changes that."""
@@ -389,6 +453,7 @@ class ControlLoop:
 
     def _notify(self, keys: Iterable[str]) -> None:
         for key in keys:
+            self._starts.pop(key, None)
             for future in self._watchers.pop(key, ()):
                 if not future.done():
                     future.set_result(None)
@@ -399,21 +464,37 @@ class ControlLoop:
         except Exception:  # lost, as any message may be: it is derived again
             log.exception("commands for %s could not be sent", node)
 
-    async def _keep_snapshot(self) -> None:
+    def _keep_snapshot(self) -> None:
         """Now and then, so that the next start is quick. One that fails is only tried again."""
-        if self.last_seq - max(self._snapshot_tried, self._log.snapshot_seq) < EVENTS_PER_SNAPSHOT:
+        tried = max(self._snapshot_tried, self._log.snapshot_seq)
+        if self.snapshot_task is not None or self.last_seq - tried < EVENTS_PER_SNAPSHOT:
             return
-        verify(self.state)
-        seq, body = self.tick.snapshot()
-        self._snapshot_tried = seq
+        self._snapshot_tried = self.last_seq
         try:
+            imaging = Imaging(self.state)
+        except OSError as error:
+            self.alarms.raise_("snapshot", f"no snapshot can be made: {error.strerror}")
+            return
+        self.snapshot_task = asyncio.create_task(self._store_snapshot(imaging, self.last_seq))
+
+    async def _store_snapshot(self, imaging: Imaging, seq: int) -> None:
+        try:
+            body = await imaging.body()
             dropped = await asyncio.to_thread(self._log.snapshot, seq, body)
-        except StoreError as error:
+        except Violation as error:
+            if imaging.state is self.tick.state:
+                self._broken = error
+                self._pace.now()
+            return
+        except (StoreError, NoImage) as error:
             self.alarms.raise_("snapshot", f"no snapshot can be written: {error}")
             return
+        finally:
+            self.snapshot_task = None
         self.alarms.clear("snapshot")
-        for job_id in [one for one in dropped if one not in self.tick.state.jobs]:  # retried ones
-            self.logs.drop(job_id)
+        for job_id in dropped:
+            if job_id not in self.tick.state.jobs:  # it was not retried
+                await asked(str(self.logs.root), self.logs.drop, job_id)
 
     # -- start and recovery ----------------------------------------------------------------
 

@@ -14,9 +14,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from shoal.control.kept_files import JOB_FOLDER
 from shoal.control.log_room import FREED_PART, look_again
 from shoal.control.loop import ControlLoop
-from shoal.control.outputs import CHECKPOINT_FOLDERS, GIB, JOB_FOLDER, OutputStore
+from shoal.control.outputs import CHECKPOINT_FOLDERS, GIB, OutputStore
 from shoal.control.shares import SHARE, kept_shares
 from shoal.model.durations import DAY_MS
 from shoal.model.job import Job

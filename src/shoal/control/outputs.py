@@ -5,6 +5,7 @@
     outputs/JOB/staged/NODE/PATH  files of the next snapshot
     outputs/JOB/index.json        which of them are the newest snapshot, which another node may
                                   start from; only this file makes one count
+    outputs/JOB/manifests/NAME    of checkpoints that nodes hold, and the head does not
     outputs/JOB/notes.json        what is not kept, and why
     outputs/.parts/N/             files on their way
 
@@ -27,147 +28,28 @@ from typing import NamedTuple
 
 import msgspec
 
+from shoal.control.kept_files import (
+    JOB_FOLDER,
+    MANIFESTS,
+    SNAPSHOTS,
+    Copy,
+    Index,
+    KeptFiles,
+    files_in,
+)
 from shoal.control.workplace import Workplace
+from shoal.link.sealed_files import MAGIC
 from shoal.machine.files import sync_folder
 from shoal.model.job import MemberRef
 from shoal.model.kept import (
     FILES_MAX,
-    PIECE_BYTES,
     FileAnswer,
     FilePiece,
-    FileSent,
-    FileWanted,
     KeptFile,
     Kind,
     Snapshot,
     path_problem,
 )
-
-# Files that jobs have kept, as readers see them: listed, opened, and sent to nodes.
-
-
-JOB_FOLDER = re.compile(r"j\d{1,15}(\.\d{1,15})?\Z")
-
-
-SNAPSHOTS = "snapshots"
-INDEXES_MAX = 16  # read for each piece of a file that a node fetches
-
-
-class Index(msgspec.Struct, frozen=True):
-    """What counts as the job's checkpoints: files come and go around it, and this one file switches
-    from a snapshot to the next. `attempt`: the newest that has made one. `of`: the files of each
-    node's. `number`: of the newest. `at`: the number of the snapshot that each file came with; one
-    that is not there is in `checkpoint`, where earlier versions put it."""
-
-    attempt: int = 0
-    of: dict[str, list[KeptFile]] = {}
-    number: int = 0
-    at: dict[str, int] = {}
-
-    def place(self, path: str) -> str:
-        number = self.at.get(path)
-        return f"{Kind.CHECKPOINT.value if number is None else f'{SNAPSHOTS}/{number}'}/{path}"
-
-    def paths(self) -> set[str]:
-        return {file.path for files in self.of.values() for file in files}
-
-
-class KeptFiles:
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self._indexes: dict[str, tuple[tuple[int, int, int], Index]] = {}
-
-    def output(self, job: str) -> Path:
-        return self.root / job / Kind.OUTPUT.value
-
-    def listing(self, job: str, kind: Kind = Kind.OUTPUT) -> list[KeptFile]:
-        if not JOB_FOLDER.match(job):
-            return []
-        if kind is Kind.CHECKPOINT:
-            return self._checkpoints(job, self.index(job))
-        return _stats({path: self.output(job) / path for path in files_in(self.output(job))})
-
-    def _checkpoints(self, job: str, index: Index) -> list[KeptFile]:
-        return _stats({path: self.root / job / index.place(path) for path in index.paths()})
-
-    def notes(self, job: str) -> list[str]:
-        try:
-            return msgspec.json.decode(
-                (self.root / job / "notes.json").read_bytes(), type=list[str]
-            )
-        except (OSError, msgspec.DecodeError):
-            return []
-
-    def index(self, job: str) -> Index:
-        path = self.root / job / "index.json"
-        try:
-            seen = path.stat()
-            version = (seen.st_ino, seen.st_mtime_ns, seen.st_size)
-            known = self._indexes.get(job)
-            if known is None or known[0] != version:
-                known = version, msgspec.json.decode(path.read_bytes(), type=Index)
-                while len(self._indexes) >= INDEXES_MAX:
-                    self._indexes.pop(next(iter(self._indexes)), None)
-                self._indexes[job] = known
-            return known[1]
-        except (OSError, msgspec.DecodeError):
-            return Index()
-
-    def open(self, job: str, path: str, kind: Kind = Kind.OUTPUT) -> int:
-        """A descriptor. FileNotFoundError if there is no such file."""
-        if path_problem(path) or not JOB_FOLDER.match(job):
-            raise FileNotFoundError(path)
-        if kind is Kind.OUTPUT:
-            place = self.output(job) / path
-        else:
-            index = self.index(job)
-            if path not in index.at and path not in index.paths():
-                raise FileNotFoundError(path)
-            place = self.root / job / index.place(path)
-        return os.open(place, os.O_RDONLY | os.O_NOFOLLOW)
-
-    def sent(self, wanted: FileWanted) -> FileSent:
-        """What a node that is to start a member gets of the job's folder."""
-        ref, kind = wanted.ref, wanted.kind
-        index = self.index(ref.job)
-        if not wanted.path:
-            files = tuple(
-                self._checkpoints(ref.job, index)
-                if kind is Kind.CHECKPOINT
-                else self.listing(ref.job, kind)
-            )
-            return FileSent(ref, kind, files=files, attempt=index.attempt, snapshot=index.number)
-        if wanted.snapshot and wanted.snapshot != index.number:
-            problem = "a newer snapshot has come"
-            return FileSent(ref, kind, wanted.path, wanted.offset, problem=problem)
-        try:
-            handle = self.open(ref.job, wanted.path, kind)
-        except OSError as error:
-            problem = f"the head cannot read {wanted.path}: {error.strerror}"
-            return FileSent(ref, kind, wanted.path, wanted.offset, problem=problem)
-        try:
-            data = os.pread(handle, PIECE_BYTES, max(0, wanted.offset))
-            return FileSent(ref, kind, wanted.path, wanted.offset, data)
-        finally:
-            os.close(handle)
-
-
-def _stats(places: dict[str, Path]) -> list[KeptFile]:
-    found = []
-    for path, place in sorted(places.items()):
-        with contextlib.suppress(OSError):
-            seen = place.stat()
-            found.append(KeptFile(path, seen.st_size, seen.st_mtime_ns // 1_000_000))
-    return found
-
-
-def files_in(folder: Path) -> list[str]:
-    found: list[str] = []
-    for here, _, names in os.walk(folder):
-        inside = os.path.relpath(here, folder)
-        found += [name if inside == "." else f"{inside}/{name}" for name in names]
-    return found
-
 
 log = logging.getLogger("shoal.outputs")
 
@@ -178,7 +60,13 @@ SPARE_BYTES = 1 * GIB  # the log of events must always find room on the same dis
 WAITING_BYTES_MAX = 64 << 20  # pieces that the thread has not written yet
 NOTES_MAX = 20
 PARTS, REMOVED, STAGED = ".parts", ".removed", "staged"
-CHECKPOINT_FOLDERS = (SNAPSHOTS, STAGED, Kind.CHECKPOINT.value)  # the last: of earlier versions
+CHECKPOINT_FOLDERS = (
+    SNAPSHOTS,
+    STAGED,
+    MANIFESTS,
+    Kind.CHECKPOINT.value,
+)  # the last: of earlier versions
+CLEAR = "its node cannot encrypt it; upgrade Shoal there"
 FULL = "the head's disk has no room for it now"
 BUSY = "the head is busy with other files"
 
@@ -238,6 +126,8 @@ class OutputStore(KeptFiles):
         self.problem = ""  # why nothing can be written now
         self.total = 0  # at the last look
         self.crowded: frozenset[str] = frozenset()  # live jobs of tenants that have their share
+        self.dropped: Callable[[str, Index], None] = lambda *_: None  # checkpoints are gone
+        self.encrypts: Callable[[str], bool] = lambda _: False  # did the job ask for it?
         self._writer = ThreadPoolExecutor(1, "shoal-outputs")
         self._waiting = 0
         self._lock = threading.Lock()
@@ -270,6 +160,40 @@ class OutputStore(KeptFiles):
     ) -> None:
         """`bound`: bytes of a job's checkpoints."""
         self._writer.submit(self._settle, snapshot, node, bound, answer, kept)
+
+    def hold(
+        self, snapshot: Snapshot, node: str, copy: Copy, done: Callable[[str, bool], None]
+    ) -> None:
+        """These files of the node count from now on, and are held by others. `done` gets the
+        problem with that, and whether to try it again."""
+        self._writer.submit(self._hold, snapshot, node, copy, done)
+
+    def _hold(
+        self, snapshot: Snapshot, node: str, copy: Copy, done: Callable[[str, bool], None]
+    ) -> None:
+        job, attempt = snapshot.ref.job, snapshot.ref.attempt
+        problem, again = "", False
+        try:
+            index = self.index(job)
+            if attempt < index.attempt:
+                raise ValueError("a later attempt has saved something")
+            same = index.attempt == attempt
+            of = {**(index.of if same else {}), node: list(snapshot.files)}
+            held = {**(index.held if same else {}), node: copy}
+            elsewhere = {file.path for one in held for file in of[one]}
+            at = {p: n for p, n in index.at.items() if p not in elsewhere} if same else {}
+            folder = self.root / job / MANIFESTS
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._work.write(folder / copy.manifest, snapshot.manifest)
+            self._write_index(job, Index(attempt, of, index.number + 1, at, held))
+            wanted = {file.path for files in of.values() for file in files} - elsewhere
+            self._sweep(job, wanted, at)
+            self._keep_only(folder, {one.manifest for one in held.values()})
+        except OSError as error:
+            problem, again = f"the head cannot keep its manifest: {error.strerror or error}", True
+        except ValueError as error:
+            problem = str(error)
+        done(problem, again)
 
     def _done(self, size: int) -> None:
         with self._lock:
@@ -337,6 +261,9 @@ class OutputStore(KeptFiles):
     def _refusal(self, piece: FilePiece, place: Path, over: bool) -> tuple[str, bool]:
         """Decided with the first piece of a file."""
         job, used = piece.ref.job, self._usage(piece.ref.job, piece.kind)
+        if not piece.data.startswith(MAGIC) and self.encrypts(job):
+            self._note(job, f"{piece.path}: {CLEAR}")
+            return CLEAR, False
         if not over and place.exists():
             return "a later attempt has written it", False
         if piece.kind is Kind.OUTPUT:
@@ -422,7 +349,9 @@ class OutputStore(KeptFiles):
             sync_folder(folder.parent)
         at = {path: at for path, at in index.at.items() if path in wanted}
         at |= dict.fromkeys(came, number)
-        self._write_index(job, Index(attempt, of, number, at))
+        same = index.attempt == attempt
+        held = {one: copy for one, copy in index.held.items() if same and one != node}
+        self._write_index(job, Index(attempt, of, number, at, held))
         self._staged.pop(job, None)
         self._sweep(job, wanted, at)
         shutil.rmtree(staged, ignore_errors=True)
@@ -472,6 +401,8 @@ class OutputStore(KeptFiles):
 
     def _drop(self, job: str, kind: Kind | None) -> None:
         folder = self.output(job) if kind else self.root / job
+        if kind is not Kind.OUTPUT:
+            self.dropped(job, self.index(job))
         with contextlib.suppress(OSError):
             if kind is Kind.CHECKPOINT and self._work.path:
                 (self.root / job / "index.json").unlink(missing_ok=True)

@@ -15,6 +15,7 @@ from typing import IO
 
 from shoal.core.state.state import State
 from shoal.link.wire import PIECE_BYTES
+from shoal.machine.paths import Hangs, ask
 from shoal.model.job import PACKAGE_BYTES_MAX, PACKAGE_PATTERN
 from shoal.model.report import PackagePiece
 
@@ -55,8 +56,8 @@ class PackageStore:
             return None
         path = self._root / OWNERS / tenant / package if tenant else self._root / package
         try:
-            os.utime(path)
-            return path.stat().st_size
+            ask((str(path),), os.utime, path)
+            return ask((str(path),), os.stat, path).st_size
         except (FileNotFoundError, NotADirectoryError):
             return None
 
@@ -74,14 +75,13 @@ class PackageStore:
     def piece(self, package: str, offset: int) -> PackagePiece:
         size = self.size(package)
         if size is None or offset < 0:
-            problem = "the controller has no such package any more; submit the job again"
+            problem = "the controller no longer has this package; submit the job again"
             return PackagePiece(package, offset, problem=problem)
         try:
-            handle = os.open(self._root / package, os.O_RDONLY)
-            try:
-                return PackagePiece(package, offset, os.pread(handle, PIECE_BYTES, offset), size)
-            finally:
-                os.close(handle)
+            data = ask((str(self._root),), _read_piece, self._root / package, offset)
+            return PackagePiece(package, offset, data, size)
+        except Hangs:
+            raise  # without an answer, the node asks again
         except OSError as error:
             problem = f"the controller cannot read the package: {error.strerror}"
             return PackagePiece(package, offset, problem=problem)
@@ -118,11 +118,11 @@ class PackageStore:
             kept = self._trim(self._root / OWNERS / tenant, TENANT_BYTES_MAX - size, used)
             if kept + size > TENANT_BYTES_MAX:
                 most = f"{TENANT_BYTES_MAX >> 30} GiB"
-                raise PackageError(429, f"{tenant} has {most} of packages in use, the most it may")
+                raise PackageError(429, f"{tenant} has {most} of packages in use, its maximum")
         kept = self._trim(self._root, STORE_BYTES_MAX - size, used)
         if kept + size > STORE_BYTES_MAX:
             most = f"{STORE_BYTES_MAX >> 30} GiB"
-            raise PackageError(507, f"live jobs use {most} of packages, the most there may be")
+            raise PackageError(507, f"live jobs use {most} of packages, the maximum")
         free = shutil.disk_usage(self._root).free
         if free < size + SPARE_BYTES:
             what = f"{size >> 20} MiB do not fit the controller's disk, which has "
@@ -168,6 +168,14 @@ def may_fetch(state: State, node: str, package: str) -> bool:
         node in nodes and job_id in state.jobs and state.jobs[job_id].spec.package == package
         for job_id, nodes in state.heard.warm.items()
     )
+
+
+def _read_piece(path: Path, offset: int) -> bytes:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        return os.pread(handle, PIECE_BYTES, offset)
+    finally:
+        os.close(handle)
 
 
 def _valid(package: str) -> bool:

@@ -31,6 +31,9 @@ from shoal.model.identity import Identity
 from shoal.model.job import Job, MemberRef, Phase
 from shoal.model.report import Report
 from shoal.model.secret import (
+    ENCRYPTION,
+    ENCRYPTION_BYTES_MIN,
+    FILES_KEY,
     SECRETS_OF_TENANT_MAX,
     SealedSecrets,
     SecretsOf,
@@ -300,9 +303,24 @@ def _of_member(store: SecretStore, state: State, job: Job, ref: MemberRef) -> Se
             values.append(
                 SecretValue(LAUNCH, store.derived(f"launch {ref.job} {ref.attempt}"), KEY)
             )
+        if job.spec.encrypt:
+            key = files_key(store, state.identity, job)
+            values.append(SecretValue(FILES_KEY, key, FILES_KEY))
         name = registry_secret(job.spec.image) if job.spec.image else ""
         if name and store.find(tenant, since_ms, name) is not None:
             registry = store.value(tenant, since_ms, name)
     except SecretError as error:
         return SecretsOf(ref, problem=str(error))
     return SecretsOf(ref, tuple(values), registry)
+
+
+def files_key(store: SecretStore, identity: Identity, job: Job) -> bytes:
+    """For the kept files of this job alone: whoever has it cannot read those of others."""
+    tenant = job.spec.tenant
+    value = store.value(tenant, tenant_since_ms(identity, tenant), ENCRYPTION).strip()
+    if len(value) < ENCRYPTION_BYTES_MIN:
+        raise SecretError(
+            f"the secret {ENCRYPTION} is too short to be a key: it needs {ENCRYPTION_BYTES_MIN} "
+            f"bytes; set it with: openssl rand -hex 32 | shoal secret set {ENCRYPTION}"
+        )
+    return hmac.digest(value, b"shoal files of " + job.id.encode(), "sha256")

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from shoal.client import Address
+from shoal.client.address import Address
 from shoal.control.home import ClusterConfig, Home
 from shoal.machine.files import short_path, write_private
 from shoal.machine.listening import hold, holders, listeners

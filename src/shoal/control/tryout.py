@@ -9,6 +9,7 @@ import msgspec
 
 from shoal.control import plugins
 from shoal.core import tryout
+from shoal.core.state import image
 from shoal.core.state.state import State
 from shoal.model.policy import Policy
 
@@ -25,7 +26,7 @@ class Trial(msgspec.Struct, frozen=True):
 
 async def problem(policy: Policy, state: State, now_ms: int) -> str | None:
     """Why this policy cannot be obeyed, as `field: sentence`."""
-    trial = Trial(policy, msgspec.json.encode(state.snapshot()), now_ms)
+    trial = Trial(policy, image.encoded(state.snapshot()), now_ms)
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",

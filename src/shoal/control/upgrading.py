@@ -54,13 +54,13 @@ def versions(home: Home) -> list[Part]:
 
 def upgrade(home: Home, progress: Progress) -> list[Part]:
     """The head, then its own nodes, one at a time."""
-    before = versions(home)[0].version
+    head, *nodes = versions(home)
     _check_readable(home)
     replace_head(home, progress)
-    why = f"it was {before or '0.1'}"
+    why = f"it was {head.version or '0.1'}"
     parts = [Part(part="head", version=VERSION, state="upgraded", why=why)]
     with Client.at_home(home.path, patience_s=BACK_S) as client:
-        for node in _present(client):
+        for node in _heard_again(client, {part.part for part in nodes if part.version}):
             progress(f"{node.id}: looking whether anything runs there")
             parts.append(_upgrade_node(home, client, node))
     return parts
@@ -79,7 +79,7 @@ def replace_when_idle(
         now = _when_idle(client, node.id)
         what = ", ".join(now.jobs) or replace()
         if what:
-            why = f"its jobs go on with the old agent ({what}); run `{command}` again later"
+            why = f"its jobs keep running with the old agent ({what}); run `{command}` again later"
             return msgspec.structs.replace(part, state="busy", why=why)
         _wait_until_back(client, now)
     finally:
@@ -98,6 +98,18 @@ def _is_unheard(home: Home) -> bool:
 def _present(client: Client) -> list[NodeView]:
     nodes = [one for one in client.nodes() if one.intent != "removed" and one.health != "lost"]
     return sorted(nodes, key=lambda one: one.id)
+
+
+def _heard_again(client: Client, known: set[str]) -> list[NodeView]:
+    """The nodes, once those that told the old head their version have told the new one, too. One
+    that has not would be taken for an old one, and its agent ended for nothing."""
+    deadline = time.monotonic() + BACK_S
+    while True:
+        nodes = _present(client)
+        silent = [node.id for node in nodes if node.id in known and not node.version]
+        if not silent or time.monotonic() > deadline:
+            return nodes
+        time.sleep(POLL_S)
 
 
 def _check_readable(home: Home) -> None:
@@ -137,7 +149,7 @@ def _when_idle(client: Client, name: str) -> NodeView:
     while True:
         now = next((one for one in _present(client) if one.id == name), None)
         if now is None:
-            raise LifecycleError(f"{name} was lost meanwhile; see: shoal nodes")
+            raise LifecycleError(f"{name} was lost in the meantime; see: shoal nodes")
         if not now.jobs or time.monotonic() > deadline:
             return now
         time.sleep(POLL_S)
@@ -153,5 +165,5 @@ def _wait_until_back(client: Client, before: NodeView) -> None:
             found = f"runs {now.version or 'a version before 0.6'}"
         time.sleep(POLL_S)
     raise LifecycleError(
-        f"{before.id} {found} after {BACK_S:.0f} s; see its agent.log. Other nodes go on"
+        f"{before.id} {found} after {BACK_S:.0f} s; see its agent.log. Other nodes continue"
     )

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from shoal.core.features.access import access_violation
 from shoal.core.features.array import arrays_violation
 from shoal.core.features.ends import ends_violation
+from shoal.core.features.halving import halving_violation
 from shoal.core.features.identity import identity_violation
 from shoal.core.features.labels import labels_violation, placement_violation
 from shoal.core.features.schedules import schedules_violation
@@ -33,7 +35,9 @@ from shoal.model.resources import Slice
 OF_FEATURES = (
     labels_violation,
     arrays_violation,
+    halving_violation,
     identity_violation,
+    access_violation,
     workflow_violation,
     schedules_violation,
     sleep_violation,
@@ -140,17 +144,16 @@ def _verify_nodes(state: State, node_ids: Iterable[str]) -> None:
         held = _Sum(node.spec.gpus)
         for ref, job in state.placed[node_id].items():
             member = job.members[ref.member]
-            if (job.attempt, job.id, member.slice.node) != (ref.attempt, ref.job, node_id):
+            slice_, memory_mb = member.slice, member.slice.memory_mb + member.host_mb
+            if (job.attempt, job.id, slice_.node) != (ref.attempt, ref.job, node_id):
                 raise Violation(f"{node_id} holds {ref}, which its job does not know")
             if problem := sleeping_member_violation(job, member):
                 raise Violation(f"{ref} {problem}")
             if member.lent:
-                held.asleep_mb += member.slice.memory_mb + member.host_mb
-                held.memory_mb += member.slice.memory_mb + member.host_mb
+                held.asleep_mb += memory_mb
+                held.memory_mb += memory_mb
                 continue
-            whole, memory_mb = member.slice, member.slice.memory_mb + member.host_mb
-            share = (whole.gpus, whole.cpu_milli, memory_mb, whole.gpu_milli)
-            held.add(Slice(whole.node, *share), job)
+            held.add(slice_, memory_mb, job)
         if held.gpus and (max(held.gpus) > 1000 or len(held.gpus) != node.spec.gpus):
             raise Violation(f"a GPU of {node_id} is held twice or does not exist: {held.gpus}")
         if held.cpu_milli > node.spec.cpu_milli or held.memory_mb > node.spec.memory_mb:
@@ -164,7 +167,7 @@ def _verify_nodes(state: State, node_ids: Iterable[str]) -> None:
         for claimer, given in state.claims.items():
             for slice_ in given:
                 if slice_.node == node_id:
-                    held.add(slice_, state.jobs[claimer])
+                    held.add(slice_, slice_.memory_mb, state.jobs[claimer])
         free = (
             [1000 - milli for milli in held.gpus],
             node.spec.cpu_milli - held.cpu_milli,
@@ -183,14 +186,14 @@ class _Sum:
         self.cpu_milli = self.memory_mb = self.exclusive = self.asleep_mb = 0
         self.users: set[str] = set()
 
-    def add(self, slice_: Slice, job: Job) -> None:
+    def add(self, slice_: Slice, memory_mb: int, job: Job) -> None:
         for gpu in slice_.gpus:
             self.gpus += [0] * (gpu + 1 - len(self.gpus))  # a GPU that does not exist shows up here
             self.gpus[gpu] += slice_.gpu_milli
         self.cpu_milli += slice_.cpu_milli
-        self.memory_mb += slice_.memory_mb
+        self.memory_mb += memory_mb
         self.exclusive += job.spec.whole_nodes
-        if job.spec.whole_nodes or slice_ != Slice(slice_.node, gpu_milli=slice_.gpu_milli):
+        if job.spec.whole_nodes or slice_.gpus or slice_.cpu_milli or memory_mb:
             self.users.add(job.id)  # a member that takes nothing does not count
 
 

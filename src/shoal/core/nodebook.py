@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from shoal.model.blocks import Held
 from shoal.model.commands import (
     Acknowledge,
     Check,
@@ -24,7 +25,9 @@ from shoal.model.job import Fault, MemberRef
 from shoal.model.node import NodeSpec
 from shoal.model.progress import Progress, Spent
 from shoal.model.report import (
+    Began,
     Getting,
+    Hung,
     Idle,
     MemberExit,
     NodeReport,
@@ -69,6 +72,9 @@ class NodeBook:
         self.refused: dict[MemberRef, Refusal] = {}
         self.touched: dict[MemberRef, int] = {}  # since they fell asleep
         self.uses: tuple[Uses, ...] = ()  # for the report
+        self.began: tuple[Began, ...] = ()  # too
+        self.holdings: tuple[Held, ...] = ()  # too
+        self.hangs: tuple[Hung, ...] = ()  # and this
         # Replicas that listen on their ports by themselves. None: this node does not look.
         self.listens: dict[MemberRef, None] | None = None
         self.checks: dict[str, CheckResult] = {}
@@ -315,5 +321,8 @@ class NodeBook:
             refused=tuple(self.refused.values()),
             touched=tuple(Touched(ref, times) for ref, times in self.touched.items()),
             uses=self.uses,
+            began=self.began,
+            holdings=self.holdings,
+            hangs=self.hangs,
             listens=None if self.listens is None else tuple(self.listens),
         )

@@ -8,9 +8,10 @@ from shoal.core.features.array import look_for_more, unfold
 from shoal.core.features.budget import budget
 from shoal.core.features.ends import close_ending, dismissals
 from shoal.core.features.fabric.tours import end_tours, tours_wanted
+from shoal.core.features.halving import halve
 from shoal.core.features.health import checks_wanted, paced, watch
 from shoal.core.features.notices import report_waits
-from shoal.core.features.reclaim import reclaim
+from shoal.core.features.reclaim import learn_startups, reclaim
 from shoal.core.features.schedules import run_schedules
 from shoal.core.features.service.serve import serve
 from shoal.core.features.sleep import settle_naps
@@ -69,8 +70,10 @@ def step(
     fresh = observe(round_, report)  # what happened on the nodes
     hear_supplies(round_, report.supplies)  # what became of ordered nodes
     watch(round_, fresh)  # what members report of their work
+    halve(round_, fresh)  # trials of sweeps that are worse than others
     end_tours(round_, fresh)  # what nodes measured of the network between them
     end_storage(round_, fresh)  # what they measured of their storage
+    learn_startups(round_, fresh)  # which members have begun to use their GPUs
     reclaim(round_, fresh)  # jobs that hold GPUs and do not use them
     answers = admit(round_, report.requests)  # what users want
     run_schedules(round_, report.dues, run_problem)  # what is due by a schedule

@@ -7,7 +7,7 @@ import msgspec
 from shoal.core.invariants import verify
 from shoal.core.nodebook import NodeBook
 from shoal.core.scheduling.functions import FUNCTIONS
-from shoal.core.state.facts import Snapshot
+from shoal.core.state.image import decoded, encoded
 from shoal.core.state.load import restore
 from shoal.core.state.state import Functions, State
 from shoal.core.step import step
@@ -26,7 +26,7 @@ SHIPPED = Policy()
 
 def problem(policy: Policy, functions: Functions, image: bytes, now_ms: int) -> str | None:
     """What goes wrong under the policy, as `field: sentence`. `image` is a snapshot of
-    the state, as JSON; it may be empty."""
+    the state; it may be empty."""
     wrong = _failure(policy, functions, image, now_ms)
     if wrong is None:
         return None
@@ -43,7 +43,7 @@ def _failure(policy: Policy, functions: Functions, image: bytes, now_ms: int) ->
     try:
         _on_a_small_cluster(policy, functions)
         if image:
-            state = restore(msgspec.json.decode(image, type=Snapshot))
+            state = restore(decoded(image))
             done = step(state, Report(), policy, now_ms, functions)
             verify(state)
             msgspec.json.encode(done.events)
@@ -63,7 +63,7 @@ def _on_a_small_cluster(policy: Policy, functions: Functions) -> None:
         report = Report(requests=requests, nodes=reports)
         done = step(state, report, policy, now_ms, functions)
         verify(state)
-        msgspec.json.decode(msgspec.json.encode(state.snapshot()), type=Snapshot)
+        decoded(encoded(state.snapshot()))
         by_node: dict[str, list[Command]] = {}
         for command in done.commands:
             by_node.setdefault(command.node, []).append(command)

@@ -12,7 +12,7 @@ import sys
 
 # Not imported by its name: the package stands above all others, because it offers their classes.
 VERSION = str(sys.modules["shoal"].__version__)
-FORMAT = 1  # 0.6.0 is the first version that writes it down
+FORMAT = 2  # 0.6.0 is the first version that writes it down, as 1
 
 
 def newer_text(name: str, version: str, number: int) -> str:

@@ -49,6 +49,7 @@ class SqliteDatabase:
         self._damage_advice = advice
         self._local = threading.local()
         self._writing = threading.Lock()
+        self._wrote = 0  # the thread that wrote last
         self._connecting = threading.Lock()
         self._connections: list[sqlite3.Connection] = []
         with self.clear_errors():
@@ -75,6 +76,7 @@ class SqliteDatabase:
     @contextmanager
     def transaction(self) -> Iterator[SqliteCursor]:
         with self._writing, self.clear_errors():
+            self._wrote = threading.get_ident()
             self._writer.execute("BEGIN IMMEDIATE")
             try:
                 yield self._cursor
@@ -87,6 +89,13 @@ class SqliteDatabase:
     def read(self, query: str, values: Values = ()) -> list[Row]:
         if self.name == IN_MEMORY:  # another connection would see another database
             return self._on_writer(query, values)
+        if self._wrote == threading.get_ident() and self._writing.acquire(blocking=False):
+            # Other connections have to read pages again after each commit; this one knows them.
+            try:
+                with self.clear_errors():
+                    return self._writer.execute(query, values).fetchall()
+            finally:
+                self._writing.release()
         reader: sqlite3.Connection | None = getattr(self._local, "reader", None)
         with self.clear_errors():
             if reader is None:

@@ -17,12 +17,13 @@ from typing import Protocol
 
 import msgspec
 
-from shoal.link.wire import Ask, FromAgent, Heard, Link, ToAgent
+from shoal.link.wire import CHECKPOINT_ROOT, Ask, FromAgent, Heard, Link, ToAgent
 from shoal.machine.cgroups import end_groups
 from shoal.machine.exits import MEMBERS, read_exits
 from shoal.machine.files import AGENT_LOCK, SPEC, held, short_path, write_private
 from shoal.machine.kernel import AGENT_MARK, Usual, limit_cores, variable
 from shoal.machine.leftovers import end_marked, end_node
+from shoal.machine.template import Asking
 from shoal.model.node import NodeSpec
 from shoal.model.report import NodeGone
 
@@ -37,7 +38,16 @@ RESTART_MAX_S = 60.0
 HEALTHY_AFTER_S = 10.0
 SWEEP_S = 4.0  # for a keeper to end the processes that an agent left
 
-Start = Callable[[], "subprocess.Popen[bytes]"]
+
+class Starting(Protocol):
+    """The keeper of an agent, as whoever started it knows it."""
+
+    def poll(self) -> int | None:
+        """None while it lives."""
+
+
+Start = Callable[[], Starting]
+StartAgent = Callable[[Path, dict[str, str]], Starting]  # of a directory, with an environment
 
 
 class Ear(Protocol):
@@ -49,7 +59,7 @@ class Ear(Protocol):
 
 
 class AgentLink:
-    """The connection to the agent of a directory, restored for ever. Without `start`, another
+    """The connection to the agent of a directory, restored forever. Without `start`, another
     process starts the agent."""
 
     def __init__(self, node: str, directory: Path, ear: Ear, start: Start | None) -> None:
@@ -59,7 +69,7 @@ class AgentLink:
         self._start = start
         self._link: Link | None = None
         self._lost = asyncio.Event()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Starting | None = None
         self._incarnation = 0
         self._death: NodeGone | None = None
         self._fencing: asyncio.Future[None] | None = None
@@ -210,12 +220,22 @@ def write_spec(directory: Path, spec: NodeSpec) -> None:
 
 
 def start_agent(
-    directory: Path, env: dict[str, str], usual: Usual | None = None
-) -> subprocess.Popen[bytes]:
-    """In a session of its own, so that it outlives the process that starts it."""
-    with (directory / "agent.log").open("ab") as output:
+    directory: Path,
+    env: dict[str, str],
+    usual: Usual | None = None,
+    template: Asking | None = None,
+) -> Starting:
+    """In a session of its own, so that it outlives the process that starts it. Forked by a template
+    that has the environment `env` but for our own variables, or executed."""
+    words = [sys.executable, "-m", "shoal.agent", str(directory)]
+    log_file = directory / "agent.log"
+    if template is not None:
+        own = {CHECKPOINT_ROOT: env[CHECKPOINT_ROOT], AGENT_MARK: str(directory)}
+        if (forked := template.start(words, own, str(log_file))) is not None:
+            return forked
+    with log_file.open("ab") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "shoal.agent", str(directory)],
+            words,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

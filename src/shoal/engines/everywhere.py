@@ -5,6 +5,7 @@ from __future__ import annotations
 from shoal.engines.linked.engine import LinkedEngine
 from shoal.engines.local import LocalEngine
 from shoal.model.commands import Envelope
+from shoal.model.kept import FileAnswer
 from shoal.model.session import SessionOrder
 from shoal.ports import Inbox
 
@@ -25,7 +26,7 @@ class Everywhere:
     def send(self, node: str, envelope: Envelope) -> None:
         (self.local if node in self.local else self.linked).send(node, envelope)
 
-    def invite(self, node: str, order: SessionOrder) -> bool:
+    def invite(self, node: str, order: SessionOrder | FileAnswer) -> bool:
         """False: the node cannot be reached now."""
         place = self.local if node in self.local else self.linked
         return place.invite(node, order)

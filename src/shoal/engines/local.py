@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
-from shoal.engines.agentlink import AgentLink, start_agent, write_spec
+from shoal.engines.agentlink import AgentLink, StartAgent, Starting, start_agent, write_spec
 from shoal.link.wire import (
     CHECKPOINT_ROOT,
     AsBefore,
@@ -16,21 +16,27 @@ from shoal.link.wire import (
     Commands,
     Enter,
     FileKept,
+    Finds,
     FromAgent,
     GivesFile,
     Handed,
     Heard,
+    Joined,
+    Joins,
     Keep,
     Kept,
     Log,
     Need,
+    Opens,
     Piece,
+    Seeks,
     Wants,
     WantsFile,
 )
 from shoal.machine.enduring import enduring
-from shoal.machine.kernel import Usual
+from shoal.machine.paths import Hangs
 from shoal.model.commands import Envelope, Fence
+from shoal.model.kept import FileAnswer
 from shoal.model.node import NodeSpec
 from shoal.model.report import NodeGone
 from shoal.model.session import SessionOrder
@@ -45,11 +51,11 @@ class LocalEngine:
         nodes: Iterable[NodeSpec],
         root: Path,
         checkpoints: Path,
-        usual: Usual | None = None,
+        start: StartAgent = start_agent,
     ) -> None:
         # The operator may have named another directory, such as a disk with more room.
         env = {CHECKPOINT_ROOT: str(checkpoints), **os.environ}
-        self._nodes = {spec.id: LocalNode(spec, root / spec.id, env, usual) for spec in nodes}
+        self._nodes = {spec.id: LocalNode(spec, root / spec.id, env, start) for spec in nodes}
         self._tasks: list[asyncio.Task[None]] = []
 
     def __contains__(self, node: str) -> bool:
@@ -70,9 +76,9 @@ class LocalEngine:
                 if isinstance(command, Fence):
                     self._nodes[node].link.fence(command.incarnation)
 
-    def invite(self, node: str, order: SessionOrder) -> bool:
+    def invite(self, node: str, order: SessionOrder | FileAnswer) -> bool:
         link = self._nodes[node].link
-        link.send(Enter(order))
+        link.send(FileKept(order) if isinstance(order, FileAnswer) else Enter(order))
         return link.up
 
     async def resend(self) -> None:
@@ -93,17 +99,17 @@ class LocalNode:
     inbox: Inbox
 
     def __init__(
-        self, spec: NodeSpec, directory: Path, env: dict[str, str], usual: Usual | None
+        self, spec: NodeSpec, directory: Path, env: dict[str, str], start: StartAgent
     ) -> None:
         self._spec = spec
         self._directory = directory
         self._env = env
-        self._usual = usual
+        self._start_agent = start
         self.link = AgentLink(spec.id, directory, self, self._start)
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self) -> Starting:
         write_spec(self._directory, self._spec)
-        return start_agent(self._directory, self._env, self._usual)
+        return self._start_agent(self._directory, self._env)
 
     def said(self, message: FromAgent) -> None:
         match message:
@@ -115,7 +121,8 @@ class LocalNode:
             case Log(chunk):
                 self.link.send(Kept(chunk.ref, self.inbox.log(chunk)))
             case Need(package, offset):
-                self.link.send(Piece(self.inbox.piece(package, offset)))
+                with contextlib.suppress(Hangs):
+                    self.link.send(Piece(self.inbox.piece(package, offset)))
             case Wants(wanted):
                 found = self.inbox.secrets_of(self._spec.id, wanted)
                 if found is not None:
@@ -128,6 +135,16 @@ class LocalNode:
                 sent = self.inbox.files.give(wanted, self._spec.id)
                 if sent is not None:
                     self.link.send(GivesFile(sent))
+            case Opens(door) if self.inbox.blocks is not None:
+                self.inbox.blocks.opens(self._spec.id, door)
+            case Seeks(seek) if self.inbox.blocks is not None:
+                self.inbox.blocks.seek(
+                    seek, self._spec.id, lambda sought: self.link.send(Finds(sought))
+                )
+            case Joins(end) if self.inbox.tunnels is not None:
+                self.inbox.tunnels.joins(
+                    end, self._spec.id, lambda tunnel: self.link.send(Joined(tunnel))
+                )
 
     def died(self, gone: NodeGone) -> None:
         self.inbox.gone(gone)

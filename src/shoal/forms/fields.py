@@ -43,7 +43,7 @@ def texts(field: str, value: Any) -> tuple[str, ...]:
     if not isinstance(found, list | tuple) or not all(isinstance(one, str) for one in found):
         raise wrong(field, value, f"a job or a list of jobs; {AFTER_FORMS}")
     if len(found) > AFTER_MAX:
-        raise BadField(field, f"names {len(found)} jobs; {AFTER_MAX} is the most")
+        raise BadField(field, f"names {len(found)} jobs; the maximum is {AFTER_MAX}")
     return tuple(one.strip() for text in found for one in text.split(","))
 
 
@@ -127,7 +127,7 @@ def array(field: str, value: Any) -> tuple[list[list[int]], int]:
     words, percent, most = str(value).replace(" ", "").partition("%")
     parts = words.split(",") if words or not percent else []
     if len(parts) > RANGES_MAX:
-        raise BadField(field, f"has {len(parts)} ranges; the most is {RANGES_MAX}")
+        raise BadField(field, f"has {len(parts)} ranges; the maximum is {RANGES_MAX}")
     ranges = [_range(field, part, str(value)) for part in parts]
     if not percent:
         return ranges, 0
@@ -238,6 +238,18 @@ def volumes(field: str, value: Any) -> tuple[str, ...]:
     return found
 
 
+def volume_names(field: str, value: Any) -> tuple[str, ...]:
+    from shoal.model.volume import VOLUME_NAME_PATTERN
+
+    names = tuple(
+        readers.text(field, one) for one in (value if isinstance(value, list | tuple) else [value])
+    )
+    for name in names:
+        if not re.fullmatch(VOLUME_NAME_PATTERN, name):
+            raise BadField(field, f"{units.quoted(name)} is not the name of a volume, such as data")
+    return names
+
+
 DAY_MS = 86_400_000
 
 
@@ -338,13 +350,21 @@ JOB = _table({
         Field("together", "LABEL", "", readers.label, "together",
               "Use only nodes with the same value of this label."),
     ],
-    "Many": [
+    "Sweeps and arrays": [
         Field("array", "RANGE", "", array, "sweep.ranges sweep.at_most",
               "Run it once for each index: 0-99, 0-9:3, 1,5-7; %8 adds: 8 at a time."),
         Field("grid", "NAME=VALUES...", "", grid, "sweep.grid",
               "Run it for all combinations of values: lr=0.1,0.01 and seed=1,2."),
         Field("list", "NAME=VALUES...", "", rows, "sweep.rows",
               "Run it once for each of these: lr=0.1,seed=1."),
+        Field("halve", "N", "", Count(0, 16, "trials of which one goes on"), "sweep.halve",
+              "Stop trials early: at each rung, only the best 1 of N goes on."),
+        Field("by", "METRIC", "loss", readers.text, "sweep.by",
+              "The metric that --halve compares; the lowest is the best."),
+        Field("max", "", "", readers.switch, "sweep.highest",
+              "The highest value of that metric is the best."),
+        Field("rung", "STEP", "", Count(0, 1 << 40, "a step"), "sweep.rung",
+              "The step of the first rung; without it, 1/N^2 of its steps, or 10."),
     ],
     "When to run it": [
         Field("tenant", "NAME", "default", readers.name, "tenant",
@@ -368,7 +388,7 @@ JOB = _table({
         Field("notify", "[WHAT=]WHERE...", "", readers.wishes, "notify",
               "Send a notice: failed=URL, slack:URL, mail:me@example.com or @SECRET."),
     ],
-    "Many and after": [
+    "Dependencies": [
         Field("after", "JOB[:WHEN]...", "", after, "after",
               "Start it when this job has succeeded, or ended (:any), or failed (:fail)."),
         Field("begin", "TIME", "", begin, "begin_ms",
@@ -391,6 +411,14 @@ JOB = _table({
               "A secret of the tenant: as a file in $SHOAL_SECRETS, or in a variable."),
         Field("volume", "SOURCE:NAME[:ro]...", "", volumes, "volumes",
               "A folder that its nodes have, or a URL that they fetch, in $SHOAL_VOLUME_NAME."),
+        Field("volume_shard", "NAME...", "", volume_names, "volume_shard",
+              "Give each member only its share of the files of this volume from a URL."),
+        Field("volume_lazy", "NAME...", "", volume_names, "volume_lazy",
+              "Start at once; shoal.data fetches the files of this volume from a URL as it reads."),
+        Field("encrypt", "", "", readers.switch, "encrypt",
+              "Encrypt kept files and checkpoints before they leave a node."),
+        Field("encrypt_network", "", "", readers.switch, "encrypt_network",
+              "Encrypt what members on different nodes send each other."),
         Field("image", "IMAGE", "", readers.image, "image",
               "Run it in a container of this image."),
         Field("workdir", "DIR", "the current directory", readers.folder, "workdir",
@@ -405,7 +433,7 @@ JOB = _table({
 # What a form shows first; the other fields are behind a fold.
 COMMON = (
     "command", "name", "members", "gpus", "cpus", "memory", "time_limit", "env", "workdir", "image",
-    "tenant", "priority",
+    "tenant", "priority", "grid",
 )
 
 # A replica runs until it is stopped, and is never resized: other fields of a job do not apply.
@@ -415,6 +443,7 @@ REPLICA = (
     "tenant", "priority", "no_sleep", "stop_grace", "env", "secret", "volume", "image", "workdir",
     "requirements", "pack",
 )
+ROUTES = ("least-loaded", "p2c", "prefix", "sticky", "cache")
 SERVICE_PRIORITY = 100  # a request should wait less than a training run
 
 SERVICE = _table({
@@ -451,8 +480,9 @@ SERVICE = _table({
               "at_a_time", "Replicas that a roll-out replaces at a time. 0: a quarter of them."),
     ],
     "Requests": [
-        Field("route", "HOW", "least-loaded", Choice("least-loaded", "p2c", "prefix", "sticky"),
-              "route.routing", "How to choose a replica: least-loaded, p2c, prefix or sticky."),
+        Field("route", "HOW", "least-loaded", Choice(*ROUTES), "route.routing",
+              "How to choose a replica: least-loaded, p2c, prefix or sticky; or, with cache, for a"
+              " language model, by the tokens that it has to read."),
         Field("sticky_header", "H", "", readers.header, "route.sticky_header",
               "Send requests with the same header value to the same replica."),
         Field("sticky_cookie", "C", "", readers.header, "route.sticky_cookie",
@@ -471,6 +501,21 @@ SERVICE = _table({
         Field("certificate", "PEM", "", readers.certificate, "route.certificate",
               "Use TLS on that port: a PEM file with the certificate and its key, which becomes a"
               " secret, or the name of such a secret."),
+        Field("access", "WHO...", "", readers.access, "route.access",
+              "Who may call: open, cluster (with a token or a key), or tenants. Without it, open;"
+              " for a service of an added tenant, cluster."),
+    ],
+    "Language models (route: cache)": [
+        Field("ttft", "TIME", "", time("500ms or 2s", 3_600_000, 1), "goals.ttft_ms",
+              "The goal for the time until the first token."),
+        Field("itl", "TIME", "", time("50ms", 60_000, 1), "goals.itl_ms",
+              "The goal for the time between two tokens, in the mean of an answer."),
+        Field("goodput", "SHARE", "0.99", readers.share, "goals.share_milli",
+              "The share of requests that should meet these goals."),
+        Field("adapters", "DIR|URL", "", readers.text, "adapters",
+              "LoRA adapters, each a folder there; the model in a request names one."),
+        Field("adapters_max", "N", "0", Count(0, 1_000, "adapters"), "adapters_max",
+              "Adapters that a replica has loaded at a time. 0: as many as it takes."),
     ],
     "Each replica": [JOB[name] for name in REPLICA],
 })

@@ -40,7 +40,7 @@ def parse(text: str, where: str) -> list[HostSpec]:
         line = root.start_mark.line + 1 if root is not None else 1
         raise Failure(f"{where}, line {line}: write a list of hosts, e.g. {EXAMPLE}")
     if len(root.value) > HOSTS_MAX:
-        raise Failure(f"{where}: there are {len(root.value)} hosts; the most is {HOSTS_MAX}")
+        raise Failure(f"{where}: there are {len(root.value)} hosts; the maximum is {HOSTS_MAX}")
     hosts: list[HostSpec] = []
     lines: dict[tuple[str, str], int] = {}
     for node in root.value:

@@ -116,7 +116,7 @@ def _settle_processes(ready: dict[str, Any]) -> None:
             ready[target] = -(-ready[target] // processes)
     most = max(ready["members"], ready["members_max"])
     if most > MEMBERS_MAX:
-        raise BadField(name, f"that makes {most} processes; the most is {MEMBERS_MAX}")
+        raise BadField(name, f"that makes {most} processes; the maximum is {MEMBERS_MAX}")
 
 
 def _settle_sweep(ready: dict[str, Any]) -> None:
@@ -145,7 +145,7 @@ def to_service(given: Mapping[str, Any]) -> ServiceSpec:
         raise BadField("name", "is missing; name the service, e.g. name: chat")
     of_replica = {name: value for name, value in given.items() if name in ("command", *REPLICA)}
     own = {name: value for name, value in given.items() if name not in of_replica}
-    whole: dict[str, Any] = {"scale": {}, "probe": {}, "route": {}}
+    whole: dict[str, Any] = {"scale": {}, "probe": {}, "route": {}, "goals": {}}
     for target, value in read_all(SERVICE, own).items():
         part, _, field = target.rpartition(".")
         (whole[part] if part else whole)[field] = value

@@ -12,9 +12,9 @@ from shoal.model.ledger import By, LedgerView
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 
 
-def text_of(view: LedgerView) -> str:
+def text_of(view: LedgerView, *, tokens: bool = False) -> str:
     file = io.StringIO()
-    write(file, view)
+    (write_tokens if tokens else write)(file, view)
     return file.getvalue()
 
 
@@ -29,6 +29,18 @@ def write(file: TextIO, view: LedgerView) -> None:
         energy = [_number(row.energy_wh), _number(row.co2_g)]
         named = [safe(_key(view.by, row.key)), safe(row.label)] if keyed else []
         writer.writerow([*named, *amounts, *energy])
+
+
+def write_tokens(file: TextIO, view: LedgerView) -> None:
+    """Who used tokens of which service; by day or hour, of each service."""
+    writer, timed = csv.writer(file), view.by in (By.DAY, By.HOUR)
+    keyed = [view.by.value] if timed else []
+    named = ["service", "owner", "key", "tenant"]
+    writer.writerow([*keyed, *named, "requests", "prompt", "cached", "generated"])
+    for row in view.tokens:
+        when = [_key(view.by, row.key)] if timed else []
+        who = [safe(one) for one in (row.service, row.owner, row.caller, row.tenant)]
+        writer.writerow([*when, *who, row.requests, row.prompt, row.cached, row.generated])
 
 
 def _key(by: By, key: str) -> str:

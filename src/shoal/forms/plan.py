@@ -16,7 +16,7 @@ from shoal.plan.model import Model
 from shoal.plan.serving import Point
 
 if TYPE_CHECKING:
-    from shoal.plan.library import Catalogue
+    from shoal.plan.library import Catalog
     from shoal.sim.replay.sizing import Goal
 
 SUFFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12, "p": 1e15}
@@ -90,15 +90,15 @@ def _model(text: str, ending: str) -> Model:
         raise BadField("", str(error)) from None
 
 
-def hardware(word: str) -> Catalogue:
+def hardware(word: str) -> Catalog:
     """What Shoal knows, with what the file changes or adds."""
     known = library.hardware()
     if not word:
         return known
 
-    def parse(text: str, ending: str) -> Catalogue:
+    def parse(text: str, ending: str) -> Catalog:
         try:
-            return library.catalogue(datafile.load(text, ending, "[accelerators.mine]"), known)
+            return library.catalog(datafile.load(text, ending, "[accelerators.mine]"), known)
         except Impossible as error:
             raise BadField("", str(error)) from None
 

@@ -24,6 +24,7 @@ from shoal.model.policy import (
     Places,
     Policy,
     Preempt,
+    Rdma,
     Sleeping,
     Tenant,
     problem_with,
@@ -70,6 +71,8 @@ ABOUT = {
     "turn_cost_percent": "jobs take turns; switching may cost this share of the time; 0: no turns",
     "turn_min": "the shortest turn",
     "checkpoint_copy_mb": "MB of a job's checkpoints that travel between nodes; 0: none do",
+    "checkpoint_peers": "true: they are copied to another node, and not through the head",
+    "data_mbit_s": "Mbit/s at which a node fetches volumes, and gives them to others; 0: any",
     "retest": "check a node in quarantine again after this long, then after twice as long",
     "tenants": "shares by weight; quotas are guaranteed; budgets; caps on jobs",
     "supply": "nodes that Slurm, Kubernetes or Ray brings when they are wanted",
@@ -78,6 +81,7 @@ ABOUT = {
     "processes_max": "processes and threads of a member; 0: no limit",
     "cpu_hard": "true: a member never gets more CPU than it asked for, even if some is idle",
     "gpu_over": "a member that uses more of a shared GPU than it asked for: end it, or warn",
+    "rdma": "whose jobs may use InfiniBand and RoCE cards: nobody, operator or everyone",
     "silent_after": "a node is silent after this long without a report",
     "grace": "and lost after this long",
     "losses_max": "give a job up after it has lost this many nodes",
@@ -92,6 +96,7 @@ CHOICES: dict[str, type[StrEnum]] = {
     "preempt": Preempt,
     "others": Others,
     "gpu_over": GpuOver,
+    "rdma": Rdma,
     "sleep": Sleeping,
 }
 IDLE = {  # by the word: idle_ends, idle_sleeps

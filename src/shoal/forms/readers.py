@@ -274,7 +274,7 @@ def words(pattern: str, forms: str) -> Reader:
             if not re.fullmatch(pattern, one):
                 raise BadField(field, f"{units.quoted(one)} cannot be read; {forms}")
         if len(found) > CONDITIONS_MAX:
-            raise BadField(field, f"has {len(found)} parts; {CONDITIONS_MAX} is the most")
+            raise BadField(field, f"has {len(found)} parts; the maximum is {CONDITIONS_MAX}")
         return tuple(dict.fromkeys(found))
 
     return read
@@ -303,6 +303,28 @@ def changes(field: str, value: Sequence[str], *, bare: bool) -> dict[str, str | 
         gone = not equals and one.endswith("-")
         found[one.removesuffix("-") if gone else key] = None if gone else text_
     return found
+
+
+_access = words(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", "write open, cluster, or names of tenants")
+
+
+def access(field: str, value: Any) -> tuple[str, ...]:
+    found: tuple[str, ...] = _access(field, value)
+    return found
+
+
+def share(field: str, value: Any) -> int:
+    """A part of all, in thousandths of them: 0.99, or 99%."""
+    text_ = value if isinstance(value, str) else _plain(value) if _is_number(value) else ""
+    match = re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,9})?)\s*(%?)", text_.strip())
+    milli = math.floor(Decimal(match[1]) * (10 if match[2] else 1000)) if match else -1
+    if not 1 <= milli <= 1000:
+        raise BadField(field, f"must be a share such as 0.99 or 99%, not {kind(value)}")
+    return milli
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
 
 
 def folder(field: str, value: Any) -> str:
@@ -492,7 +514,7 @@ def checked_requirements(field: str, text: str, before: str = "", line_of: str =
 
     if len(text.encode("utf-8", "surrogatepass")) > REQUIREMENTS_BYTES_MAX or "\0" in text:
         limit = f"{REQUIREMENTS_BYTES_MAX // 1024} KiB"
-        why = "holds a NUL byte" if "\0" in text else f"is longer than {limit}"
+        why = "contains a NUL byte" if "\0" in text else f"is longer than {limit}"
         raise BadField(field, f"{before}{why}, so it is not a requirements file")
     for number, line in enumerate(text.splitlines(), 1):
         if "://" not in line and ELSEWHERE.match(line.strip()):

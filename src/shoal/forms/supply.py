@@ -56,13 +56,14 @@ FIELDS: dict[str, tuple[str, readers.Reader]] = {
     "least": ("least", readers.Count(0, 1_000_000, "nodes to keep")),
     "most": ("most", readers.Count(0, 1_000_000, "nodes at a time")),
     "idle": ("idle_ms", _time),
+    "patience": ("patience_ms", _time),
     "lasts": ("lasts_ms", _time),
     "price": ("price", price),
     "ceiling": ("ceiling", price),
 }
 ALIASES = {"time": "lasts", "nodes": "most"}
 # As `show --json` prints them.
-STORED = {"gpu_memory_mb", "cpu_milli", "memory_mb", "idle_ms", "lasts_ms", "options"}
+STORED = {target for word, (target, _) in FIELDS.items() if target != word} | {"options"}
 
 
 def supplies(value: Any) -> list[dict[str, Any]]:
@@ -152,11 +153,14 @@ def _typed(value: str) -> Any:
 
 
 def text(field: str, value: Any) -> str:
-    """Options are text for their engine: a list is separated by commas, a table is K=V,K=V."""
+    """Options are text for their engine: a list is separated by commas, a table is K=V,K=V, and one
+    with tables inside is JSON."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list) and all(isinstance(one, str | int) for one in value):
         return ",".join(str(one) for one in value)
+    if isinstance(value, dict) and any(isinstance(one, dict | list) for one in value.values()):
+        return json.dumps(value)
     if isinstance(value, dict):
         return ",".join(f"{key}={one}" for key, one in value.items())
     if not isinstance(value, str | int | float):

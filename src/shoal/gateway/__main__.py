@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from shoal.gateway.binary import GatewayError, Presence
+from shoal.gateway.binary import GatewayError, Presence, end_router
 
 
 def main(arguments: list[str]) -> int:
@@ -14,6 +14,7 @@ def main(arguments: list[str]) -> int:
         return 2
     try:
         Presence(Path(arguments[1])).stop(grace_s=0)
+        end_router(Path(arguments[1]))
     except GatewayError as error:
         print(f"shoal: {error}", file=sys.stderr)
         return 1

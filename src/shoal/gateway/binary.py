@@ -127,6 +127,16 @@ class Presence:
         return True
 
 
+ROUTER_LOCK = "router.lock"
+
+
+def end_router(directory: Path) -> None:
+    """The token router of this gateway, at once: nobody can reach it without the proxy."""
+    for pid in holders(directory / ROUTER_LOCK):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
 def holders(lock: Path) -> list[int]:
     """Every other process that has the file open."""
     if not held(lock):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections import deque
@@ -11,10 +12,11 @@ from pathlib import Path
 
 import msgspec
 
+from shoal.gateway import guard, quote
 from shoal.gateway import render as pem
-from shoal.gateway import render as quote
 from shoal.gateway.binary import Binary, GatewayError, find_binary
 from shoal.gateway.process import Proxy
+from shoal.gateway.quote import Refused
 from shoal.gateway.refuse import (
     Holds,
     Take,
@@ -24,9 +26,12 @@ from shoal.gateway.refuse import (
     listening,
     sound_part,
 )
-from shoal.gateway.render import Place, Refused, Weights, digest, render, server_options
+from shoal.gateway.render import Place, Weights, digest, render, server_options
+from shoal.gateway.router import Router, router_wanted
 from shoal.gateway.stats import (
+    BATCH,
     ActualServer,
+    Runtime,
     RuntimeFailure,
     ServiceCount,
     ServiceStats,
@@ -40,12 +45,13 @@ from shoal.gateway.weights import Balance, rebalance
 from shoal.model.service import (
     Replica,
     ReplicaLoad,
-    ReplicaState,
     Route,
+    Routing,
     Served,
     ServiceLoad,
     Wanted,
 )
+from shoal.model.tokens import ReplicaState
 
 Key = tuple[str, str]
 REFUSALS_MAX = 1_000
@@ -82,6 +88,8 @@ class Gateway:
         self._recent = Recent()
         self._refusals: dict[str, str] = {}  # by the digest of what HAProxy was asked about
         self._judged: dict[tuple[tuple[Route, str], ...], dict[str, str]] = {}
+        self.router = Router(self._proxy.directory, now_ms)
+        self._rows: dict[str, str] | None = None  # of callers, as every worker has them
 
     def apply(self, wanted: Wanted) -> None:
         """Start the proxy if it is not running, reload it if the routes changed, else update its
@@ -89,6 +97,9 @@ class Gateway:
         check_wishes(wanted)
         running = self._proxy.running()
         target = digest(wanted, self._place)
+        rows = guard.rows(wanted.callers)
+        if running != target or rows != self._rows:
+            self._keep_callers(wanted, rows)
         if running != target:
             self._change(wanted, running, target)
             pem.forget_others(self._proxy.directory, (one.certificate for one in wanted.services))
@@ -96,6 +107,8 @@ class Gateway:
         self._holds.keep(listening(wanted))
         self._proxy.keep_log()
         self._tell_replicas(wanted)
+        self._tell_callers(wanted, rows)
+        self.router.keep(router_wanted(wanted))
 
     def sound_part(self, wanted: Wanted) -> tuple[Wanted, dict[str, str]]:
         """The services that `apply` would accept, and the problem of each of the others."""
@@ -103,7 +116,7 @@ class Gateway:
         sound, problems = sound_part(wanted, self._proxy.directory, self._take(running))
         refused = self._left_out(sound)
         kept = tuple(one for one in sound.services if one.route.service not in refused)
-        return Wanted(entry=wanted.entry, services=kept), {**problems, **refused}
+        return msgspec.structs.replace(sound, services=kept), {**problems, **refused}
 
     def _left_out(self, wanted: Wanted) -> dict[str, str]:
         """Services that HAProxy refuses. The answer is kept: it is wanted again at each look."""
@@ -125,6 +138,7 @@ class Gateway:
                 self._refusals.clear()
             try:
                 self._keep_certificates(wanted)
+                self._keep_callers(wanted, guard.rows(wanted.callers))
                 self._proxy.check(render(wanted, self._place))
                 self._refusals[target] = ""
             except quote.Refused as error:
@@ -143,6 +157,8 @@ class Gateway:
             else:
                 self._proxy.keep_log()
                 self._tell_replicas(self._wanted)
+                self.router.keep(router_wanted(self._wanted))
+            self.router.ask()
             before, before_ms = self._counts, self._counted_ms
             self._counts, self._counted_ms = self.counts(), self._now_ms()
             self._follow(self._counts)
@@ -172,7 +188,9 @@ class Gateway:
         """Stop the proxy; True if there was one."""
         self._wanted = None
         self._holds.keep(())
-        return self._proxy.presence.stop(grace_s)
+        was = self._proxy.presence.stop(grace_s)
+        self.router.stop()
+        return was
 
     def pid(self) -> int | None:
         return self._proxy.pid()
@@ -194,6 +212,22 @@ class Gateway:
         for served in wanted.services:
             if served.certificate:
                 pem.keep(self._proxy.directory, served.certificate)
+
+    def _keep_callers(self, wanted: Wanted, rows: Mapping[str, str]) -> None:
+        """In the file first: what starts or reloads from now on has them."""
+        if any(served.route.asks for served in wanted.services):
+            guard.keep(self._proxy.directory, rows)
+
+    def _tell_callers(self, wanted: Wanted, rows: dict[str, str]) -> None:
+        """A worker of an earlier configuration still has clients, who may show what has ended."""
+        if rows == self._rows or not any(one.route.asks for one in wanted.services):
+            return
+        self._rows = None  # until all have heard
+        _tell_rows(self._proxy.runtime, rows)
+        for pid in self._proxy.master.old_workers():
+            with contextlib.suppress(WorkerOver):
+                _tell_rows(self._proxy.master.worker(pid), rows, BATCH_OF_MASTER)
+        self._rows = rows
 
     def _take(self, running: bool) -> Take:
         own = self._proxy.ports() if running else ()
@@ -246,6 +280,17 @@ class Gateway:
         self._balances, self._weights = balances, weights
         if commands:
             self._proxy.runtime.tell(commands)
+
+
+BATCH_OF_MASTER = 1  # commands at a time: it passes on one
+
+
+def _tell_rows(worker: Runtime, rows: Mapping[str, str], batch: int = BATCH) -> None:
+    """Of a worker that began before there was a map, nothing can be taken away."""
+    said = worker.ask(f"show map {guard.CALLERS}")
+    if said.startswith("Unknown map"):
+        return
+    worker.tell(guard.map_changes(guard.parse_map(said), rows), batch)
 
 
 # Computes the runtime commands that turn the proxy's servers into the wanted ones.
@@ -330,7 +375,7 @@ def left_out(wanted: Wanted, refusal: Refusal) -> dict[str, str]:
     problems: dict[str, str] = {}
 
     def refused(*more: Served) -> str:
-        return refusal(Wanted(entry=wanted.entry, services=(*sound, *more)))
+        return refusal(msgspec.structs.replace(wanted, services=(*sound, *more)))
 
     def take(part: tuple[Served, ...]) -> None:
         why = refused(*part)
@@ -471,6 +516,11 @@ class HaproxyBalancer:
             return {}
         problems = self._apply(self._gateway, wanted)
         loads = {stats.service: _load(stats) for stats in self._gateway.tick()}
+        for served in wanted.services:
+            name = served.route.service
+            if served.route.routing is Routing.CACHE and name in loads:
+                draining = [r.id for r in served.replicas if r.state is ReplicaState.DRAINING]
+                loads[name] = self._gateway.router.with_tokens(loads[name], draining)
         for name, problem in problems.items():
             load = loads.get(name, ServiceLoad(service=name))
             loads[name] = msgspec.structs.replace(load, trouble=problem)
@@ -502,7 +552,7 @@ class HaproxyBalancer:
             for served in wanted.services
             if served.route.service not in problems or served.route.service in self._before
         )
-        return Wanted(entry=wanted.entry, services=services)
+        return msgspec.structs.replace(wanted, services=services)
 
 
 def _load(stats: ServiceStats) -> ServiceLoad:

@@ -14,17 +14,23 @@ local function call_back(backend)
   end
 end
 
+local function refuse(txn, problem)
+  txn:done({
+    status = 503,
+    headers = { ["content-type"] = { "application/json" }, ["retry-after"] = { "1" } },
+    body = '{"error":"' .. problem .. '"}',
+  })
+end
+
 local function hold(txn, backend, most, limit_ms)
   local limit, waited, pause = tonumber(limit_ms), 0, PAUSE_FIRST_MS
   call_back(backend)
   if txn.f:be_conn(backend) > tonumber(most) then
-    txn:set_var("txn.held", "full")
-    return
+    refuse(txn, "the queue is full")
   end
   while txn.f:nbsrv(backend) == 0 do
     if waited >= limit then
-      txn:set_var("txn.held", "in vain")
-      return
+      refuse(txn, "no replica became ready in time")
     end
     core.msleep(pause)
     waited = waited + pause

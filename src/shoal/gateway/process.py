@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from shoal.gateway.binary import Binary, GatewayError, Presence
-from shoal.gateway.render import Refused
+from shoal.gateway.quote import Refused
 from shoal.gateway.stats import Runtime, RuntimeFailure
 from shoal.machine.files import held, lock, write_private
 

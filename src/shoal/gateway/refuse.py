@@ -9,6 +9,8 @@ from collections.abc import Callable, Collection
 from ipaddress import ip_address
 from pathlib import Path
 
+import msgspec
+
 from shoal.gateway.binary import GatewayError
 from shoal.machine.files import write_private
 from shoal.machine.listening import hold, holder_text
@@ -77,7 +79,7 @@ def sound_part(wanted: Wanted, directory: Path, take: Take) -> tuple[Wanted, dic
             problems[served.route.service] = str(error)
         else:
             sound.append(served)
-    return Wanted(entry=wanted.entry, services=tuple(sound)), problems
+    return msgspec.structs.replace(wanted, services=tuple(sound)), problems
 
 
 def _check_addresses(served: Served) -> None:

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 
-from shoal.gateway.binary import GatewayError
+from shoal.gateway import guard
+from shoal.gateway.quote import Refused, call, in_format, name, pattern, word
 from shoal.machine.files import write_private
 from shoal.model.service import SESSION_COOKIE as COOKIE
 from shoal.model.service import (
     GatewayEntry,
     Replica,
-    ReplicaState,
     Route,
     Routing,
     Served,
     Wanted,
 )
+from shoal.model.tokens import ReplicaState
 
 ENTRY = "_entry"  # not a valid service name, so it cannot clash
 NOWHERE = "_nowhere"
@@ -42,6 +42,9 @@ REQUEST_TIMEOUT_MS = 10_000  # for a client to send the request headers
 KEEP_ALIVE_MS = 65_000  # longer than the minute after which most clients and proxies close
 LOG_ALL_PER_S = 2_000
 LOG_ONE_OF = 16
+# What a thread keeps of freed memory for itself. HAProxy's 512 KiB are the buffers of some 30
+# requests; with more at a time, each takes them from the heap that all threads share.
+HOT_BYTES = 4 << 20
 REQUEST_ID_BYTES = 128
 TENANTS_MAX = 100_000
 TENANT_BYTES = 64
@@ -79,7 +82,12 @@ def digest(wanted: Wanted, place: Place) -> str:
     bare = Wanted(
         entry=msgspec.structs.replace(wanted.entry, names=()),
         services=tuple(
-            Served(route=served.route, certificate=served.certificate) for served in wanted.services
+            Served(
+                route=served.route,
+                certificate=served.certificate,
+                tenant=served.tenant if guard.is_guarded(served.route) else "",
+            )
+            for served in wanted.services
         ),
     )
     said = _text(bare, place, {}, "").encode() + msgspec.msgpack.encode(bare)
@@ -96,7 +104,8 @@ def server_options(route: Route, replica: Replica, weight: int | None = None) ->
     ]
     if route.concurrency:
         words.append(f"maxconn {route.concurrency}")
-    return " ".join([*words, CHECK])
+    # With a token router, replicas are asked directly only when it is gone.
+    return " ".join([*words, CHECK, *(["backup"] if route.routing is Routing.CACHE else [])])
 
 
 def server_number(replica_id: str) -> int:
@@ -105,11 +114,20 @@ def server_number(replica_id: str) -> int:
 
 
 def _text(wanted: Wanted, place: Place, weights: Weights, known_as: str) -> str:
-    blocks = [_global(wanted, place, known_as), _defaults(place), _entry(wanted, place)]
+    concerned = any(served.route.asks for served in wanted.services)
+    blocks = [
+        _global(wanted, place, known_as),
+        _defaults(place, queries=not concerned),
+        _entry(wanted, place),
+    ]
     for served in wanted.services:
         if served.route.port:
             blocks.append(_own_port(wanted.entry, served, place))
         blocks.append(_backend(wanted.entry, served, place, weights))
+    if guard.models(wanted.services):
+        blocks.append(guard.shared(wanted.services, lua=place.lua))
+    if concerned:
+        blocks.append(guard.table())
     blocks.append(_nowhere())
     return "\n".join("".join(f"{line}\n" for line in block) for block in blocks)
 
@@ -123,6 +141,7 @@ def _global(wanted: Wanted, place: Place, known_as: str) -> Iterator[str]:
     yield "    stats timeout 1m"
     yield f"    hard-stop-after {LINGER_S}s"
     yield f"    tune.bufsize {_buffer_bytes(wanted)}"
+    yield f"    tune.memory.hot-size {HOT_BYTES}"
     if wanted.entry.threads:
         yield f"    nbthread {wanted.entry.threads}"
     if place.log:
@@ -135,15 +154,15 @@ def _buffer_bytes(wanted: Wanted) -> int:
     routes = [served.route for served in wanted.services]
     most = max((route.header_bytes_max for route in routes), default=0)
     large = most > BUFFER_BYTES - BUFFER_BYTES_SPARE
-    large = large or any(route.routing is Routing.PREFIX for route in routes)
+    large = large or any(route.routing in (Routing.PREFIX, Routing.CACHE) for route in routes)
     return BUFFER_BYTES_LARGE if large else BUFFER_BYTES
 
 
-def _defaults(place: Place) -> Iterator[str]:
+def _defaults(place: Place, *, queries: bool) -> Iterator[str]:
     yield "defaults"
     yield "    mode http"
     if place.log:
-        yield f"    log-format '{_log_format()}'"
+        yield f"    log-format '{_log_format(queries=queries)}'"
     yield "    option dontlognull"
     yield "    option abortonclose"
     # Else the kernel delays each small chunk, such as a streamed token, by 200 ms.
@@ -153,7 +172,6 @@ def _defaults(place: Place) -> Iterator[str]:
     yield "    option idle-close-on-response"
     yield "    option forwardfor"
     yield "    option redispatch 1"
-    yield "    retry-on conn-failure empty-response"
     yield f"    timeout http-request {REQUEST_TIMEOUT_MS}ms"
     yield f"    timeout http-keep-alive {KEEP_ALIVE_MS}ms"
     yield "    timeout client 60s"
@@ -176,13 +194,15 @@ def _json_error(text: str, *, retry: bool) -> str:
     return f'content-type application/json string \'{{"error":"{text}"}}\'{again}'
 
 
-def _log_format() -> str:
-    """One JSON object for each request; text from the client is escaped."""
+def _log_format(*, queries: bool) -> str:
+    """One JSON object for each request; text from the client is escaped. Without `queries`, the
+    log has no part of a URL in which somebody may have put a key."""
+    path = "" if queries else "field(1,?),"
     texts = {
         "id": "%[var(txn.id),json(utf8s)]",
         "client": "%ci",
         "method": "%[capture.req.method,json(utf8s)]",
-        "path": "%[capture.req.uri,bytes(0,1024),json(utf8s)]",
+        "path": f"%[capture.req.uri,{path}bytes(0,1024),json(utf8s)]",
         "service": "%b",
         "replica": "%s",
         "end": "%tsc",
@@ -208,7 +228,8 @@ def _entry(wanted: Wanted, place: Place) -> Iterator[str]:
     entry = wanted.entry
     yield f"frontend {ENTRY}"
     yield f"    bind {_bind(entry.address, entry.port, entry.certificate)}"
-    yield from _identify(place)
+    yield from _keep_host(wanted)
+    yield from _identify(place, secure=bool(entry.certificate))
     # A host name is more specific than a path, so it goes first and the path stays whole.
     # NAME.DOMAIN comes before the `host` setting, so that no service can take another one's name.
     for served in wanted.services:
@@ -216,6 +237,8 @@ def _entry(wanted: Wanted, place: Place) -> Iterator[str]:
     for served in wanted.services:
         if served.route.host:
             yield f"    use_backend {name(served.route.service)} if {_by_host(served.route.host)}"
+    if guard.models(wanted.services):
+        yield f"    use_backend {guard.SHARED} if {{ path_beg {guard.SHARED_PATH} }}"
     for served in sorted(wanted.services, key=lambda served: -len(served.route.prefix)):
         route = served.route
         yield f"    use_backend {name(route.service)} if {_at(route.prefix)}"
@@ -231,7 +254,7 @@ def _own_port(entry: GatewayEntry, served: Served, place: Place) -> Iterator[str
     yield f"frontend _port-{name(route.service)}"
     yield f"    bind {_bind(entry.address, route.port, file)}"
     yield f"    timeout client {route.client_timeout_ms}ms"
-    yield from _identify(place)
+    yield from _identify(place, secure=bool(file))
     yield f"    default_backend {name(route.service)}"
 
 
@@ -241,28 +264,48 @@ def _bind(address: str, port: int, certificate: str) -> str:
     return word(f"{host}:{port}") + secure
 
 
-def _identify(place: Place) -> Iterator[str]:
-    """Every request has an id; the client's own is kept."""
+def _keep_host(wanted: Wanted) -> Iterator[str]:
+    """Keeps the host of a request that may be for a service by name. Most requests name none, so
+    all services together look at the header once."""
+    host = "req.hdr(host),host_only"
+    own = f".{wanted.entry.domain}"
+    yield f"    http-request set-var(txn.host) {host} if {{ {host} -m end -i {pattern(own)} }}"
+    for served in wanted.services:
+        if served.route.host:
+            chosen = f"{{ {host} -m str -i {pattern(served.route.host)} }}"
+            yield f"    http-request set-var(txn.host) {host} if {chosen}"
+
+
+def _identify(place: Place, *, secure: bool) -> Iterator[str]:
+    """Every request in the log has an id; the client's own is kept. Above LOG_ALL_PER_S, only one
+    in LOG_ONE_OF and failures are logged, and only they get an id: both together cost half as much
+    as all the rest."""
+    sampled = ""
     if place.log:
         yield "    log global"  # frontends only: a backend would also log server state changes
-        # Logging costs half as much as all the rest. Above this rate, only one in LOG_ONE_OF and
-        # failures are logged.
-        sampled = f"{{ fe_req_rate gt {LOG_ALL_PER_S} }} !{{ rand({LOG_ONE_OF}) eq 0 }}"
-        yield f"    http-request set-log-level silent if {sampled}"
+        sampled = f" unless {{ fe_req_rate gt {LOG_ALL_PER_S} }} !{{ rand({LOG_ONE_OF}) eq 0 }}"
+    yield f"    http-request set-var(txn.id) uuid(){sampled}"
+    if place.log:
+        yield f"    http-request set-log-level silent unless {IDENTIFIED}"
         yield "    http-response set-log-level info if { status ge 500 }"
+        yield f"    http-response set-var(txn.id) uuid() if {{ status ge 500 }} !{IDENTIFIED}"
     yield f"    http-request set-var(txn.id) req.hdr(x-request-id),bytes(0,{REQUEST_ID_BYTES})"
-    yield "    http-request set-var(txn.id) uuid() unless { var(txn.id) -m found }"
-    yield "    http-request set-header X-Request-Id %[var(txn.id)]"
-    yield "    http-request set-header X-Forwarded-Proto %[ssl_fc,iif(https,http)]"
-    yield "    http-after-response set-header X-Request-Id %[var(txn.id)]"
+    yield f"    http-request set-header X-Request-Id %[var(txn.id)] if {IDENTIFIED}"
+    yield f"    http-after-response set-header X-Request-Id %[var(txn.id)] if {IDENTIFIED}"
+    yield f"    http-request set-header X-Forwarded-Proto {'https' if secure else 'http'}"
     yield from _withhold_sessions()
+
+
+IDENTIFIED = "{ var(txn.id) -m found }"
 
 
 def _withhold_sessions() -> Iterator[str]:
     """Cookies belong to a host, not a port. So a browser that is signed in to the page also sends
     its session to services on the same machine, which could then use it. Each rule removes one
     session cookie; if there are more than these rules remove, no cookie is forwarded. For the same
-    reason no answer may set it: browsers ignore a Set-Cookie header that is empty."""
+    reason no answer may set it: browsers ignore a Set-Cookie header that is empty. These are the
+    last rules of a frontend: a request without a session is done with them."""
+    yield f"    http-request allow unless {HAS_SESSION}"
     for _ in range(SESSIONS_TAKEN_OUT):
         yield f"    http-request replace-header Cookie {SESSION} \\1\\5 if {HAS_SESSION}"
     yield f"    http-request del-header Cookie if {HAS_SESSION}"
@@ -276,7 +319,7 @@ def _by_name(entry: GatewayEntry, route: Route) -> str:
 
 def _by_host(host: str) -> str:
     """Matches the whole name, with any port. A name that only begins like it is different."""
-    return f"{{ req.hdr(host),host_only -m str -i {pattern(host)} }}"
+    return f"{{ var(txn.host) -m str -i {pattern(host)} }}"
 
 
 def _at(path: str) -> str:
@@ -291,18 +334,31 @@ def _backend(entry: GatewayEntry, served: Served, place: Place, weights: Weights
     route = served.route
     yield f"backend {name(route.service)}"
     yield from _balance(route)
-    yield f"    retries {route.retries}"
+    routed, asks = route.routing is Routing.CACHE, route.asks
+    yield f"    retries {max(route.retries, guard.RETRIES) if routed else route.retries}"
+    if route.retries or routed:
+        yield "    retry-on conn-failure empty-response"
     yield f"    timeout connect {route.connect_timeout_ms}ms"
     yield f"    timeout queue {route.queue_timeout_ms}ms"
     yield f"    timeout server {route.response_timeout_ms}ms"
     yield f"    timeout tunnel {route.tunnel_timeout_ms}ms"
+    if routed:
+        yield "    option allbackups"
+    if asks:
+        yield from guard.before(served)
     yield from _limits(route)
     yield from _rate(route)
     yield from _waiting(route, place)
     yield from _key(route)
     yield from _strip(entry, route)
-    # A replica may have begun a request that failed, so only idempotent ones are sent twice.
-    yield f"    http-request disable-l7-retry unless {IDEMPOTENT}"
+    if route.retries or routed:
+        # A replica may have begun a request that failed: only idempotent ones are sent twice.
+        more = f" or {guard.OPENAI}" if routed else ""
+        yield f"    http-request disable-l7-retry unless {IDEMPOTENT}{more}"
+    if asks:
+        yield from guard.after(route)
+    if routed:
+        yield guard.router()
     for replica in served.replicas:
         weight = weights.get((route.service, replica.id))
         if replica.state is ReplicaState.DRAINING:
@@ -311,7 +367,7 @@ def _backend(entry: GatewayEntry, served: Served, place: Place, weights: Weights
 
 
 def _balance(route: Route) -> Iterator[str]:
-    if route.routing is Routing.LEAST_LOADED:
+    if route.routing in (Routing.LEAST_LOADED, Routing.CACHE):
         yield "    balance leastconn"
         return
     if route.routing is Routing.P2C:
@@ -357,15 +413,12 @@ def _rate(route: Route) -> Iterator[str]:
 def _waiting(route: Route, place: Place) -> Iterator[str]:
     """Bounds the queue, both with replicas (HAProxy's queue) and without (held requests)."""
     service = name(route.service)
-    full = _answer(503, "the queue is full", retry=True)
-    yield f"    http-request {full} if {{ queue({service}) ge {route.queue_max} }}"
-    if not place.lua:
-        return
-    hold = f"lua.hold {service} {route.queue_max} {route.queue_timeout_ms}"
-    yield f"    http-request {hold} if {{ nbsrv({service}) eq 0 }}"
-    too_late = _answer(503, "no replica became ready in time", retry=True)
-    yield f"    http-request {full} if {{ var(txn.held) -m str full }}"
-    yield f"    http-request {too_late} if {{ var(txn.held) -m found }}"
+    if route.concurrency:  # else no request waits for a replica that is up
+        full = _answer(503, "the queue is full", retry=True)
+        yield f"    http-request {full} if {{ queue({service}) ge {route.queue_max} }}"
+    if place.lua:
+        hold = f"lua.hold {service} {route.queue_max} {route.queue_timeout_ms}"
+        yield f"    http-request {hold} if {{ nbsrv({service}) eq 0 }}"
 
 
 def _key(route: Route) -> Iterator[str]:
@@ -455,60 +508,3 @@ def forget_others(directory: Path, pems: Iterable[str]) -> None:
     for path in directory.glob(f"{PREFIX}*.pem"):
         if path.name not in wanted:
             path.unlink(missing_ok=True)
-
-
-# Quotes text by HAProxy's grammar: the only way of foreign text into the file or the socket.
-#
-# The grammar has layers. A line is cut into words; a word may be a format, in which `%` begins a
-# variable, or an expression with arguments, or a pattern after flags. Each layer has its own
-# quotes, and those of the word come last.
-
-
-BARE_WORD = re.compile(r"[A-Za-z0-9._:/@+,=()\[\]-]+")
-BARE_ARGUMENT = re.compile(r"[A-Za-z0-9._-]+")
-NAME = re.compile(r"[A-Za-z0-9_.:-]+")  # HAProxy's own rule for backends and servers
-
-
-class Refused(GatewayError):
-    """The proxy cannot take this text, or this configuration."""
-
-
-def word(text: str) -> str:
-    """One word that means exactly this text. Only strong quotes leave `$` alone."""
-    if not text.isprintable():
-        raise Refused(f"{text[:64]!r} cannot be in the proxy's configuration: it is not one line")
-    if BARE_WORD.fullmatch(text):
-        return text
-    return "'" + text.replace("'", "'\\''") + "'"
-
-
-def pattern(text: str) -> str:
-    """What an ACL compares with, at its end: without `--`, the text could be a flag."""
-    if text in ("", "}"):
-        raise Refused(f"{text!r} cannot be compared with in the proxy's configuration")
-    return f"-- {word(text)}"
-
-
-def call(function: str, argument: str) -> str:
-    """An expression with one argument, which may be followed by `,converters`."""
-    if not BARE_ARGUMENT.fullmatch(argument):
-        argument = '"' + argument.replace("\\", "\\\\").replace('"', '\\"') + '"'
-    return word(f"{function}({argument})")
-
-
-def in_format(text: str) -> str:
-    """A part of a format; the whole format is then a `word`."""
-    return text.replace("%", "%%")
-
-
-def name(text: str) -> str:
-    """A backend's or a server's name. It is also a part of commands on the socket, whose words no
-    quotes keep together."""
-    if not NAME.fullmatch(text):
-        raise Refused(f"{text[:64]!r} cannot be a name in the proxy's configuration")
-    return text
-
-
-def server(service: str, replica: str) -> str:
-    """A server in a command on the socket."""
-    return f"{name(service)}/{name(replica)}"

@@ -75,12 +75,13 @@ class ServiceStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_counts(rows: Iterable[Mapping[str, str]]) -> dict[str, ServiceCount]:
-    """From the rows of `show stat`; names that begin with an underscore are not services."""
+    """From the rows of `show stat`; names that begin with an underscore are neither services nor
+    replicas."""
     servers: dict[str, list[ServerCount]] = {}
     services: dict[str, Mapping[str, str]] = {}
     for row in rows:
         name, kind = row["pxname"], row["svname"]
-        if name.startswith("_") or kind == "FRONTEND":
+        if name.startswith("_") or kind.startswith("_") or kind == "FRONTEND":
             continue
         if kind == "BACKEND":
             services[name] = row
@@ -224,7 +225,8 @@ def _add_flight(new: ServiceCount, old: ServiceCount) -> ServiceCount:
 
 ANSWER_TIMEOUT_S = 5.0
 ANSWER_BYTES_MAX = 64 << 20
-BATCH = 50  # commands on one line; the proxy's buffer holds the line
+BATCH = 50  # commands on one line
+LINE_BYTES = 8_192  # of a line; the proxy's buffer holds it
 
 MAINTENANCE = 0x01 | 0x02 | 0x04
 DRAINING = 0x08 | 0x10
@@ -273,13 +275,17 @@ class Runtime:
         finally:
             connection.close()
 
-    def tell(self, commands: Iterable[str]) -> list[str]:
+    def tell(self, commands: Iterable[str], batch: int = BATCH) -> list[str]:
         """Send commands in order; returns the answers that are not empty."""
         waiting = list(commands)
         answers: list[str] = []
-        for start in range(0, len(waiting), BATCH):
-            answer = self.ask("; ".join(waiting[start : start + BATCH]))
-            answers += [line for line in answer.splitlines() if line.strip()]
+        while waiting:
+            count, size = 0, 0
+            while count < min(batch, len(waiting)) and size + len(waiting[count]) <= LINE_BYTES:
+                size += len(waiting[count]) + 2
+                count += 1
+            now, waiting = waiting[: max(1, count)], waiting[max(1, count) :]
+            answers += [line for line in self.ask("; ".join(now)).splitlines() if line.strip()]
         return answers
 
     def info(self) -> dict[str, str]:
@@ -314,6 +320,8 @@ def parse_servers(text: str) -> list[ActualServer]:
     servers = []
     for line in lines[2:]:
         row = dict(zip(names, line.split(), strict=False))
+        if row["srv_name"].startswith("_"):
+            continue
         admin = int(row["srv_admin_state"])
         servers.append(
             ActualServer(

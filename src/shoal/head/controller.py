@@ -44,6 +44,7 @@ from shoal.control.supplying import Supplying, build_supplier
 from shoal.core.state.events.log import Event
 from shoal.core.state.events.runs import JobFinished
 from shoal.database.base import Deposed, StoreAway
+from shoal.engines.agentlink import StartAgent, start_agent
 from shoal.engines.everywhere import Everywhere
 from shoal.engines.linked.engine import LinkedEngine
 from shoal.engines.local import LocalEngine
@@ -55,9 +56,11 @@ from shoal.head.stages import (
     entry_of,
     watch_supervisor,
 )
-from shoal.ledger.live import LiveLedger
+from shoal.ledger.live import LiveLedger, parties, quotas_of
 from shoal.machine.files import lock
-from shoal.machine.kernel import Usual, prepare_for_service
+from shoal.machine.kernel import prepare_for_service
+from shoal.machine.paths import MOUNTS, ask
+from shoal.machine.template import Asking
 from shoal.model.node import NodeIntent
 from shoal.model.report import Report, SetIntent
 from shoal.model.supply import Supply, for_engine
@@ -82,15 +85,16 @@ def run_controller(home_path: str, network: int, local: int, gate: int | None = 
     """Run until a signal ends it. It listens on two descriptors that the supervisor holds; the
     third keeps the gateway's port, and may be missing. Its output is its log. A last line beginning
     with "shoal: " means that a restart would not help."""
-    usual = prepare_for_service(FILES_MAX)
-    logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.INFO)
+    start = partial(start_agent, usual=prepare_for_service(FILES_MAX), template=Asking.inherited())
+    logging.basicConfig(format="%(asctime)s %(name)s: %(message)s")
+    logging.getLogger("shoal").setLevel(logging.INFO)  # of libraries, warnings
     home = Home(Path(home_path))
     if lock(home.controller_lock) is None:
         print(f"shoal: another controller runs in {home.path}", flush=True)
         return HOPELESS_CODE
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(home, Doors.inherited(network, local, gate), usual))
+            runner.run(_serve(home, Doors.inherited(network, local, gate), start))
     except (Deposed, StoreAway) as error:
         print(f"this head no longer leads: {error}", flush=True)
         return STAND_BY_CODE
@@ -100,11 +104,12 @@ def run_controller(home_path: str, network: int, local: int, gate: int | None = 
     return 0
 
 
-async def _serve(home: Home, doors: Doors, usual: Usual) -> None:
+async def _serve(home: Home, doors: Doors, start: StartAgent) -> None:
     """A cluster without a database has one head, which always leads."""
     config = home.read_config()
     if config is None:
         raise EngineError(f"{home.config} is missing; start with: shoal up")
+    MOUNTS.follow(str(home.path))
     try:
         home.share(config.shared)
     except OSError as error:
@@ -112,7 +117,7 @@ async def _serve(home: Home, doors: Doors, usual: Usual) -> None:
         raise EngineError(f"{text}; is it mounted on this machine?") from None
     encryption = encryption_of(home, config)
     if not config.database:
-        await _lead(home, config, doors, usual, encryption, None)
+        await _lead(home, config, doors, start, encryption, None)
         return
     from shoal.head.standby import stand_by
 
@@ -121,7 +126,7 @@ async def _serve(home: Home, doors: Doors, usual: Usual) -> None:
         return
     signal.signal(signal.SIGCONT, lambda *_: won.leadership.check())
     try:
-        await _lead(home, config, doors, usual, encryption, won)
+        await _lead(home, config, doors, start, encryption, won)
     finally:
         for task in won.tasks:
             task.cancel()
@@ -132,7 +137,7 @@ async def _lead(
     home: Home,
     config: ClusterConfig,
     doors: Doors,
-    usual: Usual,
+    start: StartAgent,
     encryption: Encryption | None,
     won: Won | None,
 ) -> None:
@@ -144,7 +149,7 @@ async def _lead(
     store = await read(_store, home, config, won)
     stores = await read(stores_of, home, config, won.lease if won is not None else None)
     linked = LinkedEngine()
-    engine = _engine(home, config, usual, linked)
+    engine = _engine(home, config, start, linked)
     clock = await read(_clock, home, store, won)
     loop = await read(_loop, home, config, store, engine, clock)
     if won is not None:
@@ -154,14 +159,18 @@ async def _lead(
     ledger = await read(LiveLedger, stores.ledger, stores.settings, store, loop, alarm)
     loop.secrets = await read(stores.secrets, loop.alarms)
     outputs = OutputStore(home.outputs)
-    loop.files = desk = FileDesk(loop, outputs)
+    loop.files = desk = FileDesk(loop, outputs, engine.invite)
     desk.recall()
     posting = await read(Posting, loop, stores, home.cluster_id(), clock.now_ms)
     bars = Bars(stores.bars, store, loop, partial(loop.alarms.show, "time line"))
+    loop.sampled = ledger.sampled
+    ledger.quotas = lambda: quotas_of(loop.tick.state)
+    ledger.who = lambda service, caller: parties(loop.tick.state, service, caller)
     loop.followers += [posting, ledger, bars, Tidy(home.checkpoints), loop.secrets]
     tasks = begin(
         ("the ledger", lambda: ledger.run(lambda: loop.policy, loop.spent)),
         ("the time line", bars.run),
+        ("the copies of checkpoints", desk.holders.watch),
     )
     tasks += _watches(home, loop, clock, outputs)
     _spare_the_collector()
@@ -171,6 +180,7 @@ async def _lead(
     tasks += begin(("the join token", lambda: keep_standing(loop, stores.settings, fingerprint)))
     await asyncio.sleep(0)  # the agents start while the API is still being imported
     history = await read(History, loop, stores.history)
+    loop.day = history.day
     reading.shutdown(wait=False)
     heads = won.heads if won is not None else None
     more = history, ledger, doors, encryption, config, engine, posting, heads, bars
@@ -288,11 +298,13 @@ def _file_store(home: Home) -> SqliteStore:
     return store
 
 
-def _engine(home: Home, config: ClusterConfig, usual: Usual, linked: LinkedEngine) -> Everywhere:
+def _engine(
+    home: Home, config: ClusterConfig, start: StartAgent, linked: LinkedEngine
+) -> Everywhere:
     address = machine_address(config.host)
     local = () if config.database else config.nodes  # with a database they dial in
     nodes = [msgspec.structs.replace(spec, address=address) for spec in local]
-    return Everywhere(LocalEngine(nodes, home.nodes, home.checkpoints, usual), linked)
+    return Everywhere(LocalEngine(nodes, home.nodes, home.checkpoints, start), linked)
 
 
 def _supplying(home: Home, config: ClusterConfig, loop: ControlLoop, stores: Stores) -> Supplying:
@@ -378,10 +390,10 @@ class Tidy:
     """A follower of the loop: only the controller knows that no member can still write there."""
 
     def __init__(self, checkpoints: Path) -> None:
-        self._checkpoints = checkpoints
+        self._checkpoints = f"{checkpoints}/"
 
     def stepped(self, report: Report, events: Sequence[Event], seq: int) -> None:  # noqa: ARG002
         for event in events:
             if isinstance(event, JobFinished):
                 with contextlib.suppress(OSError):  # not empty: what was saved stays
-                    os.rmdir(self._checkpoints / event.job)
+                    ask((self._checkpoints,), os.rmdir, self._checkpoints + event.job)

@@ -63,6 +63,8 @@ class _LazyBalancer:
 
     def look(self, wanted: Wanted) -> dict[str, ServiceLoad]:
         if self._real is None:
+            if not wanted.services:
+                return {}
             from shoal.gateway.gateway import HaproxyBalancer
 
             self._real = HaproxyBalancer(self._home.gateway, holds_gate)

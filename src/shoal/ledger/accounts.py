@@ -37,22 +37,22 @@ class About(NamedTuple):
 
 
 ABOUT: dict[Account, About] = {
-    Account.USEFUL: About("useful work", "used", 1000),
-    Account.SERVING: About("serving, busy", "used", 1000),
-    Account.WARM: About("serving, warm but idle", "overhead", 0),
-    Account.STARTUP: About("start-up", "overhead", 200),
-    Account.CHECKPOINT: About("checkpoint stall", "overhead", 200),
-    Account.ASLEEP: About("falling asleep or waking", "overhead", 200),
-    Account.STRAGGLER: About("waiting for stragglers", "overhead", 500),
-    Account.RECOMPUTE: About("lost to failures, done again", "wasted", 1000),
-    Account.PREEMPTED: About("lost to preemption", "wasted", 1000),
-    Account.IDLE: About("allotted but idle", "wasted", 0),
-    Account.FREE: About("free, nothing waits", "unused", 0),
-    Account.FRAGMENTED: About("free but unusable", "unused", 0),
-    Account.RESERVED: About("reserved", "unused", 0),
-    Account.CLOSED: About("closed by an operator", "away", 0),
-    Account.QUARANTINED: About("quarantined", "away", 0),
-    Account.LOST: About("lost or unreachable", "away", None),
+    Account.USEFUL: About("Useful work", "used", 1000),
+    Account.SERVING: About("Serving, busy", "used", 1000),
+    Account.WARM: About("Serving, idle", "overhead", 0),
+    Account.STARTUP: About("Startup", "overhead", 200),
+    Account.CHECKPOINT: About("Checkpointing", "overhead", 200),
+    Account.ASLEEP: About("Suspending or resuming", "overhead", 200),
+    Account.STRAGGLER: About("Waiting for stragglers", "overhead", 500),
+    Account.RECOMPUTE: About("Lost to failures", "wasted", 1000),
+    Account.PREEMPTED: About("Lost to preemption", "wasted", 1000),
+    Account.IDLE: About("Allocated, idle", "wasted", 0),
+    Account.FREE: About("Free, no demand", "unused", 0),
+    Account.FRAGMENTED: About("Free, fragmented", "unused", 0),
+    Account.RESERVED: About("Reserved", "unused", 0),
+    Account.CLOSED: About("Drained or cordoned", "away", 0),
+    Account.QUARANTINED: About("Quarantined", "away", 0),
+    Account.LOST: About("Unreachable", "away", None),
 }
 
 HOUR_MS = 3_600_000
@@ -73,6 +73,31 @@ class Place(NamedTuple):
     account: Account
 
 
+class Meter(NamedTuple):
+    """Who used tokens of which service. `caller`: the id of a key, "" for everybody without one;
+    `tenant`: whose key it is; `owner`: the tenant of the service."""
+
+    service: str
+    owner: str
+    caller: str
+    tenant: str
+
+
+class Tokens(NamedTuple):
+    """`prompt` is with those that were `cached`."""
+
+    requests: int = 0
+    prompt: int = 0
+    cached: int = 0
+    generated: int = 0
+
+    def plus(self, other: Tokens) -> Tokens:
+        return Tokens(*(a + b for a, b in zip(self, other, strict=True)))
+
+    def since(self, other: Tokens) -> Tokens:
+        return Tokens(*(max(0, a - b) for a, b in zip(self, other, strict=True)))
+
+
 class Move(NamedTuple):
     """A job's amount in `useful` on a node since hour `since`, except `firm` of that hour, belongs
     to another account: the work turned out to be lost."""
@@ -84,6 +109,19 @@ class Move(NamedTuple):
     to: Account
 
 
+class Sum(NamedTuple):
+    """A key's time in one account, on machines that cost the same, and the energy that was measured
+    for a part of it."""
+
+    key: str | int
+    label: str
+    rate: int
+    account: Account
+    gpu_us: int
+    measured_us: int = 0
+    energy_mj: float = 0.0
+
+
 # Whose amounts a report of the ledger shows.
 
 
@@ -93,6 +131,7 @@ class Only(NamedTuple):
     tenant: str | None = None
     user: str | None = None
     job: str | None = None
+    array: str | None = None  # the elements of this one
 
     @property
     def given(self) -> bool:
@@ -100,14 +139,18 @@ class Only(NamedTuple):
 
     def fits(self, tenant: str, user: str, job: str) -> bool:
         pairs = ((self.tenant, tenant), (self.user, user), (self.job, job))
-        return all(wanted in (None, there) for wanted, there in pairs)
+        mine = self.array is None or job.startswith(f"{self.array}.")
+        return mine and all(wanted in (None, there) for wanted, there in pairs)
 
     @property
     def condition(self) -> tuple[str, tuple[str, ...]]:
         """More words for a query, and their values."""
         named = {'owners."user"': self.user, "owners.tenant": self.tenant, "owners.job": self.job}
         own = {column: value for column, value in named.items() if value is not None}
-        return "".join(f"AND {column} = ? " for column in own), tuple(own.values())
+        words, values = "".join(f"AND {column} = ? " for column in own), tuple(own.values())
+        if self.array is not None:
+            return f"{words}AND owners.job LIKE ? ", (*values, f"{self.array}.%")
+        return words, values
 
 
 EVERYBODY = Only()

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from shoal.core.state.events.cluster import ControllerStarted
 from shoal.core.state.events.log import Event
 from shoal.core.state.events.queue import JobReleased, JobSubmitted
 from shoal.core.state.events.runs import (
     JobAdopted,
+    JobBegan,
     JobCheckpointed,
     JobFinished,
     JobPlaced,
@@ -43,7 +45,6 @@ from shoal.ledger.postings import (
     settle_nodes,
     stands,
 )
-from shoal.ledger.prices import hear_power
 from shoal.model.job import Outcome, StopCause
 from shoal.model.progress import Progress
 from shoal.model.report import Report
@@ -55,9 +56,15 @@ from shoal.model.service import ServiceLoad
 # -- jobs -----------------------------------------------------------------------------------
 
 
+@lru_cache(maxsize=1_024)
+def _owner(tenant: str, user: str, name: str, service: str) -> Owner:
+    """Many jobs have the same, and share it in memory."""
+    return Owner(tenant, user, name, service)
+
+
 def _submitted(postings: Postings, event: JobSubmitted) -> None:
     spec = event.spec
-    owner = Owner(spec.tenant, spec.user, spec.name or "", spec.service)
+    owner = _owner(spec.tenant, spec.user, spec.name or "", spec.service)
     job = postings.cluster.jobs[event.job] = Job(
         owner=owner,
         gpus=spec.gpus,
@@ -123,6 +130,7 @@ def _hold(postings: Postings, job_id: str, job: Job) -> None:
             gpus=slice_.gpus,
             share=slice_.gpu_milli,
             mark_ms=postings.cluster.now_ms,
+            held_ms=postings.cluster.now_ms,
         )
 
 
@@ -146,6 +154,20 @@ def _checkpointed(postings: Postings, event: JobCheckpointed) -> None:
             if member.told is None:
                 members.settle(postings, event.job, job, member, postings.cluster.now_ms)
         postings.saved(job)
+
+
+def _began(postings: Postings, event: JobBegan) -> None:
+    """What such a member did before was start-up. Steps of its own say more."""
+    job = postings.cluster.jobs[event.job]
+    for number in event.members:
+        member = job.members.get(number)
+        if member is None or member.told is not None or member.running_ms < 0:
+            continue
+        if member.account in (None, Account.IDLE) and job.attempt == event.attempt:
+            until_ms = min(postings.cluster.now_ms, member.running_ms + event.startup_ms)
+            startup = [(Account.STARTUP, max(0, until_ms - member.mark_ms), False)]
+            postings.book_member(event.job, job, member, startup)
+            member.account = None
 
 
 def _stopping(postings: Postings, event: JobStopping) -> None:
@@ -254,6 +276,7 @@ JOB_HANDLERS: Handlers = {
     JobRunning: _running,
     MemberExited: _exited,
     MemberLost: _vanished,
+    JobBegan: _began,
     JobCheckpointed: _checkpointed,
     JobStopping: _stopping,
     JobRequeued: _requeued,
@@ -267,8 +290,9 @@ HANDLERS: Handlers = {**JOB_HANDLERS, **SLEEP_HANDLERS, **NODE_HANDLERS}
 
 
 class Book:
-    def __init__(self, cluster: BookState | None = None) -> None:
-        self.postings = Postings(cluster)
+    def __init__(self, cluster: BookState | None = None, hour_ms: int = HOUR_MS) -> None:
+        """`hour_ms`: another length of the hours that it is asked about."""
+        self.postings = Postings(cluster, hour_ms)
 
     @property
     def cluster(self) -> BookState:
@@ -292,15 +316,11 @@ class Book:
         for inventory in report.nodes:
             members.hear_alive(self.postings, inventory.spec.id, inventory.alive)
             self.hear(inventory.progress)
-            members.hear_idle(self.postings, inventory.spec.id, inventory.idle)
-            if inventory.sample is not None:
-                hear_power(self.postings, inventory.spec.id, inventory.sample)
-        for still in report.still:
-            if still.sample is not None:
-                hear_power(self.postings, still.node, still.sample)
         self.hear((), report.services)
         for event in events:
             self.take(event)
+        for inventory in report.nodes:  # after the event that calls idle time start-up
+            members.hear_idle(self.postings, inventory.spec.id, inventory.idle)
 
     def hear(self, progress: Iterable[Progress], loads: Iterable[ServiceLoad] = ()) -> None:
         """Take what members and the gateway report, before the events of the same step."""
@@ -329,8 +349,8 @@ class Book:
                 for account, ms, _ in members.pending_parts(job, member, now_ms):
                     end_ms = mark_ms + ms
                     while mark_ms < end_ms:
-                        hour = mark_ms // HOUR_MS
-                        until_ms = min(end_ms, (hour + 1) * HOUR_MS)
+                        hour = mark_ms // self.postings.hour_ms
+                        until_ms = min(end_ms, (hour + 1) * self.postings.hour_ms)
                         place = Place(hour, member.node, job_id, account)
                         amount = (until_ms - mark_ms) * member.milli
                         amounts[place] = amounts.get(place, 0) + amount
@@ -362,7 +382,7 @@ def advance(postings: Postings, now_ms: int) -> None:
     if now_ms - cluster.now_ms > NOTED_GAP_MS:
         _unseen(postings, now_ms)
     while cluster.now_ms < now_ms:
-        hour_ms = (cluster.now_ms // HOUR_MS + 1) * HOUR_MS
+        hour_ms = (cluster.now_ms // postings.hour_ms + 1) * postings.hour_ms
         due_ms = cluster.delayed[0][0] if cluster.delayed else now_ms
         _pass(postings, min(now_ms, hour_ms, max(due_ms, cluster.now_ms + 1)))
         if cluster.now_ms == hour_ms:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from shoal.ledger.accounts import Account
+from shoal.ledger.accounts import Account, Tokens
 from shoal.model.job import StopCause
 from shoal.model.resources import Slice
 
@@ -51,7 +51,10 @@ class Node(msgspec.Struct, kw_only=True):
     reserved: int = 0  # number of blocked jobs that it is set aside for
     known: bool = True
     unheard: bool = False  # since the newest controller started
-    power_ms: int = -1  # when its GPUs last reported their power
+    power_ms: int = -1  # when its GPUs last reported their energy or power
+    counters: list[int] = []  # the energy of each, in mJ, at that time
+    # Since then given back: (job, share, from when, until when, GPUs).
+    left: list[tuple[str, int, int, int, tuple[int, ...]]] = []
     idle: list[tuple[str, int]] = []  # its members that do not use their GPUs
     members: dict[str, list[int]] = {}  # job -> its members that hold GPUs here
 
@@ -90,6 +93,7 @@ class Member(msgspec.Struct, kw_only=True):
     gpus: tuple[int, ...]
     share: int  # thousandths of each GPU
     mark_ms: int
+    held_ms: int = 0  # since when it has had its GPUs
     account: Account | None = Account.STARTUP
     running_ms: int = -1
     # Since when nobody knows what it does: its node is silent, or no controller ran.
@@ -158,3 +162,5 @@ class BookState(msgspec.Struct, kw_only=True):
     gaps: list[Gap] = []
     back_ms: int = 0  # how far the clock is behind the book
     started_ms: int = -1  # when the newest controller started
+    # What routers had counted when they were last heard: folder -> service -> caller.
+    tokens: dict[str, dict[str, dict[str, Tokens]]] = {}

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
+from msgspec import structs
 
 from shoal.core.state.events.budgets import BudgetHeld
 from shoal.core.state.events.cluster import PolicyChanged
@@ -28,14 +30,16 @@ from shoal.core.state.state import State
 from shoal.database import sqlite
 from shoal.database.base import StoreAway
 from shoal.database.settings import Settings
-from shoal.ledger.accounts import EVERYBODY, HOUR_MS, Only, Place
+from shoal.ledger.accounts import EVERYBODY, HOUR_MS, Only, Place, Sum
 from shoal.ledger.book import Book
 from shoal.ledger.book_state import BookState
+from shoal.ledger.energy import hear_energy
 from shoal.ledger.prices import PRICES, read_prices
 from shoal.ledger.report import (
     Spent,
     Tariff,
     cost_view,
+    costs_by_key,
     gap_notes,
     moment,
     open_sums,
@@ -44,13 +48,27 @@ from shoal.ledger.report import (
     view,
     wants_spendings,
 )
-from shoal.ledger.store import HOURS_PER_DAY, LedgerStore, Sum
+from shoal.ledger.store import HOURS_PER_DAY, LedgerStore
+from shoal.ledger.tokens import (
+    NO_TOKENS,
+    Parties,
+    Quota,
+    SpentTokens,
+    TokenReport,
+    Who,
+    by_tenant,
+    hear_tokens,
+    nobody,
+    of_keys,
+    token_report,
+)
 from shoal.model.budget import BudgetLevel, BudgetPeriod, Spending
 from shoal.model.job import Job, Phase, SleepCause, StopCause
 from shoal.model.ledger import By, CostView, LedgerView, PriceList
 from shoal.model.node import NodeHealth
 from shoal.model.policy import Policy
 from shoal.model.report import Report
+from shoal.model.series import NodeSample
 from shoal.ports import Clock, Store, StoreDamaged, StoreError
 
 log = logging.getLogger("shoal.ledger")
@@ -94,6 +112,9 @@ class LiveLedger:
         self._spent = Spent()
         self.book = Book()
         self.seq = 0
+        self.who: Who = nobody
+        self.quotas: Callable[[], tuple[Quota, ...]] = tuple
+        self._spent_tokens = SpentTokens()
         self.trouble = ""
         self.prices = read_prices(settings)
         try:
@@ -135,7 +156,9 @@ class LiveLedger:
         if self._rebook:
             return  # the first step books from the first event on
         # A ledger that is new, or does not match this log, begins with the present state.
-        began = BookState(gaps=found[0].gaps) if found is not None else BookState()
+        began = BookState()
+        if found is not None:  # routers count on, whatever became of the log
+            began = BookState(gaps=found[0].gaps, tokens=found[0].tokens)
         self.book, self.seq = Book(began), last
         for event in events_of(state, self._clock.now_ms()):
             self.book.take(event)
@@ -173,12 +196,19 @@ class LiveLedger:
             now_ms = events[0].at_ms if events else self._clock.now_ms()
             # A look before the first step may have read them from the log already.
             self.book.stepped(report, events[len(events) - (seq - self.seq) :], now_ms)
+            for load in report.services:
+                hear_tokens(self.book.postings, load, self.who)
             self.seq = seq
         except StoreAway:  # only when it caught up: it begins again where it was written last
             self._unsure = True
         except Exception as error:
             log.exception("the ledger cannot book an event and stops")
             self._give_up(error)
+
+    def sampled(self, node: str, sample: NodeSample) -> None:
+        """At once, not with the next step: several may come before it."""
+        if self._store is not None and not self._unsure and sample.gpus:
+            hear_energy(self.book.postings, node, sample, self._clock.now_ms())
 
     def _catch_up(self, until: int) -> None:
         while self.seq < until:
@@ -201,7 +231,7 @@ class LiveLedger:
         pause_s = FIRST_WRITE_S
         while True:
             await asyncio.sleep(pause_s)
-            budgets = wants_spendings(policy())
+            budgets = wants_spendings(policy()) or bool(self.quotas())
             pause_s = SPENT_S if budgets else WRITE_S
             if self._store is None:
                 continue
@@ -291,13 +321,14 @@ class LiveLedger:
             gaps, began_ms = list(cluster.gaps), cluster.began_ms
             gpus = sum(node.gpus for node in cluster.nodes.values() if node.known)
             open_ = await self._write()
-            drawn = await asyncio.to_thread(store.drawn, since, until)
-            tariff = Tariff(self.prices, await asyncio.to_thread(store.machines), drawn)
-            rates = tariff.of_machine
-            sums = await asyncio.to_thread(store.sums, by, since, until, rates, only)
+            tariff = await asyncio.to_thread(self._tariff, store, since, until)
+            sums = await asyncio.to_thread(tariff.sums, store, by, since, until, only)
             capacity = await asyncio.to_thread(store.capacity, since, until)
             nap = await asyncio.to_thread(store.naps, since, until, only)
-            sums += open_sums(store, tariff, self.book, open_, by, since, until, only)
+            draws = await asyncio.to_thread(store.draws, open_ if tariff.measured else ())
+            sums += open_sums(store, tariff, self.book, open_, by, since, until, only, draws)
+            keys_max = TIMES_MAX if by in (By.DAY, By.HOUR) else KEYS_MAX
+            tokens = await self._tokens(store, tariff, open_, by, since, until, only, keys_max)
         if only.given:
             capacity = sum(one.gpu_us for one in sums)
         notes = gap_notes(gaps, since * HOUR_MS, until * HOUR_MS)
@@ -308,7 +339,7 @@ class LiveLedger:
                 if gpus
                 else "no node has GPUs, so there is no GPU time to book"
             )
-        return view(
+        found = view(
             tariff,
             sums,
             by=by,
@@ -317,10 +348,32 @@ class LiveLedger:
             began_ms=began_ms,
             capacity=capacity,
             gpus=gpus,
-            keys_max=TIMES_MAX if by in (By.DAY, By.HOUR) else KEYS_MAX,
+            keys_max=keys_max,
             notes=notes,
             nap=nap,
         )
+        return structs.replace(found, tokens=tokens.rows, token_costs=tokens.services)
+
+    async def _tokens(
+        self,
+        store: LedgerStore,
+        tariff: Tariff,
+        open_: dict[Place, int],
+        by: By,
+        since: int,
+        until: int,
+        only: Only,
+        keys_max: int,
+    ) -> TokenReport:
+        if only.user is not None or only.job is not None:  # a key is not a user's or a job's
+            return NO_TOKENS
+        found = await asyncio.to_thread(store.tokens, by, since, until, only.tenant)
+        if not found:
+            return NO_TOKENS
+        service = By.SERVICE
+        sums = await asyncio.to_thread(tariff.sums, store, service, since, until, only)
+        sums += open_sums(store, tariff, self.book, open_, service, since, until, only)
+        return token_report(tariff, found, sums, by, keys_max, only.tenant)
 
     async def cost(self, job_id: str) -> CostView:
         async with self._lock:
@@ -328,14 +381,29 @@ class LiveLedger:
             self.book.advance(self._clock.now_ms())
             open_ = await self._write()
             forever, only = 1 << 40, Only(job=job_id)
-            drawn = await asyncio.to_thread(store.drawn, 0, forever)
-            tariff = Tariff(self.prices, await asyncio.to_thread(store.machines), drawn)
-            rates = tariff.of_machine
-            sums = await asyncio.to_thread(store.sums, By.ACCOUNT, 0, forever, rates, only)
+            tariff = await asyncio.to_thread(self._tariff, store, 0, forever)
+            sums = await asyncio.to_thread(tariff.sums, store, By.ACCOUNT, 0, forever, only)
             nap = await asyncio.to_thread(store.naps, 0, forever, only)
             mine = {place: amount for place, amount in open_.items() if place.job == job_id}
-            sums += open_sums(store, tariff, self.book, mine, By.ACCOUNT, 0, forever)
+            draws = await asyncio.to_thread(store.draws, mine if tariff.measured else ())
+            sums += open_sums(store, tariff, self.book, mine, By.ACCOUNT, 0, forever, draws=draws)
         return cost_view(tariff, job_id, sums, nap)
+
+    async def costs(self, array: str) -> dict[str, tuple[float, float | None]]:
+        """The GPU time in ms and the money of each element that has used any."""
+        async with self._lock:
+            store = await self._ready()
+            self.book.advance(self._clock.now_ms())
+            open_ = await self._write()
+            forever, only = 1 << 40, Only(array=array)
+            tariff = await asyncio.to_thread(self._tariff, store, 0, forever)
+            sums = await asyncio.to_thread(tariff.sums, store, By.JOB, 0, forever, only)
+            mine = {place: us for place, us in open_.items() if only.fits("", "", place.job)}
+            sums += open_sums(store, tariff, self.book, mine, By.JOB, 0, forever)
+        return costs_by_key(tariff, sums)
+
+    def _tariff(self, store: LedgerStore, since: int, until: int) -> Tariff:
+        return Tariff(self.prices, store.machines(), measured=store.measured(since, until))
 
     def _well(self) -> LedgerStore:
         if self._store is None:
@@ -356,13 +424,41 @@ class LiveLedger:
                 sums = await asyncio.to_thread(self._spent.sums, store, rates, period, since, until)
                 more = open_sums(store, tariff, self.book, open_, By.TENANT, since, until)
                 found[period] = [*sums, *more]
-        return spendings(policy, tariff, found)
+            tokens: dict[BudgetPeriod, dict[tuple[str, str], int]] = {}
+            quotas = self.quotas()
+            for period in dict.fromkeys([*_token_periods(policy), *(one.period for one in quotas)]):
+                read = partial(self._spent_tokens.sums, store, period, now_ms)
+                tokens[period] = await asyncio.to_thread(read)
+        per_tenant = {period: by_tenant(sums) for period, sums in tokens.items()}
+        own = spendings(policy, tariff, found, per_tenant)
+        return own + of_keys(quotas, tokens, now_ms)
 
     # -- prices ----------------------------------------------------------------------------
 
     def set_prices(self, prices: PriceList) -> None:
         self._settings.set(PRICES, msgspec.json.format(msgspec.json.encode(prices)) + b"\n")
         self.prices = prices
+
+
+def _token_periods(policy: Policy) -> dict[BudgetPeriod, None]:
+    return {one.budget_period: None for one in policy.tenants if one.budget_tokens}
+
+
+def quotas_of(state: State) -> tuple[Quota, ...]:
+    """Keys with so many tokens."""
+    return tuple(
+        Quota(key.id, key.tenant, key.tokens, BudgetPeriod(key.per.value))
+        for key in state.identity.api_keys.values()
+        if key.tokens
+    )
+
+
+def parties(state: State, service: str, caller: str) -> Parties:
+    """Who pays for the tokens of a caller, and to whom."""
+    known, identity = state.services.get(service), state.identity
+    shown = identity.api_keys.get(caller) or identity.tokens.get(caller)
+    owner = known.spec.replica.tenant if known is not None else ""
+    return Parties(owner, shown.tenant if shown is not None else "")
 
 
 # A running cluster's state as events, for a ledger that begins with it.

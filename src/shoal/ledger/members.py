@@ -29,6 +29,7 @@ from shoal.core.state.events.sleep import (
 )
 from shoal.ledger.accounts import Account
 from shoal.ledger.book_state import Job, LastBeat, Member, Node
+from shoal.ledger.energy import hold
 from shoal.ledger.postings import (
     Part,
     Postings,
@@ -317,8 +318,8 @@ def release(
     finish_step(postings, job_id, job, member, postings.cluster.now_ms, cause)
     if job.asleep_ms >= 0:
         settle_nap(postings, job_id, job)
-    for gpu in member.gpus if not member.lent else ():
-        node.held[gpu] -= member.share
+    if not member.lent:
+        hold(postings, job_id, member, -1)
     node.whole -= job.whole_nodes
     here = node.members[job_id]
     here.remove(number)
@@ -538,7 +539,7 @@ def _asleep(postings: Postings, event: JobAsleep | WakeRefused) -> None:
     job, now_ms = postings.cluster.jobs[event.job], postings.cluster.now_ms
     for member in job.members.values():
         settle(postings, event.job, job, member, now_ms)
-        _hold(postings, member, -1)
+        hold(postings, event.job, member, -1)
         member.lent, member.milli = member.milli, 0
     job.asleep_ms = now_ms
 
@@ -562,7 +563,7 @@ def _waking(postings: Postings, event: JobWaking) -> None:
         settle(postings, event.job, job, member, now_ms)
         member.gpus = event.gpus[number]
         member.milli, member.lent = len(member.gpus) * member.share, 0
-        _hold(postings, member, 1)
+        hold(postings, event.job, member, 1)
 
 
 def _awake(postings: Postings, event: JobAwake) -> None:
@@ -573,13 +574,6 @@ def _awake(postings: Postings, event: JobAwake) -> None:
         member.account, member.before = member.before, None
         member.running_ms += now_ms - job.dozed_ms
     job.dozed_ms = -1
-
-
-def _hold(postings: Postings, member: Member, sign: int) -> None:
-    node = postings.cluster.nodes[member.node]
-    settle_node(postings, member.node, node)
-    for gpu in member.gpus:
-        node.held[gpu] += sign * member.share
 
 
 def end_nap(postings: Postings, job_id: str, job: Job) -> None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from shoal.ledger.accounts import HOUR_MS, Account, Move, Place
+from shoal.ledger.accounts import HOUR_MS, Account, Meter, Move, Place, Tokens
 from shoal.ledger.book_state import (
     BookState,
     GpuKind,
@@ -31,11 +31,13 @@ class Addition(msgspec.Struct):
     capacity: dict[tuple[int, str], int] = {}
     owners: dict[str, Owner] = {}
     machines: dict[str, Hardware] = {}
-    power: dict[tuple[int, str], tuple[int, int]] = {}  # watt-ms, and the GPU time they cover
+    # By hour, node and job, which is "" for nobody: mJ, and the GPU time that drew them.
+    energy: dict[tuple[int, str, str], tuple[int, int]] = {}
     naps: dict[tuple[int, str], tuple[int, int]] = {}  # of jobs: ms asleep, and GPU time lent out
+    tokens: dict[tuple[int, Meter], Tokens] = {}  # by hour
 
     def __bool__(self) -> bool:
-        booked = self.amounts or self.capacity or self.power or self.naps
+        booked = self.amounts or self.capacity or self.energy or self.naps or self.tokens
         return bool(booked or self.owners or self.machines)
 
 
@@ -45,8 +47,9 @@ Posting = Addition | Move
 class Postings:
     """Collects postings, to be stored once each and in order."""
 
-    def __init__(self, cluster: BookState | None = None) -> None:
+    def __init__(self, cluster: BookState | None = None, hour_ms: int = HOUR_MS) -> None:
         self.cluster = cluster or BookState()
+        self.hour_ms = hour_ms
         self._entries: list[Posting] = []
         self.adds = Addition()
 
@@ -88,8 +91,8 @@ class Postings:
         for account, ms, firm in parts:
             end_ms = member.mark_ms + ms
             while member.mark_ms < end_ms:
-                hour = member.mark_ms // HOUR_MS
-                until_ms = min(end_ms, (hour + 1) * HOUR_MS)
+                hour = member.mark_ms // self.hour_ms
+                until_ms = min(end_ms, (hour + 1) * self.hour_ms)
                 amount = (until_ms - member.mark_ms) * member.milli
                 self.add(hour, member.node, job_id, account, amount)
                 if account is Account.USEFUL:
@@ -98,7 +101,7 @@ class Postings:
 
     def saved(self, job: Job) -> None:
         """All its work up to now is saved."""
-        hour = self.cluster.now_ms // HOUR_MS
+        hour = self.cluster.now_ms // self.hour_ms
         job.saved = True
         for tally in job.tallies.values():
             tally.firm = tally.useful if tally.hour == hour else 0
@@ -107,7 +110,7 @@ class Postings:
 
     def undone(self, job_id: str, job: Job, to: Account) -> None:
         """The work since it last saved is lost."""
-        hour = self.cluster.now_ms // HOUR_MS
+        hour = self.cluster.now_ms // self.hour_ms
         for node_id, tally in job.tallies.items():
             self.move(Move(job_id, node_id, tally.since, tally.firm, to))
             tally.firm = tally.firm if tally.since == hour else 0
@@ -150,7 +153,7 @@ def settle_naps(postings: Postings) -> None:
 def settle_nap(postings: Postings, job_id: str, job: Job) -> None:
     """Note its sleep up to now, before what it lends changes. This never spans two hours, because
     all naps are settled when an hour ends."""
-    now_ms, hour = postings.cluster.now_ms, job.asleep_ms // HOUR_MS
+    now_ms, hour = postings.cluster.now_ms, job.asleep_ms // postings.hour_ms
     passed_ms, job.asleep_ms = now_ms - job.asleep_ms, now_ms
     lent = sum(member.lent for member in job.members.values())
     if passed_ms and lent:
@@ -174,7 +177,7 @@ def settle_node(postings: Postings, node_id: str, node: Node) -> None:
     passed_ms = now_ms - node.mark_ms
     kind = postings.cluster.kinds[node.kind]
     wanted_ms, node.wanted_at = kind.wanted_ms - node.wanted_at, kind.wanted_ms
-    hour, node.mark_ms = node.mark_ms // HOUR_MS, now_ms
+    hour, node.mark_ms = node.mark_ms // postings.hour_ms, now_ms
     if not passed_ms or not node.known or not node.gpus:
         return
     capacity = postings.adds.capacity

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from fractions import Fraction
 from typing import NamedTuple
@@ -11,17 +10,15 @@ from typing import NamedTuple
 import msgspec
 
 from shoal.database.settings import Settings
-from shoal.ledger.accounts import ABOUT, GPU_US_PER_GPU_HOUR, HOUR_MS, Account
+from shoal.ledger.accounts import ABOUT, GPU_US_PER_GPU_HOUR, Sum
 from shoal.ledger.book_state import Hardware
-from shoal.ledger.postings import Postings
 from shoal.model.ledger import ANY, HOURS_PER_YEAR, MONTHS_PER_YEAR, Price, PriceList
-from shoal.model.resources import WHOLE_GPU_MILLI
-from shoal.model.series import NodeSample
 from shoal.ports import StoreError
 
 log = logging.getLogger("shoal.ledger")
 
 PRICES = "prices.json"  # a setting
+MJ_PER_WH = 3_600_000
 
 # Idle and busy watts of a GPU's board, for models without watts in the price list: about what an
 # idle one draws, and the vendor's power limit. Measured power is better than this.
@@ -97,19 +94,22 @@ def per_hour(price: Price) -> Fraction:
     return total
 
 
-def money(prices: PriceList, rate: Rate, account: Account, gpu_us: int) -> Money:
-    hours = Fraction(gpu_us, GPU_US_PER_GPU_HOUR)
+def money(prices: PriceList, rate: Rate, spent: Sum) -> Money:
+    """The energy is what was measured; for time without a measurement it follows from the rate."""
+    hours = Fraction(spent.gpu_us, GPU_US_PER_GPU_HOUR)
     cost = None if rate.per_hour is None else rate.per_hour * hours
-    load = ABOUT[account].load
-    energy = None
-    if load is None:
-        energy = Fraction(0)  # out of reach, so it counts as off
-    elif rate.watts is not None:
-        idle, busy = rate.watts
-        energy = (idle + (busy - idle) * load / 1000) * hours * _exactly(prices.pue)
+    energy: Fraction | None = Fraction(spent.energy_mj) / MJ_PER_WH
+    modeled = Fraction(spent.gpu_us - spent.measured_us, GPU_US_PER_GPU_HOUR)
+    load = ABOUT[spent.account].load
+    if modeled and load is not None and energy is not None:  # out of reach counts as off
+        watts = rate.watts
+        draw = None if watts is None else watts[0] + (watts[1] - watts[0]) * load / 1000
+        energy = None if draw is None else energy + draw * modeled
     co2 = None
-    if energy is not None and prices.co2_g_per_kwh is not None:
-        co2 = energy * _exactly(prices.co2_g_per_kwh) / 1000
+    if energy is not None:
+        energy *= _exactly(prices.pue)
+        if prices.co2_g_per_kwh is not None:
+            co2 = energy * _exactly(prices.co2_g_per_kwh) / 1000
     return Money(cost, energy, co2)
 
 
@@ -139,73 +139,3 @@ def _watts(gpu: Price | None, model: str) -> tuple[Fraction, Fraction] | None:
         if name in folded:
             return Fraction(idle), Fraction(busy)
     return None
-
-
-# Measured power: if drivers report it, a node's energy model is fitted to it.
-
-
-# Samples come every few seconds; the time between two that are further apart is not measured.
-APART_MS_MAX = 15_000
-
-
-class Drawn(NamedTuple):
-    """The power that a machine drew in a range, for how much of its GPU time, and of how much."""
-
-    watt_ms: int
-    covered_us: int
-    accounts: dict[Account, int]
-
-
-def hear_power(postings: Postings, node_id: str, sample: NodeSample) -> None:
-    """Counts only if every GPU of the node reports: a part says nothing about the whole."""
-    node = postings.cluster.nodes.get(node_id)
-    watts = [gpu.power_w for gpu in sample.gpus if gpu.power_w is not None]
-    if node is None or not node.gpus or len(watts) != node.gpus:
-        return
-    now_ms, since_ms = postings.cluster.now_ms, node.power_ms
-    node.power_ms = now_ms
-    if since_ms >= 0 and 0 < now_ms - since_ms <= APART_MS_MAX:
-        key = (since_ms // HOUR_MS, node_id)
-        drawn, covered = postings.adds.power.get(key, (0, 0))
-        passed_ms = now_ms - since_ms
-        postings.adds.power[key] = (
-            drawn + sum(watts) * passed_ms,
-            covered + node.gpus * WHOLE_GPU_MILLI * passed_ms,
-        )
-
-
-def fitted(rate: Rate, drawn: Drawn) -> Rate:
-    """The rate with watts fitted so that the model's energy equals the measured one; for unmeasured
-    time the model stays as it is. Without a model all accounts draw the same."""
-    total_us = sum(drawn.accounts.values())
-    if not drawn.covered_us or not total_us:
-        return rate
-    measured = Fraction(drawn.watt_ms * 1000, drawn.covered_us)  # watts per GPU
-    if rate.watts is None:
-        whole = drawn.covered_us * 10 >= total_us * 9
-        return rate._replace(watts=(measured, measured)) if whole else rate
-    idle, busy = rate.watts
-    model = sum(
-        (_draw(idle, busy, account) * amount for account, amount in drawn.accounts.items()),
-        Fraction(0),
-    )
-    if not model:
-        return rate
-    part = min(Fraction(1), Fraction(drawn.covered_us, total_us))
-    factor = part * measured * total_us / model + (1 - part)
-    return rate._replace(watts=(idle * factor, busy * factor))
-
-
-def _draw(idle: Fraction, busy: Fraction, account: Account) -> Fraction:
-    load = ABOUT[account].load
-    return Fraction(0) if load is None else idle + (busy - idle) * load / 1000
-
-
-def by_machine(
-    powers: Iterable[tuple[int, int, int]], amounts: Iterable[tuple[int, Account, int]]
-) -> dict[int, Drawn]:
-    drawn = {machine: Drawn(watt_ms, covered, {}) for machine, watt_ms, covered in powers}
-    for machine, account, gpu_us in amounts:
-        if machine in drawn:
-            drawn[machine].accounts[account] = gpu_us
-    return drawn

@@ -5,19 +5,37 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from fractions import Fraction
+from types import MappingProxyType
 from typing import NamedTuple
 
-from shoal.ledger.accounts import ABOUT, EVERYBODY, GPU_US_PER_GPU_MS, HOUR_MS, Account, Only, Place
+from shoal.ledger.accounts import (
+    ABOUT,
+    DAY_MS,
+    EVERYBODY,
+    GPU_US_PER_GPU_HOUR,
+    GPU_US_PER_GPU_MS,
+    HOUR_MS,
+    Account,
+    Only,
+    Place,
+    Sum,
+)
 from shoal.ledger.book import Book
 from shoal.ledger.book_state import Gap, Hardware
 from shoal.ledger.postings import Nap
-from shoal.ledger.prices import NOTHING, Drawn, Money, Rate, fitted, money, rate_of
-from shoal.ledger.store import HOURS_PER_DAY, LedgerStore, Sum
+from shoal.ledger.prices import NOTHING, Money, Rate, money, rate_of
+from shoal.ledger.store import HOURS_PER_DAY, LedgerStore
+from shoal.model.amounts import money_text, share_text, time_words
 from shoal.model.budget import BudgetPeriod, Spending
 from shoal.model.ledger import AccountSum, By, CostView, LedgerRow, LedgerView, PriceList
 from shoal.model.policy import Policy
 
 OTHERS = "others"
+WASTE = {
+    Account.IDLE: "idle allocations",
+    Account.RECOMPUTE: "failures",
+    Account.PREEMPTED: "preemptions",
+}
 NAMED_MAX = 20  # models named in a note
 
 
@@ -28,10 +46,12 @@ class Tariff:
         self,
         prices: PriceList,
         machines: Iterable[tuple[int, str, Hardware]],
-        drawn: Mapping[int, Drawn] | None = None,
+        *,
+        measured: bool = False,
     ) -> None:
+        """`measured`: the energy of some GPUs was."""
         self.prices = prices
-        self.measured = bool(drawn)
+        self.measured = measured
         self.rates: list[Rate] = []
         self.of_machine: dict[int, int] = {}
         self._unpriced: dict[str, None] = {}
@@ -40,8 +60,6 @@ class Tariff:
         numbers: dict[tuple[Rate, str], int] = {}
         for id_, node, machine in machines:
             rate = rate_of(prices, node, machine)
-            if drawn and id_ in drawn:
-                rate = fitted(rate, drawn[id_])
             key = (rate, machine.model)
             if key not in numbers:
                 numbers[key] = len(self.rates)
@@ -49,12 +67,18 @@ class Tariff:
                 self._models.append(machine.model)
             self.of_machine[id_] = numbers[key]
 
-    def money(self, rate: int, account: Account, gpu_us: int) -> Money:
-        if self.rates[rate].per_hour is None:
-            self._unpriced[self._models[rate]] = None
-        if self.rates[rate].watts is None:
-            self._unpowered[self._models[rate]] = None
-        return money(self.prices, self.rates[rate], account, gpu_us)
+    def money(self, spent: Sum) -> Money:
+        rate, model = self.rates[spent.rate], self._models[spent.rate]
+        if rate.per_hour is None:
+            self._unpriced[model] = None
+        if rate.watts is None and spent.measured_us < spent.gpu_us:
+            self._unpowered[model] = None
+        return money(self.prices, rate, spent)
+
+    def sums(
+        self, store: LedgerStore, by: By, since: int, until: int, only: Only = EVERYBODY
+    ) -> list[Sum]:
+        return store.sums(by, since, until, self.of_machine, only, measured=self.measured)
 
     def notes(self) -> list[str]:
         """Notes on what is missing in the price list."""
@@ -73,7 +97,7 @@ class Tariff:
             )
         if self.measured:
             notes.append(
-                "energy is measured if GPUs report their power, otherwise estimated by a model"
+                "energy is what GPUs measured, if they report it; otherwise a model estimates it"
             )
         return notes
 
@@ -87,6 +111,7 @@ def open_sums(
     since: int,
     until: int,
     only: Only = EVERYBODY,
+    draws: Mapping[Place, float] = MappingProxyType({}),
 ) -> list[Sum]:
     """The `book.open()` amounts of these hours, summed up as the store does it."""
     sums = []
@@ -95,6 +120,7 @@ def open_sums(
             job = book.cluster.jobs.get(place.job)
             owner = job.owner if job is not None else store.owner(place.job)
             tenant, user, name = (owner.tenant, owner.user, owner.name) if owner else ("",) * 3
+            service = owner.service if owner else ""
             if only.given and not only.fits(tenant, user, place.job):
                 continue
             keys: dict[By, str | int] = {
@@ -103,12 +129,14 @@ def open_sums(
                 By.USER: user,
                 By.JOB: place.job,
                 By.NODE: place.node,
+                By.SERVICE: service,
                 By.DAY: place.hour // HOURS_PER_DAY * HOURS_PER_DAY,
                 By.HOUR: place.hour,
             }
             rate = tariff.of_machine[store.machine_of(place.node)]
             label = name if by is By.JOB else ""
-            sums.append(Sum(keys[by], label, rate, place.account, amount))
+            energy = (amount, draws[place] * amount) if place in draws else ()
+            sums.append(Sum(keys[by], label, rate, place.account, amount, *energy))
     return sums
 
 
@@ -118,7 +146,7 @@ def account_sums(tariff: Tariff, sums: Iterable[Sum], capacity: int) -> list[Acc
     for one in sums:
         totals[one.account] = totals.get(one.account, 0) + one.gpu_us
         before = moneys.get(one.account, NOTHING)
-        moneys[one.account] = before.plus(tariff.money(one.rate, one.account, one.gpu_us))
+        moneys[one.account] = before.plus(tariff.money(one))
     told = []
     for account, (title, group, _) in ABOUT.items():
         if account in totals:
@@ -154,7 +182,7 @@ def rows(tariff: Tariff, sums: list[Sum], by: By, keys_max: int) -> list[LedgerR
     for one in sums:
         at = (place.get(one.key, keys_max), one.account)
         totals[at] = totals.get(at, 0) + one.gpu_us
-        spent = tariff.money(one.rate, one.account, one.gpu_us)
+        spent = tariff.money(one)
         moneys[at] = moneys.get(at, NOTHING).plus(spent)
         labels[at[0]] = one.label
     order = {account: number for number, account in enumerate(ABOUT)}
@@ -196,7 +224,7 @@ def view(
     total = sum(account.gpu_us for account in accounts)
     if total != capacity:
         notes = [*notes, f"the books do not balance by {total - capacity} GPU-us: report this bug"]
-    whole = _whole(tariff, sums)
+    whole = whole_of(tariff, sums)
     return LedgerView(
         from_ms=from_ms,
         to_ms=to_ms,
@@ -214,12 +242,31 @@ def view(
         notes=[*notes, *tariff.notes()],
         slept_ms=nap.slept_ms,
         lent_gpu_us=nap.lent_us,
+        verdict=verdict(accounts, capacity, tariff.prices.currency, to_ms - max(from_ms, began_ms)),
     )
+
+
+def verdict(accounts: list[AccountSum], capacity: int, currency: str, over_ms: int) -> str:
+    """How much of the time was of use, and what the largest waste cost, in one sentence."""
+    if not capacity:
+        return "No GPU time was recorded in this period."
+    used = sum(one.gpu_us for one in accounts if one.group == "used") / capacity
+    text = f"Over {time_words(over_ms)}, {share_text(used)} of GPU time did useful work"
+    wasted = [one for one in accounts if one.group == "wasted"]
+    if not wasted:
+        return f"{text}; nothing was wasted."
+    worst = max(wasted, key=lambda one: one.gpu_us)
+    cost = (
+        f"cost {money_text(worst.cost, currency)}"
+        if currency and worst.cost is not None
+        else f"took {worst.gpu_us / GPU_US_PER_GPU_HOUR:,.1f} GPU-hours"
+    )
+    return f"{text}; {WASTE[Account(worst.account)]} {cost} ({share_text(worst.share)})."
 
 
 def cost_view(tariff: Tariff, job: str, sums: list[Sum], nap: Nap) -> CostView:
     total = sum(one.gpu_us for one in sums)
-    whole = _whole(tariff, sums)
+    whole = whole_of(tariff, sums)
     return CostView(
         job=job,
         gpu_us=total,
@@ -233,6 +280,20 @@ def cost_view(tariff: Tariff, job: str, sums: list[Sum], nap: Nap) -> CostView:
         slept_ms=nap.slept_ms,
         lent_gpu_us=nap.lent_us,
     )
+
+
+def costs_by_key(tariff: Tariff, sums: Iterable[Sum]) -> dict[str, tuple[float, float | None]]:
+    """The GPU time in ms and the money of each."""
+    of_key: dict[str, list[Sum]] = {}
+    for one in sums:
+        of_key.setdefault(str(one.key), []).append(one)
+    return {
+        key: (
+            sum(one.gpu_us for one in own) / GPU_US_PER_GPU_MS,
+            _told(whole_of(tariff, own).cost),
+        )
+        for key, own in of_key.items()
+    }
 
 
 def gap_notes(gaps: Iterable[Gap], from_ms: int, to_ms: int) -> list[str]:
@@ -264,10 +325,10 @@ def moment(at_ms: int) -> str:
     return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
-def _whole(tariff: Tariff, sums: Iterable[Sum]) -> Money:
+def whole_of(tariff: Tariff, sums: Iterable[Sum]) -> Money:
     whole = NOTHING
     for one in sums:
-        whole = whole.plus(tariff.money(one.rate, one.account, one.gpu_us))
+        whole = whole.plus(tariff.money(one))
     return whole
 
 
@@ -303,6 +364,8 @@ def wants_spendings(policy: Policy) -> bool:
 def since_hour(period: BudgetPeriod, now_ms: int) -> int:
     if period is BudgetPeriod.TOTAL:
         return 0
+    if period is BudgetPeriod.DAY:
+        return now_ms // DAY_MS * HOURS_PER_DAY
     now = datetime.fromtimestamp(now_ms / 1000, UTC)
     month = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     return int(month.timestamp() * 1000) // HOUR_MS
@@ -312,6 +375,8 @@ def resets_ms(period: BudgetPeriod, now_ms: int) -> int | None:
     """When the next period begins; None: never."""
     if period is BudgetPeriod.TOTAL:
         return None
+    if period is BudgetPeriod.DAY:
+        return (now_ms // DAY_MS + 1) * DAY_MS
     now = datetime.fromtimestamp(now_ms / 1000, UTC)
     year, month = (now.year + 1, 1) if now.month == 12 else (now.year, now.month + 1)
     return int(datetime(year, month, 1, tzinfo=UTC).timestamp() * 1000)
@@ -350,19 +415,24 @@ class Spent:
 
 
 def spendings(
-    policy: Policy, tariff: Tariff, sums: Mapping[BudgetPeriod, Iterable[Sum]]
+    policy: Policy,
+    tariff: Tariff,
+    sums: Mapping[BudgetPeriod, Iterable[Sum]],
+    tokens: Mapping[BudgetPeriod, Mapping[str, int]] = MappingProxyType({}),
 ) -> tuple[Spending, ...]:
-    """For all tenants; those of the policy even if they have spent nothing."""
+    """For all tenants; those of the policy even if they have spent nothing. `tokens`: of each."""
     told = []
     for period, found in sums.items():
         amounts = {tenant.name: 0 for tenant in policy.tenants}
         costs: dict[str, Fraction] = {}
         unpriced: dict[str, int] = {}
+        used = tokens.get(period, {})
+        amounts |= {tenant: 0 for tenant in used if tenant and tenant not in amounts}
         for one in found:
             tenant = str(one.key)
             if tenant:
                 amounts[tenant] = amounts.get(tenant, 0) + one.gpu_us
-                cost = tariff.money(one.rate, one.account, one.gpu_us).cost
+                cost = tariff.money(one).cost
                 if cost is None or not tariff.prices.currency:
                     unpriced[tenant] = unpriced.get(tenant, 0) + one.gpu_us
                 else:
@@ -375,6 +445,7 @@ def spendings(
                     gpu_us=gpu_us,
                     money_milli=int(costs.get(tenant, Fraction(0)) * 1000),
                     unpriced_us=unpriced.get(tenant, 0),
+                    tokens=used.get(tenant, 0),
                 )
             )
     return tuple(told)

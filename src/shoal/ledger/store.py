@@ -8,27 +8,37 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from itertools import islice
-from typing import NamedTuple
 
 import msgspec
 
-from shoal.database.base import Cursor, Database, Row
-from shoal.database.sqlite import Place, closed, opened
-from shoal.ledger.accounts import EVERYBODY, Account, Move, Only
+from shoal.database.base import Cursor, Database
+from shoal.database.sqlite import Place as Where
+from shoal.database.sqlite import closed, opened
+from shoal.ledger.accounts import EVERYBODY, Account, Meter, Move, Only, Place, Sum, Tokens
 from shoal.ledger.book_state import BookState, Hardware, Owner
 from shoal.ledger.postings import Addition, Nap, Posting
-from shoal.ledger.prices import Drawn, by_machine
 from shoal.model.ledger import By
 from shoal.ports import StoreDamaged
 
-PART, VERSION = "ledger", 3  # 2: naps, and their account; 3: the mark of the last event
-STEPS = {1: "", 2: ""}  # a new table is made where it is missing
+# 2: naps, and their account; 3: the mark of the last event; 4: the energy of each owner; 5: tokens
+PART, VERSION = "ledger", 5
+_ENERGY = """
+CREATE TABLE IF NOT EXISTS energy (
+    hour {integer}, machine {integer}, owner {integer}, mj {integer} NOT NULL,
+    gpu_us {integer} NOT NULL, PRIMARY KEY (hour, machine, owner)) {table_end};
+"""
+# Before 4, all owners of a machine's time drew the same.
+_SHARED_OUT = """INSERT INTO energy
+SELECT DISTINCT power.hour, power.machine, amounts.owner, watt_ms, power.gpu_us
+FROM power JOIN amounts ON amounts.hour = power.hour AND amounts.machine = power.machine"""
+# A new table is made where it is missing.
+STEPS = {1: "", 2: "", 3: f"{_ENERGY}{_SHARED_OUT};DROP TABLE power", 4: ""}
 HOURS_PER_DAY = 24
 # Hours become days after this, and later jobs become the "older jobs" of their tenant and user: a
 # job that ended long ago is only part of a sum.
 HOURS_KEPT = 40 * HOURS_PER_DAY
 JOBS_KEPT_HOURS = 400 * HOURS_PER_DAY
-OLDER_JOBS = "older"
+OLDER_JOBS = "older"  # callers of tokens, too
 OWNERS_REMEMBERED = 20_000
 OWNERS_AT_ONCE = 500
 
@@ -49,12 +59,16 @@ CREATE INDEX IF NOT EXISTS amounts_by_owner ON amounts (owner, hour);
 CREATE TABLE IF NOT EXISTS capacity (
     hour {integer}, machine {integer}, gpu_us {integer} NOT NULL,
     PRIMARY KEY (hour, machine)) {table_end};
-CREATE TABLE IF NOT EXISTS power (
-    hour {integer}, machine {integer}, watt_ms {integer} NOT NULL, gpu_us {integer} NOT NULL,
-    PRIMARY KEY (hour, machine)) {table_end};
 CREATE TABLE IF NOT EXISTS naps (
     hour {integer}, owner {integer}, slept_ms {integer} NOT NULL, gpu_us {integer} NOT NULL,
     PRIMARY KEY (hour, owner)) {table_end};
+CREATE TABLE IF NOT EXISTS meters (
+    id {counter}, service TEXT NOT NULL, owner TEXT NOT NULL, caller TEXT NOT NULL,
+    tenant TEXT NOT NULL, UNIQUE (service, owner, caller, tenant));
+CREATE TABLE IF NOT EXISTS tokens (
+    hour {integer}, meter {integer}, requests {integer} NOT NULL, prompt {integer} NOT NULL,
+    cached {integer} NOT NULL, generated {integer} NOT NULL,
+    PRIMARY KEY (hour, meter)) {table_end};
 CREATE TABLE IF NOT EXISTS book (
     one {integer} PRIMARY KEY CHECK (one = 1), seq {integer} NOT NULL, mirror {blob} NOT NULL);
 CREATE TABLE IF NOT EXISTS book_mark (
@@ -65,13 +79,26 @@ _ADD = {
     "gpu_us = amounts.gpu_us + excluded.gpu_us",
     "capacity": "ON CONFLICT (hour, machine) DO UPDATE SET "
     "gpu_us = capacity.gpu_us + excluded.gpu_us",
-    "power": "ON CONFLICT (hour, machine) DO UPDATE SET gpu_us = power.gpu_us + excluded.gpu_us, "
-    "watt_ms = power.watt_ms + excluded.watt_ms",
+    "energy": "ON CONFLICT (hour, machine, owner) DO UPDATE SET "
+    "gpu_us = energy.gpu_us + excluded.gpu_us, mj = energy.mj + excluded.mj",
     "naps": "ON CONFLICT (hour, owner) DO UPDATE SET gpu_us = naps.gpu_us + excluded.gpu_us, "
     "slept_ms = naps.slept_ms + excluded.slept_ms",
+    "tokens": "ON CONFLICT (hour, meter) DO UPDATE SET "
+    + ", ".join(f"{one} = tokens.{one} + excluded.{one}" for one in Tokens._fields),
 }
+_TOKENS = ", ".join(f"CAST(sum({one}) AS BIGINT)" for one in Tokens._fields)
 _LIVE = "(SELECT owner FROM live_owners)"
-_TOTAL = "CAST(sum(gpu_us) AS BIGINT)"  # PostgreSQL's sums are of another type
+_TOTAL = "CAST(sum(amounts.gpu_us) AS BIGINT)"  # PostgreSQL's sums are of another type
+# The time of an owner, node and hour that was measured at all counts as measured as a whole.
+_WITH_ENERGY = (
+    "LEFT JOIN energy ON energy.hour = amounts.hour AND energy.machine = amounts.machine "
+    f"AND energy.owner = amounts.owner AND energy.gpu_us > 0 AND account != {NUMBER[Account.LOST]} "
+)
+_MEASURED = (
+    ", CAST(coalesce(sum(CASE WHEN energy.mj IS NULL THEN 0 ELSE amounts.gpu_us END), 0) AS BIGINT)"
+    ", CAST(coalesce(sum(CAST(energy.mj AS DOUBLE PRECISION) / energy.gpu_us * amounts.gpu_us), 0) "
+    "AS DOUBLE PRECISION)"
+)
 
 KEYS = {
     By.ACCOUNT: "''",
@@ -79,33 +106,25 @@ KEYS = {
     By.USER: 'owners."user"',
     By.JOB: "owners.job",
     By.NODE: "machines.node",
+    By.SERVICE: "owners.service",
     By.DAY: "amounts.hour / 24 * 24",
     By.HOUR: "amounts.hour",
 }
-
-
-class Sum(NamedTuple):
-    """A key's time in one account, on machines that cost the same."""
-
-    key: str | int
-    label: str
-    rate: int
-    account: Account
-    gpu_us: int
 
 
 class LedgerStore:
     """What a power cut loses from a file is booked again from the log. Only the head that leads
     opens the ledger of a database."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Where) -> None:
         self._place = place
         self._machines: dict[str, int] = {}  # node -> id of its present machine
         self._owners: dict[str, int] = {}
         self._database: Database = opened(place, durable=False)
         try:
-            schema = _SCHEMA.format(**self._database.words._asdict())
-            self._database.prepare(PART, VERSION, schema, STEPS)
+            words = self._database.words._asdict()
+            steps = {version: step.format(**words) for version, step in STEPS.items()}
+            self._database.prepare(PART, VERSION, (_SCHEMA + _ENERGY).format(**words), steps)
             with self._database.transaction() as cursor:
                 self._owners = _owners(cursor, {"": Owner("", "", "")})
         except BaseException:
@@ -193,13 +212,23 @@ class LedgerStore:
             [(hour, self._machines[n], amount) for (hour, n), amount in adds.capacity.items()],
         )
         cursor.executemany(
-            f"INSERT INTO power VALUES (?, ?, ?, ?) {_ADD['power']}",
-            [(hour, self._machines[n], *both) for (hour, n), both in adds.power.items()],
+            f"INSERT INTO energy VALUES (?, ?, ?, ?, ?) {_ADD['energy']}",
+            [
+                (hour, self._machines[node], self._owner_of(cursor, job), *both)
+                for (hour, node, job), both in adds.energy.items()
+            ],
         )
         cursor.executemany(
             f"INSERT INTO naps VALUES (?, ?, ?, ?) {_ADD['naps']}",
             [(hour, self._owner_of(cursor, j), *both) for (hour, j), both in adds.naps.items()],
         )
+
+        if adds.tokens:
+            meters = _meters(cursor, {meter for _, meter in adds.tokens})
+            cursor.executemany(
+                f"INSERT INTO tokens VALUES (?, ?, ?, ?, ?, ?) {_ADD['tokens']}",
+                [(hour, meters[meter], *one) for (hour, meter), one in adds.tokens.items()],
+            )
 
     def _move(self, cursor: Cursor, move: Move) -> None:
         owner = self._owner_of(cursor, move.job)
@@ -234,21 +263,18 @@ class LedgerStore:
             cursor.executemany("INSERT INTO live_owners VALUES (?)", [(owner,) for owner in owners])
             old = (now_hour - HOURS_KEPT) // HOURS_PER_DAY * HOURS_PER_DAY
             where = "hour < ? AND hour % 24 != 0"
-            self._merge(
-                cursor,
-                "amounts",
-                "machine, owner, account",
-                f"{where} AND owner NOT IN {_LIVE}",
-                old,
-            )
+            ended = f"{where} AND owner NOT IN {_LIVE}"
+            self._merge(cursor, "amounts", "machine, owner, account", ended, old)
+            self._merge(cursor, "energy", "machine, owner", ended, old)
             self._merge(cursor, "capacity", "machine", where, old)
-            self._merge(cursor, "power", "machine", where, old)
             self._merge(cursor, "naps", "owner", where, old)
+            self._merge(cursor, "tokens", "meter", where, old)
             self._forget_jobs(cursor, now_hour - JOBS_KEPT_HOURS)
+            self._forget_callers(cursor, now_hour - JOBS_KEPT_HOURS)
 
     def _merge(self, cursor: Cursor, table: str, keys: str, where: str, old: int) -> None:
-        more = {"power": "sum(watt_ms), ", "naps": "sum(slept_ms), "}
-        sums = f"{more.get(table, '')}sum(gpu_us)"
+        more = {"energy": "sum(mj), ", "naps": "sum(slept_ms), "}
+        sums = _TOKENS if table == "tokens" else f"{more.get(table, '')}sum(gpu_us)"
         cursor.execute(
             f"INSERT INTO {table} SELECT hour / 24 * 24, {keys}, {sums} FROM {table} "
             f"WHERE {where} GROUP BY hour / 24 * 24, {keys} {_ADD[table]}",
@@ -276,6 +302,14 @@ class LedgerStore:
             (OLDER_JOBS, OLDER_JOBS, before),
         )
         cursor.execute(f"DELETE FROM amounts WHERE {gone}", (OLDER_JOBS, before))
+        cursor.execute(
+            "INSERT INTO energy SELECT hour, machine, older.id, sum(mj), sum(gpu_us) FROM energy "
+            "JOIN owners ON owner = owners.id JOIN owners AS older ON older.job = ? "
+            'AND older.tenant = owners.tenant AND older."user" = owners."user" '
+            f"WHERE {gone} GROUP BY hour, machine, older.id {_ADD['energy']}",
+            (OLDER_JOBS, OLDER_JOBS, before),
+        )
+        cursor.execute(f"DELETE FROM energy WHERE {gone}", (OLDER_JOBS, before))
         cursor.execute("DELETE FROM naps WHERE owner NOT IN (SELECT owner FROM amounts)")
         cursor.execute(
             f"DELETE FROM owners WHERE job NOT IN ('', ?) AND id NOT IN {_LIVE} "
@@ -283,6 +317,28 @@ class LedgerStore:
             (OLDER_JOBS,),
         )
         self._owners = {"": self._owners[""]}
+
+    def _forget_callers(self, cursor: Cursor, before: int) -> None:
+        """Old tokens of a tenant's keys become one caller's, for each service."""
+        gone = "hour < ? AND meter IN (SELECT id FROM meters WHERE caller NOT IN ('', ?))"
+        if not cursor.execute(f"SELECT 1 FROM tokens WHERE {gone} LIMIT 1", (before, OLDER_JOBS)):
+            return
+        cursor.execute(
+            "INSERT INTO meters (service, owner, caller, tenant) "
+            "SELECT DISTINCT service, owner, CAST(? AS TEXT), tenant FROM meters "
+            "JOIN tokens ON meter = meters.id WHERE hour < ? ON CONFLICT DO NOTHING",
+            (OLDER_JOBS, before),
+        )
+        cursor.execute(
+            f"INSERT INTO tokens SELECT hour, older.id, {_TOKENS} FROM tokens "
+            "JOIN meters ON meter = meters.id JOIN meters AS older ON older.caller = ? "
+            "AND older.service = meters.service AND older.owner = meters.owner "
+            f"AND older.tenant = meters.tenant WHERE {gone} GROUP BY hour, older.id "
+            f"{_ADD['tokens']}",
+            (OLDER_JOBS, before, OLDER_JOBS),
+        )
+        cursor.execute(f"DELETE FROM tokens WHERE {gone}", (before, OLDER_JOBS))
+        cursor.execute("DELETE FROM meters WHERE id NOT IN (SELECT meter FROM tokens)")
 
     def _owner_of(self, cursor: Cursor, job_id: str) -> int | None:
         known = self._owners.get(job_id)
@@ -306,26 +362,36 @@ class LedgerStore:
         until: int,
         rates: dict[int, int],
         only: Only = EVERYBODY,
+        *,
+        measured: bool = False,
     ) -> list[Sum]:
-        """From hour `since` up to, but not including, `until`; `rates` groups machines by cost."""
+        """From hour `since` up to, but not including, `until`; `rates` groups machines by cost.
+        `measured`: with the energy, where it was measured."""
         if not rates:
             return []
         condition, values = only.condition
         each = ", ".join(f"({int(machine)}, {int(rate)})" for machine, rate in rates.items())
         rows = self._database.read(
             f"WITH rates (machine, rate) AS (VALUES {each}) "
-            f"SELECT {KEYS[by]}, max(owners.name), rate, account, {_TOTAL} FROM amounts "
-            "JOIN owners ON owner = owners.id JOIN machines ON amounts.machine = machines.id "
-            "JOIN rates ON rates.machine = amounts.machine WHERE hour >= ? AND hour < ? "
-            f"{condition}GROUP BY 1, 3, 4 HAVING sum(gpu_us) != 0",
+            f"SELECT {KEYS[by]}, max(owners.name), rate, account, {_TOTAL}"
+            f"{_MEASURED if measured else ', 0, 0.0'} FROM amounts "
+            "JOIN owners ON amounts.owner = owners.id "
+            "JOIN machines ON amounts.machine = machines.id "
+            f"JOIN rates ON rates.machine = amounts.machine {_WITH_ENERGY if measured else ''}"
+            "WHERE amounts.hour >= ? AND amounts.hour < ? "
+            f"{condition}GROUP BY 1, 3, 4 HAVING sum(amounts.gpu_us) != 0",
             (since, until, *values),
         )
         named = by is By.JOB
-        return [Sum(k, n if named else "", r, ACCOUNTS[a], us) for k, n, r, a, us in rows]
+        return [
+            Sum(key, name if named else "", rate, ACCOUNTS[account], *amounts)
+            for key, name, rate, account, *amounts in rows
+        ]
 
     def capacity(self, since: int, until: int) -> int:
         rows = self._database.read(
-            f"SELECT {_TOTAL} FROM capacity WHERE hour >= ? AND hour < ?", (since, until)
+            "SELECT CAST(sum(gpu_us) AS BIGINT) FROM capacity WHERE hour >= ? AND hour < ?",
+            (since, until),
         )
         return rows[0][0] or 0
 
@@ -333,31 +399,54 @@ class LedgerStore:
         """How long jobs slept in these hours, and how much GPU time they lent out by that."""
         condition, values = only.condition
         [(slept_ms, lent_us)] = self._database.read(
-            f"SELECT CAST(sum(slept_ms) AS BIGINT), {_TOTAL} FROM naps "
+            "SELECT CAST(sum(slept_ms) AS BIGINT), CAST(sum(gpu_us) AS BIGINT) FROM naps "
             f"JOIN owners ON owner = owners.id WHERE hour >= ? AND hour < ? {condition}",
             (since, until, *values),
         )
         return Nap(slept_ms or 0, lent_us or 0)
 
-    def drawn(self, since: int, until: int) -> dict[int, Drawn]:
-        """Power of machines whose GPUs reported it; others are left out."""
-        when = "hour >= ? AND hour < ?"
-        powers = self._database.read(
-            f"SELECT machine, CAST(sum(watt_ms) AS BIGINT), {_TOTAL} FROM power WHERE {when} "
-            "GROUP BY machine",
+    def tokens(
+        self, by: By, since: int, until: int, tenant: str | None = None
+    ) -> list[tuple[int, Meter, Tokens]]:
+        """Of these hours, by the day or hour if that is asked for. `tenant`: that called, or owns
+        the service."""
+        key = KEYS[by].replace("amounts.", "tokens.") if by in (By.DAY, By.HOUR) else "0"
+        theirs = "AND (tenant = ? OR owner = ?) " if tenant is not None else ""
+        rows = self._database.read(
+            f"SELECT {key}, service, owner, caller, tenant, {_TOKENS} FROM tokens "
+            f"JOIN meters ON meter = meters.id WHERE hour >= ? AND hour < ? {theirs}"
+            "GROUP BY 1, 2, 3, 4, 5",
+            (since, until, *([tenant, tenant] if tenant is not None else ())),
+        )
+        return [(row[0], Meter(*row[1:5]), Tokens(*row[5:])) for row in rows]
+
+    def spent_tokens(self, since: int, until: int) -> dict[tuple[str, str], int]:
+        """By caller and tenant, of these hours: of prompts, cached or not, and generated."""
+        rows = self._database.read(
+            "SELECT caller, tenant, CAST(sum(prompt + generated) AS BIGINT) FROM tokens "
+            "JOIN meters ON meter = meters.id WHERE hour >= ? AND hour < ? GROUP BY 1, 2",
             (since, until),
         )
-        amounts: list[Row] = []
-        if powers:
-            amounts = self._database.read(
-                f"SELECT machine, account, {_TOTAL} FROM amounts WHERE {when} "
-                "AND machine IN (SELECT machine FROM power) GROUP BY machine, account",
-                (since, until),
+        return {(caller, tenant): tokens for caller, tenant, tokens in rows}
+
+    def measured(self, since: int, until: int) -> bool:
+        """Whether the energy of any GPU was measured in these hours."""
+        query = "SELECT 1 FROM energy WHERE hour >= ? AND hour < ? LIMIT 1"
+        return bool(self._database.read(query, (since, until)))
+
+    def draws(self, places: Iterable[Place]) -> dict[Place, float]:
+        """What their jobs drew in that hour on that node, in mJ per GPU-microsecond. What was not
+        measured is left out."""
+        found: dict[Place, float] = {}
+        for place in places:
+            rows = self._database.read(
+                "SELECT mj, gpu_us FROM energy JOIN owners ON owner = owners.id "
+                "WHERE hour = ? AND machine = ? AND job = ? AND gpu_us > 0",
+                (place.hour, self._machines[place.node], place.job),
             )
-        return by_machine(
-            [(m, watt_ms, us) for m, watt_ms, us in powers],
-            [(m, ACCOUNTS[account], us) for m, account, us in amounts],
-        )
+            if rows and place.account is not Account.LOST:
+                found[place] = sum(mj for mj, _ in rows) / sum(gpu_us for _, gpu_us in rows)
+        return found
 
     def owner(self, job_id: str) -> Owner | None:
         rows = self._database.read(
@@ -395,4 +484,20 @@ def _owners(cursor: Cursor, owners: Mapping[str, Owner]) -> dict[str, int]:
             for id_, job, tenant, user in cursor.execute(query, some)
             if (owners[job].tenant, owners[job].user) == (tenant, user)
         }
+    return found
+
+
+def _meters(cursor: Cursor, meters: Iterable[Meter]) -> dict[Meter, int]:
+    """Their ids. New ones are added."""
+    found: dict[Meter, int] = {}
+    for meter in meters:
+        cursor.execute(
+            "INSERT INTO meters (service, owner, caller, tenant) VALUES (?, ?, ?, ?) "
+            "ON CONFLICT DO NOTHING",
+            meter,
+        )
+        query = (
+            "SELECT id FROM meters WHERE service = ? AND owner = ? AND caller = ? AND tenant = ?"
+        )
+        found[meter] = int(cursor.execute(query, meter)[0][0])
     return found

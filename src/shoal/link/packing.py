@@ -77,7 +77,7 @@ def pack_files(files: Mapping[str, bytes], workdir: Path | None) -> Package:
 
 
 def pack(workdir: Path, more: Mapping[str, bytes] | None = None) -> Package:
-    """Packs the directory's whole repository, so that the job finds neighbouring files, or only the
+    """Packs the directory's whole repository, so that the job finds neighboring files, or only the
     directory if it is in none. The same content makes the same archive everywhere. `more` are files
     that are added at its top."""
     try:
@@ -93,7 +93,9 @@ def pack(workdir: Path, more: Mapping[str, bytes] | None = None) -> Package:
         archive = tempfile.TemporaryFile(prefix="shoal-")  # noqa: SIM115 - the caller's now
         _write(archive, root, "" if folder == "." else folder, entries, more or {})
     except FileNotFoundError as error:
-        raise PackError(f"{error.filename} is gone; was the directory changed meanwhile?") from None
+        raise PackError(
+            f"{error.filename} is gone; did the directory change while it was read?"
+        ) from None
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         raise PackError(f"cannot be packed: {where}{error.strerror or error}") from None

@@ -14,12 +14,14 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from shoal.model.blocks import Door, Seek, Sought
 from shoal.model.commands import Envelope
 from shoal.model.job import MemberRef
-from shoal.model.kept import FileAnswer, FilePiece, FileSent, FileWanted, Snapshot
+from shoal.model.kept import CopyHeld, FileAnswer, FilePiece, FileSent, FileWanted, Snapshot
 from shoal.model.report import LogChunk, NodeGone, NodeReport, PackagePiece, Still
 from shoal.model.secret import SealedSecrets, SecretsWanted
 from shoal.model.session import SessionOrder
+from shoal.model.tunnel import Tunnel, TunnelEnd
 
 log = logging.getLogger("shoal.link.wire")
 
@@ -73,13 +75,33 @@ class Keep(msgspec.Struct, frozen=True, tag=True):
     """Agent to controller: a piece of a file in a kept folder, or all its files together. Sent only
     to a controller that asked for it in a `Launch`."""
 
-    what: FilePiece | Snapshot
+    what: FilePiece | Snapshot | CopyHeld
 
 
 class WantsFile(msgspec.Struct, frozen=True, tag=True):
     """Agent to controller: send a file of a kept folder, to start a member from it."""
 
     wanted: FileWanted
+
+
+class Opens(msgspec.Struct, frozen=True, tag=True):
+    """Agent to controller: this node offers blocks to others, and this is its door. Said when it
+    has something to offer first, and on each new link."""
+
+    door: Door
+
+
+class Seeks(msgspec.Struct, frozen=True, tag=True):
+    """Agent to controller: blocks that it wants, and blocks that it has."""
+
+    seek: Seek
+
+
+class Joins(msgspec.Struct, frozen=True, tag=True):
+    """Agent to controller: this node's end of a gang's encrypted network. Said again when no answer
+    comes, and on each new link."""
+
+    end: TunnelEnd
 
 
 class Died(msgspec.Struct, frozen=True, tag=True):
@@ -137,6 +159,18 @@ class GivesFile(msgspec.Struct, frozen=True, tag=True):
     sent: FileSent
 
 
+class Finds(msgspec.Struct, frozen=True, tag=True):
+    """Controller to agent: where blocks are to be had."""
+
+    sought: Sought
+
+
+class Joined(msgspec.Struct, frozen=True, tag=True):
+    """Controller to agent: all ends of a gang's encrypted network."""
+
+    tunnel: Tunnel
+
+
 class LinkFile(msgspec.Struct, frozen=True, kw_only=True):
     """`link.json` in the folder of a node on another machine: where its agent dials the head (the
     first URL that answers), the name that the head's certificate must be for, the certificate that
@@ -164,8 +198,10 @@ class Turned(msgspec.Struct, frozen=True, tag=True):
     why: str
 
 
-FromAgent = Heard | AsBefore | Log | Need | Wants | Keep | WantsFile | Died
-ToAgent = Commands | Kept | Ask | Piece | Handed | FileKept | GivesFile | Turned | Enter
+FromAgent = Heard | AsBefore | Log | Need | Wants | Keep | WantsFile | Opens | Seeks | Joins | Died
+ToAgent = (
+    Commands | Kept | Ask | Piece | Handed | FileKept | GivesFile | Finds | Joined | Turned | Enter
+)
 # Archives were compressed when they were made, and most large files of jobs cannot be.
 AS_THEY_ARE = (Piece, Keep, GivesFile)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import itertools
 import os
 import signal
 import sys
@@ -16,8 +17,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from shoal.machine.kernel import read_small
+from shoal.machine.kernel import read_small, unescaped
 
+CPUSET = "cpuset"
 UNIFIED = ""  # version 2 has one hierarchy for all controllers
 PROCESSES = "cgroup.procs"
 THREADS = "tasks"  # of version 1
@@ -25,6 +27,7 @@ NO_GROUPS_LINKS = 2  # of a folder without folders in it
 CHARGE_BYTES_MAX = 4 << 20  # the kernel charges in batches, so a limit is not reached exactly
 CLOSE_S_MAX = 2.0
 CLOSE_POLL_S = 0.005
+SPARE_MAX = 64  # of one kind
 KILL_ROUNDS_MAX = 100  # without a bound on forks, until nothing is found
 
 
@@ -44,6 +47,8 @@ class Group:
         self._folders = folders
         self._others = others  # in hierarchies that only container engines use
         self._unified = unified
+        self.kind: tuple[str, ...] = ()  # what was set; one of the same kind can take its place
+        self.held: Ceiling | None = None  # by the kernel
 
     @property
     def entrances(self) -> list[str]:
@@ -126,6 +131,33 @@ class Group:
                     yield int(word)
 
     @property
+    def vacant(self) -> bool:
+        """As if nothing had ever been in it: no process, no group, nothing that was refused."""
+        return (
+            not _text(f"{self._first}/{PROCESSES}")
+            and _text(f"{self._folders['pids']}/pids.events") == "max 0\n"
+            and all(os.stat(folder).st_nlink <= NO_GROUPS_LINKS for folder in self.folders)
+        )
+
+    def hold(self, ceiling: Ceiling) -> None:
+        for setting in settings(ceiling, unified=self._unified):
+            if setting.controller == CPUSET:
+                self._bind(setting)
+            elif setting.controller in self._folders:
+                _set(self._folders[setting.controller], setting)
+        self.held = ceiling
+
+    def _bind(self, setting: Setting) -> None:
+        """A wish: a member that cannot be bound runs on all CPUs. In version 1 nothing can enter a
+        group without any, so that one goes."""
+        try:
+            if CPUSET in self._folders:
+                _write(f"{self._folders[CPUSET]}/{setting.file}", setting.value)
+        except OSError:
+            if (folder := self._folders.pop(CPUSET)) not in self._folders.values():
+                _remove(folder)
+
+    @property
     def empty(self) -> bool:
         return next(self.pids(), None) is None
 
@@ -171,27 +203,34 @@ class Cgroups:
         self.unified = unified
         self._folders = folders
         self._leaving: list[Group] = []
+        self._spare: dict[tuple[str, ...], list[Group]] = {}  # by kind
+        self._made = itertools.count()
         self.second: Path | None = None  # the node's folder in version 2, if that is mounted
 
     @classmethod
-    def open(cls, directory: Path, cpu_milli: int) -> Cgroups:
-        """Find out what this agent may use. Members together weigh as much as the node's CPUs."""
+    def open(cls, directory: Path, cpu_milli: int, *, binds: bool = False) -> Cgroups:
+        """Find out what this agent may use. Members together weigh as much as the node's CPUs.
+        `binds`: to CPUs as well."""
         name = f"shoal-{hashlib.sha256(str(directory).encode()).hexdigest()[:12]}"
         found = mounts(_text("/proc/self/mountinfo"), _text("/proc/self/cgroup"))
         second = next((mount for mount in found if not mount.controllers), None)
         folders: dict[str, Path] = {}
         missing = {}
-        for controller in CONTROLLERS:
+        for controller in (*CONTROLLERS, *[CPUSET] * binds):
             mount = next((one for one in found if controller in one.controllers), None)
             if mount is None:
                 continue
             try:
-                folders[controller] = _folder(Path(f"{mount.top}{place(found)}/{name}"))
+                folder = _folder(Path(f"{mount.top}{place(found)}/{name}"))
+                # A new group of version 1 has no CPU and no memory, and nothing can enter it.
+                for file in ("cpuset.mems", "cpuset.cpus") if controller == CPUSET else ():
+                    _write(f"{folder}/{file}", _text(f"{folder.parent}/{file}"))
+                folders[controller] = folder
             except OSError as error:
                 missing[controller] = _reason(error)
         unified = not folders and second is not None
         if not folders and second is not None:
-            folders, missing = _in_unified(second, name)
+            folders, missing = _in_unified(second, name, {CPUSET} if binds else set())
             inside = str(folders.get(UNIFIED, "")).removeprefix(second.top)
         else:
             inside = f"{place(found)}/{name}"
@@ -221,23 +260,60 @@ class Cgroups:
         engine makes groups of the same name in all other hierarchies."""
         if not self._folders:
             return None
-        group = self._group(ref, self._others if engine else ())
-        for place_ in group.folders:
-            _make(place_)
-        for setting in settings(ceiling, unified=self.unified):
-            folder_ = group._folders.get(setting.controller)
-            if folder_ is not None:
-                _set(folder_, setting)
+        if engine or self.unified:
+            group = self._group(ref, self._bound(ceiling), self._others if engine else ())
+        else:
+            group = self._plain(ceiling) or self._group(ref, self._needed(ceiling))
+        if group.held is None:
+            for place_ in group.folders:
+                _make(place_)
+        if group.held != ceiling:
+            group.hold(ceiling)
         return group
 
-    def discard(self, group: Group) -> None:
+    def _needed(self, ceiling: Ceiling) -> dict[str, Path]:
+        """Hierarchies in which the member needs a group. Each costs a part of its start."""
+        idle = {"memory"} if not ceiling.memory_mb else set()
+        idle |= {"devices"} if not ceiling.denied else set()
+        own = self._bound(ceiling)
+        return {one: path for one, path in own.items() if one not in idle} or own
+
+    def _bound(self, ceiling: Ceiling) -> dict[str, Path]:
+        own = self._folders
+        return own if ceiling.cpus else {one: own[one] for one in own if one != CPUSET}
+
+    def _plain(self, ceiling: Ceiling) -> Group | None:
+        """A group that bounds processes and CPUs only remembers nothing of those who were in it, so
+        the next member gets one that is there: to make and remove one takes as long as a fork."""
+        if ceiling.memory_mb or ceiling.denied or ceiling.cpus or "pids" not in self._folders:
+            return None
+        kind = tuple(setting.file for setting in settings(ceiling, unified=False))
+        if spare := self._spare.get(kind):
+            return spare.pop()
+        name = f"plain-{os.getpid()}-{next(self._made)}"  # no other life has used it
+        group = self._group(name, self._needed(ceiling))
+        group.kind = kind
+        return group
+
+    def discard(self, group: Group, *, used: bool = True) -> bool:
         """Kill what is in it, and remove it as soon as that is gone. Most are empty, and only a
-        group that is empty can be removed."""
-        if group.remove():
-            return
+        group that is empty can be removed. `used`: it may have counted something. Returns whether
+        it was empty."""
+        if (group.kind and not used and self._keeps(group)) or group.remove():
+            return True
         group.kill()
         if not group.remove():
             self._leaving.append(group)
+        return False
+
+    def _keeps(self, group: Group) -> bool:
+        """For the next member."""
+        spare = self._spare.setdefault(group.kind, [])
+        with contextlib.suppress(OSError):
+            if len(spare) < SPARE_MAX and group.vacant:
+                spare.append(group)
+                return True
+        return False
 
     def tend(self) -> None:
         for group in self._leaving:
@@ -253,8 +329,9 @@ class Cgroups:
             if entry.is_dir()
         }
         alive = 0
+        self._spare.clear()
         for name in sorted(names):
-            group = self._group(name, self._others)
+            group = self._group(name, self._folders, self._others)
             alive += not group.empty
             self.discard(group)
         return alive
@@ -269,9 +346,9 @@ class Cgroups:
         for folder in {*self._folders.values(), *self._others}:
             _remove(str(folder))
 
-    def _group(self, ref: str, hierarchies: Sequence[Path]) -> Group:
-        folders = {controller: f"{folder}/{ref}" for controller, folder in self._folders.items()}
-        others = [f"{folder}/{ref}" for folder in hierarchies]
+    def _group(self, ref: str, own: dict[str, Path], more: Sequence[Path] = ()) -> Group:
+        folders = {controller: f"{folder}/{ref}" for controller, folder in own.items()}
+        others = [f"{folder}/{ref}" for folder in more]
         return Group(f"{self.name}/{ref}", folders, others, unified=self.unified)
 
 
@@ -292,10 +369,10 @@ def _make(folder: str) -> None:
         os.makedirs(folder, exist_ok=True)
 
 
-def _in_unified(mount: Mount, name: str) -> tuple[dict[str, Path], dict[str, str]]:
+def _in_unified(mount: Mount, name: str, more: set[str]) -> tuple[dict[str, Path], dict[str, str]]:
     """Controllers reach the groups of a folder only if no process is in the folder itself, so the
     agent's own group will rarely do. The nearest one above it does."""
-    wanted = {"memory", "cpu", "pids"}
+    wanted = {"memory", "cpu", "pids"} | more
     own, why = Path(f"{mount.top}{mount.own}"), ""
     while True:
         base = own / name
@@ -413,6 +490,8 @@ class Ceiling(NamedTuple):
     cpu_hard: bool = False
     processes: int = 0
     denied: tuple[tuple[int, int], ...] = ()
+    cpus: str = ""  # those that it runs on, as the kernel lists them; empty: all
+    mems: str = ""  # whose memory it gets
 
 
 class Setting(NamedTuple):
@@ -444,6 +523,9 @@ def settings(ceiling: Ceiling, *, unified: bool) -> list[Setting]:
             quota = max(QUOTA_US_MIN, ceiling.cpu_milli * PERIOD_US // 1000)
             text = f"{quota} {PERIOD_US}" if unified else str(quota)
             found.append(Setting("cpu", "cpu.max" if unified else "cpu.cfs_quota_us", text))
+    if ceiling.cpus:
+        found.append(Setting(CPUSET, "cpuset.mems", ceiling.mems))
+        found.append(Setting(CPUSET, "cpuset.cpus", ceiling.cpus))
     if not unified:
         found += [
             Setting("devices", "devices.deny", f"c {major}:{minor} rwm")
@@ -497,7 +579,7 @@ def mounts(mountinfo: str, own: str) -> list[Mount]:
         kind, _, options = words[words.index("-") + 1 :][:3]
         if kind not in ("cgroup", "cgroup2"):
             continue
-        root, top = words[3], _plain(words[4])
+        root, top = words[3], unescaped(words[4])
         held = frozenset(options.split(",")) if kind == "cgroup" else frozenset[str]()
         for controllers, path in groups.items():
             if controllers <= held and bool(controllers) == (kind == "cgroup"):
@@ -511,8 +593,3 @@ def place(found: list[Mount]) -> str:
     has the same path in all of them, because container engines take one path. Else at the top."""
     own = {one.own for one in found if one.controllers & set(CONTROLLERS)}
     return own.pop().rstrip("/") if len(own) == 1 else ""
-
-
-def _plain(word: str) -> str:
-    """A path as mountinfo writes it."""
-    return word.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")

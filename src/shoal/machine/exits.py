@@ -11,8 +11,10 @@ import asyncio
 import contextlib
 import logging
 import os
+import queue
 import signal
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -27,12 +29,18 @@ JOURNAL_BYTES_MAX = 1024 * 1024  # then it is written anew, with only those that
 EXIT = "exit"  # of an earlier version: a file in a member's folder
 EXIT_BYTES_MAX = 64 * 1024
 WRITE_S_MAX = 5.0  # an exit waits no longer than this for the disk
+TOO_SLOW = "the disk is too slow"
+STRIKE_S = (
+    0.5  # what the controller has stored is struck out this much later, if nobody ends before
+)
 # Signals that every process gets when a machine goes down: such an exit is not a result.
 FROM_OUTSIDE = tuple(
     128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 )
 
 log = logging.getLogger("shoal.agent")
+
+Batch = dict[MemberRef, tuple[bytes, Callable[[], None] | None]]  # lines, and what to do then
 
 _decode = msgspec.json.Decoder(MemberExit | str).decode
 
@@ -48,66 +56,115 @@ def member_ref(folder: str) -> MemberRef | None:
 
 class Exits:
     """The journal: a line of JSON for each exit, and one that names its member when the controller
-    has stored it. The file is empty when it has stored all. While a thread is `_busy` with the
-    disk, nobody else touches the file."""
+    has stored it. The file is empty when it has stored all, or soon after. While the thread is
+    `_busy` with the disk, nobody else touches the file."""
 
     def __init__(self, members: Path) -> None:
         self._members = members
         self._path = members / JOURNAL
         self._handle = -1
+        self._files = {ref for ref, _ in _of_an_earlier_version(members)}
         self._kept = {exit_.ref: _line(exit_) for exit_ in read_exits(members)}
-        self._waiting: dict[MemberRef, tuple[bytes, asyncio.Future[None]]] = {}
+        self._waiting: Batch = {}
         self._stored: list[MemberRef] = []  # by the controller, while the disk was busy
-        self._busy: asyncio.Task[None] | None = None
+        self._struck: list[MemberRef] = []  # to be struck out with the next write
+        self._striking: asyncio.TimerHandle | None = None
+        self._busy = False
+        self._patience: asyncio.TimerHandle  # of those that wait
+        self._orders: queue.SimpleQueue[tuple[bytes, Callable[[str], None]] | None]
+        self._thread: threading.Thread | None = None
 
-    async def keep(self, exit_: MemberExit) -> None:
-        """An exit is on disk before it is reported, unless the disk is sick: then it is only in the
-        agent's memory."""
-        done = asyncio.get_running_loop().create_future()
-        self._waiting[exit_.ref] = _line(exit_), done
-        if self._busy is None:
-            self._busy = asyncio.create_task(self._write())
-        try:
-            await asyncio.wait_for(asyncio.shield(done), WRITE_S_MAX)
-        except OSError as error:  # a timeout, too
-            why = str(error) or "the disk is too slow"
-            log.warning("the exit of %s is only in memory: %s", exit_.ref, why)
+    def keep(self, exit_: MemberExit, then: Callable[[], None]) -> None:
+        """`then` is called when the exit is on disk, and may be reported. If the disk is sick, it
+        is called, too: then the exit is only in the agent's memory."""
+        if not self._waiting:
+            loop = asyncio.get_running_loop()
+            self._patience = loop.call_later(WRITE_S_MAX, _give_up, self._waiting, TOO_SLOW)
+            if not self._busy:
+                loop.call_soon(self._write)  # with what ends at the same moment
+        self._waiting[exit_.ref] = _line(exit_), then
 
     def stored(self, ref: MemberRef) -> None:
-        """The controller has stored it."""
-        if self._busy is not None:
+        """The controller has stored it. If we die before it is struck out, it is reported once
+        more."""
+        if self._busy:
             self._stored.append(ref)
         elif self._kept.pop(ref, None) is not None:
-            with contextlib.suppress(OSError):  # at worst, it is reported once more
-                self._strike_out(ref)
+            self._struck.append(ref)
+            if ref in self._files:
+                with contextlib.suppress(OSError):
+                    os.unlink(self._members / str(ref) / EXIT)
+            if self._striking is None:
+                loop = asyncio.get_running_loop()
+                self._striking = loop.call_later(STRIKE_S, self._strike_out)
 
-    def _strike_out(self, ref: MemberRef) -> None:
-        with contextlib.suppress(FileNotFoundError):  # an earlier version kept it there
-            os.unlink(self._members / str(ref) / EXIT)
-        if self._kept:
-            os.write(self._open(), msgspec.json.encode(str(ref)) + b"\n")
-        else:
-            os.ftruncate(self._open(), 0)
+    def close(self) -> None:
+        """What is on its way to the disk arrives, unless the disk is too slow."""
+        if self._thread is not None:
+            self._orders.put(None)
+            self._thread.join(WRITE_S_MAX)
 
-    async def _write(self) -> None:
-        while self._waiting:
-            batch, self._waiting = self._waiting, {}
-            problem = None
+    def _strike_out(self) -> None:
+        self._striking = None
+        if self._busy:
+            return  # the next write, or the end of this one, does it
+        with contextlib.suppress(OSError):
+            if self._kept:
+                os.write(self._open(), self._strokes())
+            else:
+                os.ftruncate(self._open(), 0)
+                self._struck.clear()
+
+    def _strokes(self) -> bytes:
+        """Lines for those that are stored; they are written at once."""
+        lines = b"".join(msgspec.json.encode(str(ref)) + b"\n" for ref in self._struck)
+        self._struck.clear()
+        return lines
+
+    def _write(self) -> None:
+        batch, self._waiting, self._busy = self._waiting, {}, True
+        lines = self._strokes() + b"".join(line for line, _ in batch.values())
+        patience, loop = self._patience, asyncio.get_running_loop()
+
+        def written(problem: str) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody reports any more
+                loop.call_soon_threadsafe(self._written, batch, patience, problem)
+
+        try:
+            self._writer().put((lines, written))
+        except RuntimeError as error:  # no more threads
+            loop.call_soon(self._written, batch, patience, str(error))
+
+    def _writer(self) -> queue.SimpleQueue[tuple[bytes, Callable[[str], None]] | None]:
+        """One thread, which costs each exit a fifth of what a pool of them does."""
+        if self._thread is None:
+            self._orders = queue.SimpleQueue()
+            thread = threading.Thread(target=self._work, name="exits", daemon=True)
+            thread.start()
+            self._thread = thread
+        return self._orders
+
+    def _work(self) -> None:
+        while (order := self._orders.get()) is not None:
+            lines, written = order
             try:
-                await asyncio.to_thread(self._append, b"".join(line for line, _ in batch.values()))
-                self._kept.update((ref, line) for ref, (line, _) in batch.items())
-            except (OSError, RuntimeError) as error:  # the second: no more threads
-                problem = OSError(str(error))
-            for _, done in batch.values():
-                if problem is None:
-                    done.set_result(None)
-                else:
-                    done.set_exception(problem)
-                    done.exception()  # whoever waited may have given up
-        self._busy = None
+                self._append(lines)
+                problem = ""
+            except Exception as error:  # whatever it is, the next exits find this thread alive
+                problem = str(error) or type(error).__name__
+            written(problem)
+
+    def _written(self, batch: Batch, patience: asyncio.TimerHandle, problem: str) -> None:
+        patience.cancel()
+        if not problem:
+            self._kept.update((ref, line) for ref, (line, _) in batch.items())
+        _give_up(batch, problem)
+        self._busy = False
         for ref in self._stored:
             self.stored(ref)
         self._stored.clear()
+        if self._waiting:
+            self._write()
 
     def _append(self, lines: bytes) -> None:
         """When this returns, the exits survive a loss of power."""
@@ -135,6 +192,17 @@ class Exits:
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1
+
+
+def _give_up(batch: Batch, why: str) -> None:
+    """Nobody waits for it any longer; `why`: it is not on the disk."""
+    for ref, (line, then) in list(batch.items()):
+        if then is None:
+            continue
+        if why:
+            log.warning("the exit of %s is only in memory: %s", ref, why)
+        batch[ref] = line, None
+        then()
 
 
 def _line(exit_: MemberExit) -> bytes:

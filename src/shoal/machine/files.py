@@ -21,6 +21,8 @@ LINK_PROBLEM = "link.problem"  # one line, while the head cannot be reached
 CONTACT = "contact"  # written when a controller has spoken to the agent
 LEAVING = "leaving"  # exists when the node wants to leave
 STARTER_LOCK = "starter.lock"
+SUPERVISOR_LOCK = "supervisor.lock"  # in HOME
+TUNNELS = "tunnels"  # a note for each encrypted network that the node is part of
 AGENT_LOCK = "agent.lock"  # free only when every process of the node is gone
 FORMAT_FILE = "format.json"  # which version has written to it
 
@@ -219,3 +221,11 @@ def _owner(info: os.stat_result) -> str:
 
 def _refusal(path: Path, reason: str) -> PermissionError:
     return PermissionError(errno.EPERM, reason, str(path))
+
+
+def make_folder(path: str, mode: int = 0o700) -> None:
+    """The folders around it are there but for the first time."""
+    try:
+        os.mkdir(path, mode)
+    except OSError:
+        os.makedirs(path, mode=mode, exist_ok=True)

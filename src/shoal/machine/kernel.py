@@ -8,6 +8,7 @@ import errno
 import hashlib
 import os
 import resource
+import shutil
 import signal
 import socket
 from collections.abc import Callable
@@ -28,13 +29,13 @@ FALLOC_FL_PUNCH_HOLE = 2
 SMALL_BYTES = 64 * 1024
 
 
-def own_address(towards: str = "") -> str:
+def own_address(toward: str = "") -> str:
     """The address of this machine that others reach: the one it would use itself to reach them. No
     packet is sent."""
-    towards = towards or "192.0.2.1"  # reserved for documentation: stands for any other machine
+    toward = toward or "192.0.2.1"  # reserved for documentation: stands for any other machine
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((towards, 9))
+            probe.connect((toward, 9))
             address: str = probe.getsockname()[0]
         except OSError:
             return "127.0.0.1"
@@ -88,7 +89,7 @@ def read_small(path: str) -> str:
     """A file of the kernel's own, in a third of the system calls of `open`."""
     handle = os.open(path, os.O_RDONLY)
     try:
-        data = os.read(handle, SMALL_BYTES)
+        data = b""
         while more := os.read(handle, SMALL_BYTES):
             data += more
     finally:
@@ -180,3 +181,33 @@ def _parent(pid: int) -> int:
     except OSError:
         return -1
     return int(stat.rpartition(")")[2].split()[1])
+
+
+def unescaped(word: str) -> str:
+    """A path as the table of mounts writes it."""
+    return word.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")
+
+
+TUN = "/dev/net/tun"
+CAP_NET_ADMIN = 12
+
+
+def wireguard() -> str:
+    """How this machine can encrypt a network, if it can: by its `kernel`, or by a `program`. It is
+    looked at and not tried, because every agent asks when it starts."""
+    if os.geteuid() or not shutil.which("wg") or not _may_change_networks():
+        return ""
+    module = f"/lib/modules/{os.uname().release}/kernel/drivers/net/wireguard"  # not loaded yet
+    if os.path.isdir("/sys/module/wireguard") or os.path.isdir(module):
+        return "kernel"
+    with contextlib.suppress(OSError):
+        if shutil.which("wireguard-go"):
+            os.close(os.open(TUN, os.O_RDWR | os.O_CLOEXEC))
+            return "program"
+    return ""
+
+
+def _may_change_networks() -> bool:
+    """Root in a container often may not."""
+    status = Path("/proc/self/status").read_text()
+    return bool(int(status.partition("CapEff:")[2].split()[0], 16) >> CAP_NET_ADMIN & 1)

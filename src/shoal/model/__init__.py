@@ -1,1 +1,1 @@
-"""The nouns of Shoal as plain data: no I/O, no clock, no behaviour beyond arithmetic."""
+"""The nouns of Shoal as plain data: no I/O, no clock, no behavior beyond arithmetic."""

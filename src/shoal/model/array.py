@@ -90,6 +90,10 @@ class Elements(msgspec.Struct, kw_only=True):
     ran: Bits = msgspec.field(default_factory=Bits)  # ended ones that were placed at least once
     attempts: int = 0  # the most that an element that ended has had
     base: int = 0  # the same at the last retry: elements that run again count from there
+    halted: Bits = msgspec.field(default_factory=Bits)  # stopped early, as worse than others
+    first_rung: int = 0  # the step at which they are first judged; 0: none was yet
+    # For each rung, the value of every element that has reached it; None: not a number.
+    rungs: list[dict[int, float | None]] = []
 
     def ended(self, outcome: str) -> Bits:
         """`outcome`: the value of an `Outcome`."""
@@ -123,6 +127,7 @@ class ArrayCounts(msgspec.Struct, frozen=True, kw_only=True):
     failed: int = 0
     cancelled: int = 0
     timed_out: int = 0
+    halted: int = 0  # of those that succeeded: stopped early
     at_most: int = 0  # elements at a time; 0: as many as there is room for
     missed: str = ""
 
@@ -141,6 +146,7 @@ def counts_of(sweep: Sweep, elements: Elements, waiting: int, running: int) -> A
         failed=elements.failed.count,
         cancelled=elements.cancelled.count,
         timed_out=elements.timed_out.count,
+        halted=elements.halted.count,
         at_most=sweep.at_most,
         missed=missed_text(sweep, elements),
     )
@@ -153,6 +159,7 @@ def counts_text(counts: ArrayCounts) -> str:
         (counts.running, "running"),
         (counts.waiting, "waiting"),
         (counts.pending, "to come"),
+        (counts.halted, "stopped early"),
         (counts.failed, "failed"),
         (counts.timed_out, "timed out"),
         (counts.cancelled, "cancelled"),

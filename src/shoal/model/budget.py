@@ -13,7 +13,8 @@ Amount = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000_000)]
 class BudgetPeriod(enum.StrEnum):
     """The period that a budget covers."""
 
-    MONTH = "month"  # calendar month, UTC
+    DAY = "day"  # calendar day and month, UTC
+    MONTH = "month"
     TOTAL = "total"
 
 
@@ -25,13 +26,18 @@ class BudgetLevel(enum.StrEnum):
 
 
 class Spending(msgspec.Struct, frozen=True, kw_only=True):
-    """What a tenant's own jobs, without those of its branches, have used in a period so far."""
+    """What a tenant's own jobs and keys, without those of its branches, have used in a period so
+    far. With a `key`: what was used with this key alone, and how much may be until `until_ms`."""
 
     tenant: str
     period: BudgetPeriod
     gpu_us: int  # GPU-microseconds
     money_milli: int = 0  # thousandths of the currency, for time that has a price
     unpriced_us: int = 0  # the part of `gpu_us` that has no price
+    tokens: int = 0  # of prompts, cached or not, and generated ones
+    key: str = ""
+    limit: int = 0  # tokens
+    until_ms: int = 0
 
 
 class BudgetGauge(msgspec.Struct, frozen=True, kw_only=True):

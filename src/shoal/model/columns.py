@@ -152,6 +152,10 @@ def _gpu_milli(row: JobRow) -> int:
     return (row.size or row.members) * row.gpus * (row.gpu_milli or WHOLE_GPU_MILLI)
 
 
+def _percent(milli: int | None) -> str | None:
+    return None if milli is None else f"{round(milli / 10)}%"
+
+
 def _how_far(row: JobRow, _: int) -> str:
     if row.array is not None:
         return elements_text(row.array)
@@ -227,9 +231,26 @@ COLUMNS: dict[str, Column] = {
             heading="GPUs",
         ),
         Column(
+            "gpu_use",
+            "how busy its GPUs are",
+            Kind.NUMBER,
+            value=lambda row, _: _percent(row.gpu_busy_milli),
+            key=lambda row: row.gpu_busy_milli,
+            heading="GPU use",
+        ),
+        Column(
+            "gpu_memory",
+            "what it has on its GPUs",
+            Kind.NUMBER,
+            value=lambda row, _: None if row.gpu_used_mb is None else memory_text(row.gpu_used_mb),
+            key=lambda row: row.gpu_used_mb,
+            heading="GPU memory",
+            width="92px",
+        ),
+        Column(
             "why",
             "why it waits, or is as it is",
-            heading="What it does or waits for",
+            heading="Status",
             width="minmax(140px, 3fr)",
         ),
         Column(
@@ -251,7 +272,7 @@ COLUMNS: dict[str, Column] = {
             Kind.DURATION,
             value=elapsed_ms,
             rank=_ran_ms,
-            heading="Ran",
+            heading="Run time",
         ),
         Column(
             "submitted",
@@ -274,7 +295,7 @@ COLUMNS: dict[str, Column] = {
             Kind.NUMBER,
             "attempt",
             rank=lambda job, *_: job.attempt,
-            heading="Tries",
+            heading="Attempts",
             width="64px",
             sort="attempts",
             also="attempts",

@@ -18,7 +18,7 @@ class CommandBase(msgspec.Struct, frozen=True, kw_only=True, tag_field="command"
     ref: MemberRef
 
 
-class Limits(msgspec.Struct, frozen=True):
+class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the policy says about every member."""
 
     processes: int = 0  # processes and threads; 0: no limit
@@ -27,6 +27,7 @@ class Limits(msgspec.Struct, frozen=True):
     # Ports of gangs and replicas: the first, and the first behind them. Empty: an older head, which
     # cannot read that a port was taken.
     ports: tuple[int, ...] = ()
+    rdma: bool = True  # it may open the node's InfiniBand and RoCE cards
 
 
 class Launch(MemberSpec, frozen=True, kw_only=True, tag_field="command", tag=True):
@@ -47,6 +48,8 @@ class Launch(MemberSpec, frozen=True, kw_only=True, tag_field="command", tag=Tru
     keeps: bool = False  # the head keeps what it writes to its output folder
     travels: bool = False  # its checkpoints may be at the head: fetch them before it starts again
     copies: bool = False  # and copy to the head what it saves
+    peers: bool = False  # ... or rather to another node, if one can hold it
+    data_mbit_s: int = 0  # how fast its node may fetch volumes, and give them to others; 0: any
 
     @property
     def ports(self) -> tuple[int, ...]:
@@ -119,7 +122,7 @@ class Dismiss(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", ta
 
 
 class Fence(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", tag=True):
-    """For the engine, not the agent: the node was silent longer than the grace time, so end this
+    """For the engine, not the agent: the node was silent longer than the grace period, so end this
     life of it and everything it runs, and report it dead. Sent again until that is done."""
 
     node: str

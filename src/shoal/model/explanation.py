@@ -15,7 +15,7 @@ class Cause(enum.StrEnum):
 
     NONE = "still going"
     SUCCEEDED = "succeeded"
-    OWN_ERROR = "own error"
+    OWN_ERROR = "exited with an error"
     OUT_OF_MEMORY = "out of memory"
     HARDWARE = "hardware"
     NODE_LOST = "node lost"
@@ -27,6 +27,7 @@ class Cause(enum.StrEnum):
     RESIZED = "resized"
     MOVED = "moved"
     BUDGET = "budget"
+    STOPPED_EARLY = "stopped early"
     UNKNOWN = "unknown"
 
 
@@ -46,6 +47,17 @@ class FirstFailure(msgspec.Struct, kw_only=True):
     step: int | None
     said: str  # what its node reported about the end
     lines: list[str]  # the last lines of its output
+
+
+class ColdStart(msgspec.Struct, kw_only=True):
+    """Where the time of a replica's start went. None: not measured, or not yet."""
+
+    waited_ms: int | None = None  # for room
+    got_ms: dict[str, int] | None = None  # what its nodes had to get, and how long that took
+    listened_ms: int | None = None  # the moment when it listened on its port
+    ready_ms: int | None = None  # when its probe was answered
+    served_ms: int | None = None  # when the gateway had it
+    first_token_ms: int | None = None  # of its first answer, from its request on
 
 
 class AttemptRecord(msgspec.Struct, kw_only=True):
@@ -68,10 +80,13 @@ class AttemptRecord(msgspec.Struct, kw_only=True):
     to_step: int | None = None  # as far as is known
     saved_step: int | None = None  # step of its newest checkpoint
     bound: Bound | None = None  # what limited its steps; None: not known
+    startup_ms: int = 0  # from when it ran until it worked, if that was learned:
+    startup_by: str = ""  # "gpu", "steps" or "output"; empty: it was not
     naps: int = 0  # how often it slept
     slept_ms: int = 0  # in all, with the time to fall asleep and to wake
     dozed_ms: int | None = None  # since when it sleeps now
     slept_at: list[tuple[int, int]] = []  # from and until when, of its newest naps that are over
+    cold: ColdStart | None = None  # of a replica of a service
 
 
 class Learned(msgspec.Struct, kw_only=True):

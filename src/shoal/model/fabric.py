@@ -9,6 +9,8 @@ import msgspec
 # A tour of n nodes takes n rounds, and each node hears of all others.
 TOUR_NODES_MAX = 1_024
 NOTE_MAX = 300
+SLOTS_MAX = 64
+SLOT_MS = 5_000  # in which pairs of halves meet: one direction, then the other
 Size = Annotated[int, msgspec.Meta(ge=0)]
 
 
@@ -32,10 +34,25 @@ class Tour(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     limit_ms: int = 60_000  # the whole tour; what is not measured by then stays unknown
     collectives: bool = False  # then also all-reduce and others, with torch, over all hosts
     gpus: int = 0  # of this node, for collectives; 0: on CPUs
+    # Halves against halves: instead of the rounds, whom this host meets in each slot (-1: nobody),
+    # and when the first of them begins.
+    slots: Annotated[tuple[int, ...], msgspec.Meta(max_length=SLOTS_MAX)] = ()
+    at_ms: int = 0
+
+
+class Cut(msgspec.Struct, frozen=True, array_like=True):
+    """Pairs of hosts across the middle of a group. The first `alone` of them measure one at a time,
+    from slot `first` on, and all of them in slot `together`."""
+
+    name: str
+    pairs: tuple[tuple[int, int], ...]
+    first: int = 0
+    alone: int = 0
+    together: int = 0
 
 
 class Pair(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """What one host measured with another. Rates are MB/s; `back` is towards this host. Latencies
+    """What one host measured with another. Rates are MB/s; `back` is toward this host. Latencies
     are one way, the median and the least of many. `fault` says why the two could not meet; then
     the figures are 0."""
 
@@ -97,6 +114,7 @@ class CheckNetwork(msgspec.Struct, frozen=True):
     nodes: tuple[str, ...] = ()
     collectives: bool = False
     who: str = "a user"
+    halves: bool = False  # instead of all links, what is carried between halves of the nodes
 
 
 # Rates and sizes in words: 940 MB/s, 12.5 GB/s, 64 KiB.
@@ -142,6 +160,18 @@ class LinkView(msgspec.Struct, frozen=True, array_like=True):
     fault: str = ""
 
 
+class HalvesView(msgspec.Struct, kw_only=True):
+    """A cut: what its pairs carry at the same moment, in the direction that is further below the
+    plan, which is what they carry one at a time."""
+
+    name: str
+    one: list[str] = []
+    other: list[str] = []
+    mbs: int = 0
+    plan_mbs: int = 0
+    problem: str = ""
+
+
 class FabricView(msgspec.Struct, kw_only=True):
     """A tour, under way while `ended_ms` is None; links are shown when it has ended. Without an
     id: the network was never measured."""
@@ -163,9 +193,12 @@ class FabricView(msgspec.Struct, kw_only=True):
     usual_latency_us: int = 0
     notes: list[str] = []
     errors: list[str] = []  # of nodes whose probe failed
+    verdict: str = ""  # the whole in one sentence
+    halves: list[HalvesView] = []
     running: str = ""  # the tour that is under way, in an answer about the last one
 
 
 class NetworkRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     nodes: list[str] = []
     collectives: bool = False
+    halves: bool = False

@@ -53,6 +53,7 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
     service: Word = ""
     until_ms: int = 0
     first_job: int = 0  # only jobs with this number or a higher one
+    among: frozenset[str] | None = None  # live jobs with these ids; None: any
 
     @property
     def given(self) -> bool:
@@ -60,6 +61,8 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def only_live(self) -> bool:
+        if self.among is not None:
+            return True
         return bool(self.states) and not {*self.states} & {*ENDED, "finished"}
 
     @property
@@ -83,14 +86,15 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
     def matches(self, job: Job) -> bool:
         spec = job.spec
         return (
-            self.user in ("", spec.user)
+            (self.among is None or job.id in self.among)
+            and self.user in ("", spec.user)
             and self.tenant in ("", spec.tenant)
             and (not self.first_job or number_of(job.id) >= self.first_job)
             and (not self.name or fnmatchcase(spec.name or "", self.name))
             and (not self.states or self._in_state(job))
             and self.since_ms <= max(job.submitted_ms, job.running_ms or 0, job.finished_ms or 0)
             and (not self.node or any(self.node == one.slice.node for one in job.members))
-            and (not self.labels or self._labelled(spec.labels))
+            and (not self.labels or self._labeled(spec.labels))
             and self.service in ("", spec.service)
             and (not self.until_ms or job.submitted_ms <= self.until_ms)
             and (not self.text or self._says(job))
@@ -107,7 +111,7 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
         ended = job.outcome is not None
         return job.state in self.states or ("finished" if ended else "live") in self.states
 
-    def _labelled(self, labels: dict[str, str]) -> bool:
+    def _labeled(self, labels: dict[str, str]) -> bool:
         words = words_of(labels)
         return all(meets(condition, words) for condition in self.labels)
 
@@ -117,7 +121,7 @@ EVERY_JOB = JobFilter()
 
 class Order(msgspec.Struct, frozen=True):
     """How a list of jobs is sorted; jobs with the same value by their numbers. By what a job keeps
-    for ever (submitted, name, user, ...), a place in the list stays one place while jobs end."""
+    forever (submitted, name, user, ...), a place in the list stays one place while jobs end."""
 
     by: str = "ended"  # a column
     down: bool = True

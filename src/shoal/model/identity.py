@@ -26,8 +26,13 @@ REMOVED_MAX = 10 * TENANTS_MAX  # names of tenants that are gone; the oldest are
 USERS_MAX = 10_000
 TOKENS_MAX = 20_000
 TOKENS_PER_USER_MAX = 50
+INVITES_MAX = 200  # that were not accepted yet
+INVITE_MS_MAX = 7 * 86_400_000
 KEYS_MAX = 20_000  # of nodes
 JOIN_TOKENS_MAX = 100
+API_KEYS_MAX = 10_000
+API_KEYS_OF_TENANT_MAX = 2_000
+KEY_SERVICES_MAX = 16  # that one key names
 ENDED_EACH_MAX = 32  # sign-ins of one token that were ended and are known by name
 
 Name = Annotated[str, msgspec.Meta(max_length=63, pattern=JOB_NAME_PATTERN)]
@@ -37,6 +42,11 @@ UserName = Annotated[
 TenantOrAll = Annotated[
     str, msgspec.Meta(max_length=63, pattern=r"^(\*|[A-Za-z0-9][A-Za-z0-9._-]*)(?!\n)$")
 ]
+
+
+# A service's name is the first label of its host name and the first part of its path.
+SERVICE_NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?(?!\n)$"
+ServiceName = Annotated[str, msgspec.Meta(max_length=63, pattern=SERVICE_NAME_PATTERN)]
 
 
 class Role(enum.StrEnum):
@@ -83,7 +93,8 @@ class User(msgspec.Struct, frozen=True, kw_only=True):
 
 class Token(msgspec.Struct, frozen=True, kw_only=True):
     """`hash` is the SHA-256 of the secret part, in hex: the token itself is stored nowhere. A
-    token that ends at `until_ms` (0: never) or whose user lost the role in its tenant is void."""
+    token that ends at `until_ms` (0: never) or whose user lost the role in its tenant is void. An
+    `invite` lets nobody in: whoever shows its secret gets another one instead, once."""
 
     id: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]{8,16}(?!\n)$")]
     user: UserName
@@ -93,6 +104,7 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
     until_ms: int = 0
     since_ms: int = 0
     note: Annotated[str, msgspec.Meta(max_length=200)] = ""
+    invite: bool = False
 
 
 class NodeKey(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,6 +120,35 @@ class NodeKey(msgspec.Struct, frozen=True, kw_only=True):
     note: Annotated[str, msgspec.Meta(max_length=200)] = ""
 
 
+class Per(enum.StrEnum):
+    DAY = "day"  # in UTC, as in budgets
+    MONTH = "month"
+
+
+class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
+    """Good for services of one tenant at the gateway, and for nothing else. `hash` is the SHA-256
+    of the secret part. The secret has 256 random bits: nobody can try them, so one round is enough,
+    and the proxy can afford it for each request. `user`: whom it was given to, a user or any other
+    name. 0: no bound."""
+
+    id: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]{8,16}(?!\n)$")]
+    hash: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}(?!\n)$")]
+    tenant: Name
+    services: Annotated[
+        tuple[ServiceName, ...], msgspec.Meta(max_length=KEY_SERVICES_MAX)
+    ] = ()  # none: all of the tenant's
+    user: UserName = "anybody"
+    tokens: Annotated[int, msgspec.Meta(ge=0, le=10**15)] = 0
+    per: Per = Per.DAY
+    rpm: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0  # requests a minute
+    until_ms: int = 0
+    since_ms: int = 0
+    who: Annotated[str, msgspec.Meta(max_length=63)] = ""  # made it
+
+    def lives(self, now_ms: int) -> bool:
+        return not self.until_ms or self.until_ms > now_ms
+
+
 class EndedSignIns(msgspec.Struct):
     """Sign-ins of one token that were ended before they would have expired: `names`, with that time
     of each. Those that were too many to name: all that expire by `until_ms`."""
@@ -121,7 +162,7 @@ class Identity(msgspec.Struct):
     out, perhaps to a tenant that is gone and whose files are still there. `removed`: since when
     tenants are gone, so that nothing of theirs runs as the agent's user. `ended`: sign-ins that
     were ended, by token ("": the operator's own), until they would have expired. `spent`: Unix
-    users of tenants that are gone, as far as they are ours to give."""
+    users of tenants that are gone, as far as they are ours to give. `api_keys`: for services."""
 
     tenants: dict[str, TenantRecord] = {}
     users: dict[str, User] = {}
@@ -131,6 +172,7 @@ class Identity(msgspec.Struct):
     removed: dict[str, int] = {}
     ended: dict[str, EndedSignIns] = {}
     spent: list[int] = []
+    api_keys: dict[str, ApiKey] = {}
 
     def key(self, tenant: str) -> str:
         """A name without a record is the operator's own, and means itself."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 JOB_ID_PATTERN = r"j[0-9]{1,15}(\.[0-9]{1,9})?"
 _NO_NUMBER = (0, -1)
+_KEPT_MAX = 1024  # an id is asked for several times while its job comes, starts and goes
 
 
+@lru_cache(maxsize=_KEPT_MAX)
 def in_order(job_id: str) -> tuple[int, int]:
     """A key that sorts ids by their numbers: j7, j7.3, j7.12, j8. Other text comes first."""
     number, dot, index = job_id[1:].partition(".")
@@ -16,6 +20,9 @@ def in_order(job_id: str) -> tuple[int, int]:
 
 def number_of(job_id: str) -> int:
     """The number in the id of a job, of an array, or of an element's array; 0: it is no job id."""
+    number = job_id[1:]
+    if _digits(number) and job_id[0] == "j":  # most are not elements
+        return int(number)
     return in_order(job_id)[0]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from operator import attrgetter
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -11,6 +12,7 @@ from shoal.model.after import AFTER_CHARACTERS_MAX, AFTER_MAX, AFTER_PATTERN, YE
 from shoal.model.array import Elements
 from shoal.model.labels import (
     CONDITIONS_MAX,
+    WIREGUARD,
     Condition,
     Key,
     LabelKey,
@@ -22,7 +24,7 @@ from shoal.model.notice import WISHES_MAX, Wish
 from shoal.model.reason import Reader, job_part
 from shoal.model.resources import Demand, Slice
 from shoal.model.sweep import INDEX_MAX, Sweep
-from shoal.model.volume import VOLUME_PATTERN, VOLUMES_MAX
+from shoal.model.volume import VOLUME_NAME_PATTERN, VOLUME_PATTERN, VOLUMES_MAX
 
 # One limit of Linux shapes two of ours: an argument or environment string of 128 KiB or more
 # cannot be passed to a process at all, so it is refused at submission, not at launch.
@@ -99,20 +101,35 @@ class MemberSpec(msgspec.Struct, frozen=True, kw_only=True):
         tuple[Annotated[str, msgspec.Meta(pattern=VOLUME_PATTERN, max_length=1024)], ...],
         msgspec.Meta(max_length=VOLUMES_MAX),
     ] = ()
+    # Names of volumes from URLs of which a member gets its share of the files only.
+    volume_shard: Annotated[
+        tuple[Annotated[str, msgspec.Meta(pattern=VOLUME_NAME_PATTERN, max_length=32)], ...],
+        msgspec.Meta(max_length=VOLUMES_MAX),
+    ] = ()
+    # Names of volumes from URLs whose files are fetched when `shoal.data` reads them.
+    volume_lazy: Annotated[
+        tuple[Annotated[str, msgspec.Meta(pattern=VOLUME_NAME_PATTERN, max_length=32)], ...],
+        msgspec.Meta(max_length=VOLUMES_MAX),
+    ] = ()
     tenant: Annotated[str, msgspec.Meta(max_length=63, pattern=JOB_NAME_PATTERN)] = DEFAULT_TENANT
     stop_grace_ms: Annotated[int, msgspec.Meta(ge=0, le=3_600_000)] = 10_000
     # Its command starts processes in the other members by itself, as mpirun does: it runs in
     # member 0, and the others wait for what it starts there.
     launcher: bool = False
     interactive: bool = False  # each member has a terminal, to which users attach
+    encrypt: bool = False  # kept files leave its nodes encrypted
+    encrypt_network: bool = False  # what members on different nodes send each other is encrypted
 
 
 def for_members(spec: MemberSpec) -> dict[str, Any]:
     """Its fields of `MemberSpec`, for a command to a node."""
-    return {name: getattr(spec, name) for name in MemberSpec.__struct_fields__}
+    return dict(zip(MemberSpec.__struct_fields__, _for_members(spec), strict=True))
 
 
-class JobSpec(MemberSpec, frozen=True, kw_only=True, forbid_unknown_fields=True):
+_for_members = attrgetter(*MemberSpec.__struct_fields__)
+
+
+class JobSpec(MemberSpec, frozen=True, kw_only=True, forbid_unknown_fields=True, weakref=True):
     """What a user asks for. `members` identical processes start together or not at all."""
 
     command: Annotated[tuple[Text, ...], msgspec.Meta(min_length=1, max_length=4096)]
@@ -174,17 +191,23 @@ class JobSpec(MemberSpec, frozen=True, kw_only=True, forbid_unknown_fields=True)
             self.gpu_memory_mb,
             self.gpu_models,
             bool(self.image),
-            (*self.where, self.together) if self.together else self.where,
+            (*self.conditions, self.together) if self.together else self.conditions,
             self.tolerates,
         )
 
     @property
+    def conditions(self) -> tuple[str, ...]:
+        """On its nodes' labels, with what follows from its other wishes."""
+        seals = self.encrypt_network and (self.members > 1 or self.elastic)
+        return (*self.where, WIREGUARD) if seals else self.where
+
+    @property
     def asked(self) -> tuple[str, ...]:
         """What of the nodes' labels and taints matters to it."""
-        if not (self.where or self.tolerates or self.spread or self.together):
+        if not (self.conditions or self.tolerates or self.spread or self.together):
             return ()
         keys = tuple(key for key in (self.spread, self.together) if key)
-        return asked_words(self.where, self.tolerates, keys)
+        return asked_words(self.conditions, self.tolerates, keys)
 
     @property
     def owner(self) -> str:
@@ -233,6 +256,7 @@ class Fault(enum.StrEnum):
     WAKE = "wake"  # it slept, and the node could not wake it
     MISSING = "missing"  # its program or folder is missing; another node may have it
     PORT = "port"  # it could not start: another process of the node has its port
+    HANGS = "hangs"  # it could not start: a mount of the node that it needs does not answer
     TAKEN = "taken"  # it ran, and another process of the node has taken its port
 
 
@@ -269,6 +293,15 @@ class Member(msgspec.Struct):
         return msgspec.structs.replace(slice_, memory_mb=memory_mb)
 
 
+class Startup(msgspec.Struct, frozen=True):
+    """The members of an attempt that have begun to work, how long the last of them took from when
+    the job ran, and how that was learned: by "gpu", "steps" or "output"."""
+
+    members: tuple[int, ...]
+    ms: int
+    by: str
+
+
 class Phase(enum.StrEnum):
     WAITING = "waiting"
     STARTING = "starting"
@@ -301,13 +334,14 @@ class StopCause(enum.StrEnum):
     HANG = "hang"
     BUDGET = "budget"
     IDLE = "idle"
+    HALVING = "halving"  # a trial that is worse than others: it has ended well
 
 
 class SleepCause(enum.StrEnum):
     """Why a job was put to sleep; this decides when it wakes."""
 
     PREEMPT = "preempt"  # for another job: it wakes as soon as there is room
-    TURN = "turn"  # its turn is over: it wakes when it is its turn again
+    TURN = "turn"  # its time slice is over: it wakes when it is its turn again
     IDLE = "idle"  # it did not use its GPUs: it wakes when it is touched
     USER = "user"  # somebody asked for it: it wakes when it is touched
 
@@ -385,6 +419,7 @@ class Job(msgspec.Struct, kw_only=True):
     awake_ms: int | None = None  # since when it has been awake, or is being woken
     full_ms: int = 0  # its GPU had no room for it: it is not woken before this
     refused: str = ""  # why a node could not put this attempt to sleep; it is not asked again
+    startup: Startup | None = None  # of this attempt, as far as it was learned
 
     @property
     def state(self) -> str:

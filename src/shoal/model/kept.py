@@ -6,8 +6,11 @@ import enum
 
 import msgspec
 
+from shoal.model.blocks import Peer, digest
 from shoal.model.job import MemberRef
 
+COUNTED = 1 << 62  # of a snapshot that counts: more bytes than one can have
+NO_PEER = "no other node can hold it now"  # it goes through the head then
 PIECE_BYTES = 256 * 1024  # of a file, in one message
 PATH_BYTES_MAX = 1024
 NAME_BYTES_MAX = 255  # of each part; no file system has longer ones
@@ -47,11 +50,36 @@ class KeptFile(msgspec.Struct, frozen=True):
 
 class Snapshot(msgspec.Struct, frozen=True, tag=True):
     """A checkpoint folder as it was at one moment, with nothing half written. Every file of it has
-    been copied: from now on, these are the ones that count."""
+    been copied: from now on, these are the ones that count. With a `manifest`, none has been: the
+    node itself holds them, and another one is to get them from it before they count."""
 
     ref: MemberRef
     serial: int
     files: tuple[KeptFile, ...]
+    manifest: bytes = b""
+
+
+class CopyHeld(msgspec.Struct, frozen=True, tag=True):
+    """A node holds a copy of the checkpoints with this manifest. `got`: not yet, but so many bytes
+    of it; `problem`: it does not, for this reason."""
+
+    job: str
+    manifest: str
+    got: int | None = None
+    problem: str = ""
+
+
+class HoldCopy(msgspec.Struct, frozen=True):
+    """Get a copy from these nodes and hold it, while all that the tenant has here stays within
+    `bound` bytes. Without a manifest: hold nothing of the job but what `keep` names."""
+
+    job: str
+    manifest: str = ""
+    keep: tuple[str, ...] = ()
+    tenant: str = ""
+    size: int = 0
+    bound: int = 0
+    peers: tuple[Peer, ...] = ()
 
 
 class FileAnswer(msgspec.Struct, frozen=True):
@@ -65,6 +93,7 @@ class FileAnswer(msgspec.Struct, frozen=True):
     problem: str = ""
     again: bool = False
     lost: bool = False
+    hold: HoldCopy | None = None  # not an answer, but this wish
 
 
 class FileWanted(msgspec.Struct, frozen=True):
@@ -90,6 +119,7 @@ class FileSent(msgspec.Struct, frozen=True):
     attempt: int = 0  # the newest that has made a snapshot
     problem: str = ""
     snapshot: int = 0  # its number
+    held: tuple[HoldCopy, ...] = ()  # files that other nodes have
 
 
 class Copied(msgspec.Struct, frozen=True):
@@ -100,6 +130,7 @@ class Copied(msgspec.Struct, frozen=True):
     attempt: int
     step: int
     at_ms: int
+    held_by: tuple[str, ...] = ()  # nodes; none: the head itself
 
 
 class FilesView(msgspec.Struct, kw_only=True):
@@ -111,6 +142,8 @@ class FilesView(msgspec.Struct, kw_only=True):
     notes: list[str] = []
     live: bool = False  # more may come
     url: str = ""  # where they are, if not in the cluster's store
+    encrypted: bool = False  # `shoal cp` decrypts them; sizes are those of the clear text
+    held_by: list[str] = []  # nodes that each have a copy of the checkpoints; none: the head has it
 
 
 class FilePart(msgspec.Struct, kw_only=True):
@@ -122,6 +155,19 @@ class FilePart(msgspec.Struct, kw_only=True):
     modified_ms: int
     version: str
     data: bytes
+    encrypted: bool = False  # and `size` and `offset` count encrypted bytes
+
+
+class FileKey(msgspec.Struct, kw_only=True):
+    """With it, the encrypted files of this job can be read."""
+
+    job: str
+    key: bytes
+
+
+def held_key(job: str, manifest: str) -> str:
+    """By which a door knows a copy of checkpoints."""
+    return digest("checkpoint", job, manifest)
 
 
 def path_problem(path: str) -> str:

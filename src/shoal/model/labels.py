@@ -31,6 +31,7 @@ LabelKey = Annotated[str, msgspec.Meta(pattern=rf"^{_KEY}(?!\n)$", max_length=25
 LabelValue = Annotated[str, msgspec.Meta(pattern=rf"^{_VALUE}(?!\n)$", max_length=63)]
 
 NODE = "node"  # every node has this label; its value is the node's name
+WIREGUARD = "wireguard"  # a node that can encrypt a gang's network says how in this label
 ANY = "*"  # as a toleration: every taint
 # Stands for all taints of a node that no job tolerates by name.
 OTHER_TAINT = "*"

@@ -18,6 +18,8 @@ LOGGED = re.compile(
     r"[IWE]\d{4} [\d:.]+ .*torch/distributed/elastic/"
     r"|\[[^]]*\] \[(INFO|ERROR|WARNING)\] \[launch\.py:\d+:"
     r"|srun: (error|Job step|Terminating)|slurmstepd: "
+    r"|(See|Run) 'docker run --help'"
+    r"|time=\"[^\"]*\" level=\w+ msg=\"error waiting for container: context canceled"
 )
 RAISED = re.compile(
     r"torch\.distributed\.elastic\.multiprocessing\.errors\.ChildFailedError"

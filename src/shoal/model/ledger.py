@@ -16,6 +16,7 @@ class By(enum.StrEnum):
     USER = "user"
     JOB = "job"
     NODE = "node"
+    SERVICE = "service"
     DAY = "day"
     HOUR = "hour"
 
@@ -48,6 +49,36 @@ class AccountSum(msgspec.Struct, frozen=True, kw_only=True):
     co2_g: float | None = None
 
 
+class TokenRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of a service that a caller used; by day or hour, those of all callers."""
+
+    service: str
+    key: str = ""  # the start in ms of a day or hour
+    owner: str = ""  # the tenant of the service
+    caller: str = ""  # the id of a key; "": without one
+    tenant: str = ""  # of the key
+    requests: int
+    prompt: int  # with those that were cached
+    cached: int
+    generated: int
+
+
+class TokenCost(msgspec.Struct, frozen=True, kw_only=True):
+    """All tokens of a service, and the GPU time of its replicas. Each of the last two is the whole
+    cost: divided by the tokens generated, and by those computed, which are the generated ones and
+    those of prompts that were not cached. None: not known."""
+
+    service: str
+    requests: int
+    prompt: int
+    cached: int
+    generated: int
+    gpu_us: int
+    cost: float | None
+    per_million_generated: float | None
+    per_million_computed: float | None
+
+
 class LedgerView(msgspec.Struct, frozen=True, kw_only=True):
     """Whole hours (UTC) from `from_ms` until `to_ms`, or until now. The rows add up to the
     capacity: GPUs known x time known."""
@@ -69,6 +100,9 @@ class LedgerView(msgspec.Struct, frozen=True, kw_only=True):
     # A memo, not part of the sum: how long jobs were asleep, and the GPU time that they lent out.
     slept_ms: int = 0
     lent_gpu_us: int = 0
+    verdict: str = ""  # the whole in one sentence
+    tokens: list[TokenRow] = []  # the largest first, or in order of time; no part of the sum
+    token_costs: list[TokenCost] = []
 
 
 class CostView(msgspec.Struct, frozen=True, kw_only=True):

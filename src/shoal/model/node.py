@@ -10,12 +10,14 @@ import msgspec
 
 from shoal.model.health import Standing
 from shoal.model.resources import Kind, cpus_text, plural
+from shoal.model.tree import Tree
 
 NODE_ID_PATTERN = r"^[a-z0-9][a-z0-9.-]{0,62}(?!\n)$"
 
 NodeId = Annotated[str, msgspec.Meta(pattern=NODE_ID_PATTERN, max_length=63)]
 
 GPUS_PER_NODE_MAX = 256
+JOB_GPUS = "SHOAL_JOB_GPUS"  # a variable: the GPUs of a gang with several members on the node
 JOINED = "joined"  # the origin of a node that joined by itself
 LABELS_MAX = 64  # of one node
 # As in Kubernetes, so that its labels can be taken over.
@@ -30,6 +32,8 @@ Taint = Annotated[str, msgspec.Meta(pattern=TAINT_PATTERN, max_length=320)]
 OF_TENANTS = "tenants"  # how a line about them begins, in what is not enforced
 NODES_NAMED_MAX = 4  # in a line about several of them
 ENDS_WHY_MAX = 200  # characters
+# What a node says about its InfiniBand and RoCE cards, beside why members cannot use them.
+RDMA_OPEN, RDMA_ROOT = "open", "root"  # all members can; all but those of a tenant's user
 
 
 class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +61,9 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
     sleep: Annotated[str, msgspec.Meta(max_length=16)] = ""
     sleep_why: Annotated[str, msgspec.Meta(max_length=200)] = ""  # why they cannot
     remaps: bool = False  # a sleeper may be woken on other GPUs of the node
+    tree: Tree | msgspec.UnsetType = msgspec.UNSET  # how its GPUs, CPUs and cards are joined
+    # Left out where there are no InfiniBand and RoCE cards.
+    rdma: Annotated[str, msgspec.Meta(max_length=200)] | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def kind(self) -> Kind:

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
-from shoal.model.identity import EVERY_TENANT, Name, Role, TenantOrAll, UserName
+from shoal.model.identity import (
+    EVERY_TENANT,
+    INVITE_MS_MAX,
+    KEY_SERVICES_MAX,
+    Name,
+    Per,
+    Role,
+    ServiceName,
+    TenantOrAll,
+    UserName,
+)
 
 LIFETIME_MS_MAX = 10 * 365 * 24 * 3600 * 1000
 LifetimeMs = Annotated[int, msgspec.Meta(ge=0, le=LIFETIME_MS_MAX)]
@@ -49,6 +59,7 @@ class TokenView(msgspec.Struct, kw_only=True):
     until_ms: int
     note: str
     void: str = ""
+    invite: bool = False  # nobody has accepted it yet
 
 
 class SecretTokenView(msgspec.Struct, kw_only=True):
@@ -84,6 +95,85 @@ class NewToken(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     role: Role | None = None
     lifetime_ms: LifetimeMs = 0
     note: Annotated[str, msgspec.Meta(max_length=200)] = ""
+
+
+class ApiKeyView(msgspec.Struct, kw_only=True):
+    """A key for services. Without `services`: for all of the tenant. `void` says why it is good for
+    none; empty if it is good. `who` made it."""
+
+    id: str
+    tenant: str
+    services: tuple[str, ...]
+    user: str
+    tokens: int
+    per: Per
+    rpm: int
+    since_ms: int
+    until_ms: int
+    who: str
+    void: str = ""
+
+
+class SecretApiKeyView(msgspec.Struct, kw_only=True):
+    """`secret` is the whole key. It is shown in this answer and never again."""
+
+    key: ApiKeyView
+    secret: str
+
+
+class NewApiKey(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Without `services`: for all of the tenant. Without `tenant`: that of the services, or of the
+    sender. 0: no bound, and it does not expire."""
+
+    services: Annotated[tuple[ServiceName, ...], msgspec.Meta(max_length=KEY_SERVICES_MAX)] = ()
+    user: UserName | None = None
+    tenant: Name | None = None
+    tokens: Annotated[int, msgspec.Meta(ge=0, le=10**15)] = 0
+    per: Per = Per.DAY
+    rpm: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
+    lifetime_ms: LifetimeMs = 0
+
+
+class NewInvite(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A user who does not exist is added with this role; then `tenant` is needed, unless it is an
+    admin's. `lifetime_ms` is how long the invite can be accepted."""
+
+    user: UserName
+    tenant: TenantOrAll | None = None
+    role: Role | None = None
+    lifetime_ms: Annotated[int, msgspec.Meta(ge=1, le=INVITE_MS_MAX)] = INVITE_MS_MAX
+
+
+class InviteCode(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    code: Annotated[str, msgspec.Meta(max_length=512)]
+
+
+class InviteView(msgspec.Struct, kw_only=True):
+    """`code` is shown in this answer and never again. It can be accepted once: on the page, at
+    `/#invite=CODE`, or in place of a token at `shoal login`."""
+
+    token: TokenView
+    code: str
+    fingerprint: str = ""  # of the certificate, for `shoal login`; empty: none is needed
+
+
+class Left(msgspec.Struct, kw_only=True):
+    """Something of a user who leaves. `then` is what becomes of it."""
+
+    kind: Literal["job", "service", "schedule", "token", "notice", "secret"]
+    id: str
+    name: str = ""
+    tenant: str = ""
+    state: str = ""
+    then: str = ""
+
+
+class LeavingView(msgspec.Struct, kw_only=True):
+    """What a user leaves behind. `more`: how many are not listed."""
+
+    id: str
+    left: list[Left]
+    more: int = 0
 
 
 class Rotation(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -204,7 +294,7 @@ def problem_with(config: OidcConfig) -> str | None:
     """As `field: what is wrong`."""
     near = ("http://127.0.0.1", "http://localhost", "http://[::1]")
     if not config.issuer.startswith(("https://", *near)):
-        return "issuer: must begin with https://, because what it says is believed"
+        return "issuer: must begin with https://"
     if not config.client_id:
         return "client_id: is empty; the provider shows it where you register Shoal"
     if not config.groups:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from shoal.model.durations import duration_text
 from shoal.model.resources import Slice, plural
 
 if TYPE_CHECKING:
@@ -39,6 +40,19 @@ def by(who: str) -> str:
 def attempt_text(attempt: int) -> str:
     """Empty for the first."""
     return f" (attempt {attempt})" if attempt > 1 else ""
+
+
+BEGAN_BY = {
+    "gpu": "its GPUs were first used",
+    "steps": "it reported its first step",
+    "output": "it wrote its first line",
+}
+
+
+def began_text(startup_ms: int, by: str) -> str:
+    """How long a job started up, and how that was learned."""
+    how = BEGAN_BY.get(by, "its node said so")
+    return f"began to work after {duration_text(startup_ms)}, when {how}"
 
 
 def exit_text(code: int) -> str:
@@ -98,3 +112,9 @@ def names_text(names: tuple[str, ...]) -> str:
 
 def nodes_text(slices: tuple[Slice, ...]) -> str:
     return names_text(tuple(dict.fromkeys(slice_.node for slice_ in slices)))
+
+
+def ordinal(number: int) -> str:
+    """1st, 2nd, 3rd, 4th, ..., 11th, ..., 21st."""
+    teen = 10 < number % 100 < 14
+    return f"{number}{'th' if teen else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"

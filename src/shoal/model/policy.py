@@ -41,6 +41,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     # What the tenant and its branches may use in a period; 0: no limit.
     budget_gpu_hours: Amount = 0
     budget_money: Amount = 0  # in the currency of the price list
+    budget_tokens: Annotated[int, msgspec.Meta(ge=0, le=10**15)] = 0  # that its keys may use
     budget_period: BudgetPeriod = BudgetPeriod.MONTH
     # Jobs that it may have at a time, and of these waiting; 0: no limit of its own.
     jobs_max: Count = 0
@@ -54,7 +55,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def has_budget(self) -> bool:
-        return bool(self.budget_gpu_hours or self.budget_money)
+        return bool(self.budget_gpu_hours or self.budget_money or self.budget_tokens)
 
 
 class Preempt(enum.StrEnum):
@@ -84,6 +85,14 @@ class Places(enum.StrEnum):
 
     TYPED = "typed"  # as people or engines say
     MEASURED = "measured"  # as tours of the network found it; one never measured as people say
+
+
+class Rdma(enum.StrEnum):
+    """Whose members may open their nodes' InfiniBand and RoCE cards."""
+
+    NOBODY = "nobody"
+    OPERATOR = "operator"  # jobs of tenants that were added may not
+    EVERYONE = "everyone"
 
 
 class Others(enum.StrEnum):
@@ -137,6 +146,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     # Checkpoints of a job, in MB, that are copied through the head where nodes share no folder for
     # them; 0: none are.
     checkpoint_copy_mb: Count = 20_480
+    # They go from node to node instead; the bound is then that of a tenant on each node.
+    checkpoint_peers: bool = True
+    # How fast a node fetches volumes and packages, and how fast it gives blocks to others; 0: any.
+    data_mbit_s: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
     retest_ms: Span = 600_000  # first wait before a node in quarantine is checked again
     tenants: Annotated[tuple[Tenant, ...], msgspec.Meta(max_length=TENANTS_MAX)] = ()
     budget_stops: bool = False  # running jobs of a tenant without budget stop and wait, too
@@ -145,6 +158,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     processes_max: Annotated[int, msgspec.Meta(ge=0, le=4_194_304)] = 16_384
     cpu_hard: bool = False  # a member gets no more CPU than it asked for, even if some is idle
     gpu_over: GpuOver = GpuOver.END
+    # Cards go past the kernel, and so past its firewall and its rules about ports.
+    rdma: Rdma = Rdma.OPERATOR
 
     # Where nodes come from when they are wanted.
     supply: Annotated[tuple[Supply, ...], msgspec.Meta(max_length=SUPPLIES_MAX)] = ()

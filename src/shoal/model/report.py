@@ -6,10 +6,11 @@ import enum
 
 import msgspec
 
+from shoal.model.blocks import Held
 from shoal.model.budget import Spending
 from shoal.model.fabric import CheckNetwork as CheckNetwork
 from shoal.model.health import CheckResult
-from shoal.model.identity import EVERY_TENANT, NodeKey, Token, User
+from shoal.model.identity import EVERY_TENANT, ApiKey, NodeKey, Token, User
 from shoal.model.job import Fault, Job, JobSpec, MemberRef, Outcome
 from shoal.model.kept import Copied
 from shoal.model.labels import LabelKey, LabelValue
@@ -106,7 +107,25 @@ class Idle(msgspec.Struct, frozen=True):
     idle_ms: int
 
 
-class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
+class Began(msgspec.Struct, frozen=True):
+    """A member that holds GPUs and has begun to work, so long after its process started. `by`: how
+    its node knows: "gpu" (its GPUs were used), "steps" (it reported one), "output" (it wrote)."""
+
+    ref: MemberRef
+    after_ms: int
+    by: str
+
+
+class Hung(msgspec.Struct, frozen=True):
+    """A mount of a node that does not answer. `path`: if links lead to it, one that a job named.
+    `whole`: no member can start on the node without it."""
+
+    mount: str
+    path: str = ""
+    whole: bool = False
+
+
+class NodeReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A node's complete inventory, not a difference: alive members and unacknowledged exits.
     `stopping`: alive members that are already being stopped. `progress`: what members report of
     their work. `checks`: results of the last checks, the newest last, in every report so that none
@@ -118,7 +137,10 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     differ), and what ends it then; None: no end is known. `dozing`, `asleep`, `waking`, `woke`,
     `refused`: alive members that are being put to sleep, sleep, are being woken, have woken, or
     could not be put to sleep, or woken. `uses`: what members have on GPUs, where the driver tells.
-    `listens`: replicas that listen on their ports by themselves; None: the agent does not look."""
+    `began`: members with GPUs that are past their start-up, for as long as they live.
+    `listens`: replicas that listen on their ports by themselves; None: the agent does not look.
+    `holdings`: what the node has on its disk of volumes from URLs. `hangs`: what does not answer;
+    usually nothing."""
 
     spec: NodeSpec
     incarnation: int
@@ -145,6 +167,9 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     touched: tuple[Touched, ...] = ()
     uses: tuple[Uses, ...] = ()
     listens: tuple[MemberRef, ...] | None = None
+    began: tuple[Began, ...] = ()
+    holdings: tuple[Held, ...] = ()
+    hangs: tuple[Hung, ...] = ()
 
 
 class Still(msgspec.Struct, frozen=True, tag=True):
@@ -298,15 +323,22 @@ class SetUser(msgspec.Struct, frozen=True):
 
 
 class RemoveUser(msgspec.Struct, frozen=True):
+    """`end`: what runs for the user is cancelled and stopped. `heir`: who gets the schedules, which
+    are paused otherwise."""
+
     user: str
     who: str = "a user"
+    end: bool = False
+    heir: str = ""
 
 
 class SetToken(msgspec.Struct, frozen=True):
-    """`rotate`: the token must exist, and gets another secret; otherwise it must not."""
+    """`rotate`: the token must exist, and gets another secret; otherwise it must not. `accepts`: it
+    must still be the invite with this hash, and becomes a token."""
 
     token: Token
     rotate: bool = False
+    accepts: str = ""
     who: str = "a user"
 
 
@@ -336,6 +368,20 @@ class SetKey(msgspec.Struct, frozen=True):
 
 class RemoveKey(msgspec.Struct, frozen=True):
     key: str
+    who: str = "a user"
+
+
+class SetApiKey(msgspec.Struct, frozen=True):
+    """Add the key. `scope`: the tenant that the sender acts for."""
+
+    key: ApiKey
+    scope: str = EVERY_TENANT
+    who: str = "a user"
+
+
+class RemoveApiKey(msgspec.Struct, frozen=True):
+    key: str
+    scope: str = EVERY_TENANT
     who: str = "a user"
 
 
@@ -378,7 +424,7 @@ class Nothing(msgspec.Struct, frozen=True):
 
 
 PeopleRequest = AddTenant | RemoveTenant | SetUser | RemoveUser | SetToken | RemoveToken | EndSignIn
-IdentityRequest = PeopleRequest | SetKey | RemoveKey
+IdentityRequest = PeopleRequest | SetKey | RemoveKey | SetApiKey | RemoveApiKey
 NoticeRequest = LabelJob | NoteJob | SetRule | RemoveRule
 Request = (
     Submit

@@ -18,6 +18,9 @@ SECRET_NAME_PATTERN = r"^[A-Za-z][A-Za-z0-9._-]{0,62}(?!\n)$"
 REGISTRY_PREFIX = "registry-"  # and a host: what the node needs to pull images from there
 NAME_CHARACTERS_MAX = 63
 DEFAULT_REGISTRY = "docker.io"
+ENCRYPTION = "encryption-key"  # the tenant's, for the kept files of its jobs
+ENCRYPTION_BYTES_MIN = 32
+FILES_KEY = ".files"  # a job's own, for its node alone; no secret of a tenant has such a name
 
 SecretName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z][A-Za-z0-9._-]{0,62}(?!\n)$")]
 

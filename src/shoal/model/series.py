@@ -80,6 +80,15 @@ class ServiceSeries(msgspec.Struct, kw_only=True):
     queued: list[float | None] = []
     ready: list[float | None] = []  # replicas that are ready
     wanted: list[float | None] = []
+    # Of a service of a language model; empty for others.
+    ttft_p50_ms: list[float | None] = []  # until the first token
+    ttft_p99_ms: list[float | None] = []
+    itl_p50_ms: list[float | None] = []  # between two tokens
+    itl_p99_ms: list[float | None] = []
+    prompt_per_s: list[float | None] = []  # tokens
+    generated_per_s: list[float | None] = []
+    cached: list[float | None] = []  # 0 to 1, of the tokens of prompts
+    good: list[float | None] = []  # 0 to 1, of the requests with a goal
 
 
 # Samples of a node's load, sent from time to time; they may be lost and are never events.
@@ -98,6 +107,19 @@ class GpuSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     temperature_c: Small | None = None
 
 
+READINGS_MAX, READING_AGE_MS_MAX = 16, 600_000
+
+
+class EnergyReading(msgspec.Struct, frozen=True, array_like=True):
+    """The energy counters of all GPUs, in mJ, as they were `age_ms` before they were sent."""
+
+    age_ms: Annotated[int, msgspec.Meta(ge=0, le=READING_AGE_MS_MAX)]
+    mj: Annotated[
+        tuple[Annotated[int, msgspec.Meta(ge=0, le=1 << 62)], ...],
+        msgspec.Meta(max_length=GPUS_PER_NODE_MAX),
+    ]
+
+
 class NodeSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The machine's load. `at_ms` is the node's own clock: it only distinguishes samples."""
 
@@ -105,3 +127,4 @@ class NodeSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cpu_milli: Milli | None = None  # busy share of all its cores
     memory_milli: Milli | None = None
     gpus: Annotated[tuple[GpuSample, ...], msgspec.Meta(max_length=GPUS_PER_NODE_MAX)] = ()
+    energy: Annotated[tuple[EnergyReading, ...], msgspec.Meta(max_length=READINGS_MAX)] = ()

@@ -8,11 +8,13 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
+from shoal.model.access import ACCESS_MAX, CLUSTER, OPEN, Caller, is_open
+from shoal.model.identity import Name, ServiceName
 from shoal.model.job import JobSpec
 from shoal.model.secret import SECRET_NAME_PATTERN
+from shoal.model.tokens import Goals, TokenCount, TokenLoad
+from shoal.model.tokens import ReplicaState as ReplicaState
 
-# A service's name is the first label of its host name and the first part of its path.
-SERVICE_NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?(?!\n)$"
 REPLICA_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*(?!\n)$"
 HEADER_NAME_PATTERN = r"^([A-Za-z0-9!#$&'*+.^_`|~-]*)(?!\n)$"
 # Refuses text that HAProxy would read as more than one word, or as a variable.
@@ -26,7 +28,6 @@ HOST_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9-]*(\.[A-Za-z0-9][A-Za-z0-9-]*)*\.?(?!\n)
 SESSION_COOKIE = "shoal-[0-9a-f]{8}"
 
 Domain = Annotated[str, msgspec.Meta(max_length=190, pattern=DOMAIN_PATTERN)]
-ServiceName = Annotated[str, msgspec.Meta(max_length=63, pattern=SERVICE_NAME_PATTERN)]
 ReplicaId = Annotated[str, msgspec.Meta(max_length=100, pattern=REPLICA_ID_PATTERN)]
 HeaderName = Annotated[str, msgspec.Meta(max_length=64, pattern=HEADER_NAME_PATTERN)]
 Plain = Annotated[str, msgspec.Meta(max_length=255, pattern=PLAIN_PATTERN)]
@@ -50,6 +51,7 @@ class Routing(enum.StrEnum):
     P2C = "p2c"  # the less loaded of two random replicas
     PREFIX = "prefix"  # where the start of the conversation is cached, unless too loaded
     STICKY = "sticky"  # the same replica for the same header or cookie value
+    CACHE = "cache"  # where the fewest tokens of the prompt are new, for its load (model/tokens.py)
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -77,11 +79,19 @@ class Route(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     port: PortOrNone = 0  # a port of its own, besides the shared one
     # For its own port: the tenant's secret with the certificate and its key, as PEM.
     certificate: Plain = ""
+    # Who may call: OPEN, CLUSTER, or tenants by name. Empty: OPEN for the operator's services,
+    # CLUSTER for those of added tenants.
+    access: Annotated[tuple[Name, ...], msgspec.Meta(max_length=ACCESS_MAX)] = ()
 
     @property
     def prefix(self) -> str:
         """The service's path on the shared port; it is stripped from requests."""
         return self.path.rstrip("/") or f"/{self.service}"
+
+    @property
+    def asks(self) -> bool:
+        """Whether the gateway wants to know who calls."""
+        return self.routing is Routing.CACHE or not is_open(self.access)
 
     @property
     def root_path_env(self) -> dict[str, str]:
@@ -101,11 +111,6 @@ class Route(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return found
 
 
-class ReplicaState(enum.StrEnum):
-    READY = "ready"
-    DRAINING = "draining"  # finishes its requests and gets no new ones
-
-
 class Replica(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where one replica answers."""
 
@@ -119,13 +124,17 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class Served(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A route and the replicas behind it, possibly none. `owner`: the tenant, if it is one that was
     added; what belongs to no such tenant is the operator's. `certificate`: the value of the
-    route's secret; `problem`: why there is none."""
+    route's secret; `problem`: why there is none. `tenant`: whose keys are good for it."""
 
     route: Route
     replicas: tuple[Replica, ...] = ()
     owner: str = ""
     certificate: str = ""
     problem: str = ""
+    tenant: str = ""
+    goals: Goals = Goals()
+    adapters: str = ""
+    adapters_max: int = 0
 
 
 class GatewayEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -140,10 +149,13 @@ class GatewayEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The full configuration that the gateway has to put in place."""
+    """The full configuration that the gateway has to put in place. `refused`: keys that have used
+    up their tokens, and until when."""
 
     entry: GatewayEntry = GatewayEntry()
     services: tuple[Served, ...] = ()
+    callers: tuple[Caller, ...] = ()
+    refused: dict[str, int] = {}
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -192,6 +204,11 @@ class ServiceSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     at_a_time: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 0
     # The last replica sleeps after this long without requests. 0: never.
     sleep_after_ms: Annotated[int, msgspec.Meta(ge=0, le=86_400_000)] = 0
+    goals: Goals = Goals()  # what its users shall see; only a service of route `cache` has them
+    # Names of adapters are those of the folders there: a path that replicas have, or a URL.
+    adapters: Annotated[str, msgspec.Meta(max_length=2048)] = ""
+    # Loaded in a replica at a time. 0: as many as the engine takes.
+    adapters_max: Annotated[int, msgspec.Meta(ge=0, le=1_000)] = 0
 
     @property
     def way(self) -> Route:
@@ -215,6 +232,9 @@ class EngineFigures(msgspec.Struct, frozen=True, kw_only=True):
     cache_milli: int = 0  # the part of its cache that is in use
 
 
+DAY_SLOTS = 96  # quarters of an hour
+
+
 class ServiceLoad(msgspec.Struct, frozen=True, kw_only=True):
     """What the gateway sees of a service, about once a second. `ready`: jobs whose probe was
     answered; `trouble`: why the service cannot be served at all."""
@@ -235,6 +255,10 @@ class ServiceLoad(msgspec.Struct, frozen=True, kw_only=True):
     seen: bool = True
     unanswered: dict[str, int] = {}  # job -> probes in a row without an answer, since it was ready
     engines: dict[str, EngineFigures] = {}  # job -> as its /metrics says, if it has an engine
+    tokens: TokenLoad | None = None  # what the token router sees, if the service has one
+    token_counts: tuple[TokenCount, ...] = ()
+    # Its usual work in each part of a day (UTC), in thousandths, if it has goals; -1: not known.
+    day: tuple[int, ...] = ()
 
     @property
     def tells(self) -> bool:
@@ -244,6 +268,18 @@ class ServiceLoad(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def work(self) -> int:
         return self.in_flight + self.queued + self.held
+
+
+VERSIONS_KEPT = 10
+
+
+class Past(msgspec.Struct, frozen=True, kw_only=True):
+    """A version of a service that was ready once. `at_ms`, `why`: when it was set, and by whom."""
+
+    version: int
+    spec: ServiceSpec
+    at_ms: int = 0
+    why: str = ""
 
 
 class Service(msgspec.Struct, kw_only=True):
@@ -257,12 +293,30 @@ class Service(msgspec.Struct, kw_only=True):
     proven: bool = False  # this version has been ready
     before: ServiceSpec | None = None  # the last version that was ready, to go back to
     before_version: int = 0
+    past: list[Past] = []  # versions that were ready and were replaced, the newest last
+    set_ms: int = 0  # since when this version is wanted, and who wanted it
+    set_why: str = ""
     newest: int = 1  # version numbers are never used twice
     failures: int = 0  # failures of this version in a row
     retry_ms: int = 0  # no new replica before then
     ready: dict[str, int] = {}  # job -> since when
     draining: dict[str, int] = {}
     why: str = ""
+
+    @property
+    def earlier(self) -> list[Past]:
+        """What it may go back to, the newest first; what runs now is not among them."""
+        kept = list(self.past)
+        if self.before is not None and all(one.version != self.before_version for one in kept):
+            # stored by a version of Shoal that kept one only
+            kept.append(Past(version=self.before_version, spec=self.before))
+        known = [self.spec.replica]
+        found = []
+        for one in sorted(kept, key=lambda one: -one.version):
+            if one.spec.replica not in known and not self.stopping:
+                known.append(one.spec.replica)
+                found.append(one)
+        return found
 
 
 def problem_with_service(spec: ServiceSpec) -> tuple[str, str] | None:
@@ -273,7 +327,7 @@ def problem_with_service(spec: ServiceSpec) -> tuple[str, str] | None:
             f"{spec.name!r} could be an IP address; put a letter first, such as s{spec.name}",
         )
     if spec.scale.least > spec.scale.most:
-        return "replicas", f"{spec.scale.least}..{spec.scale.most} has its ends the wrong way round"
+        return "replicas", f"{spec.scale.least}..{spec.scale.most} is reversed"
     if spec.replica.elastic:
         return "members", "a replica has a fixed number of members, such as 2; scale with replicas"
     if spec.sleep_after_ms and (spec.replica.no_sleep or spec.replica.whole_nodes):
@@ -283,6 +337,15 @@ def problem_with_service(spec: ServiceSpec) -> tuple[str, str] | None:
         return "route", f"is for {spec.way.service}, not for {spec.name}"
     if not spec.probe.path.startswith("/"):
         return "probe", f"{spec.probe.path!r} is not a path such as /health"
+    if spec.way.routing is not Routing.CACHE:
+        given = {"ttft": spec.goals.ttft_ms, "itl": spec.goals.itl_ms, "adapters": spec.adapters}
+        given["goodput"] = spec.goals.share_milli != Goals().share_milli
+        for field in [name for name, value in given.items() if value]:
+            return field, "needs a service of a language model; add route: cache"
+    if spec.goals.share_milli != Goals().share_milli and not spec.goals:
+        return "goodput", "is a share of the requests that meet a goal; add ttft or itl"
+    if spec.adapters_max and not spec.adapters:
+        return "adapters_max", "has no effect without adapters; leave it out"
     problem = _problem_with_route(spec.way)
     if problem is not None:
         field, _, message = problem.partition(": ")
@@ -412,6 +475,8 @@ def _problem_with_route(route: Route) -> str | None:
         return f"host: {route.host!r} is how every service is reached; choose a name of its own"
     if route.path and (route.path[0] != "/" or not route.path.strip("/")):
         return f"path: {route.path!r} is not a path such as /{route.service}"
+    if len(route.access) > 1 and {OPEN, CLUSTER} & set(route.access):
+        return f"access: {OPEN} and {CLUSTER} stand alone; name tenants, or one of these"
     return None
 
 

@@ -89,7 +89,7 @@ def target_problem(target: str) -> str:
         if scheme is None or scheme[1] not in SCHEMES or "::" in target:
             return f"must be an absolute path, or a URL with {', '.join(SCHEMES)}"
         if "@" in target.partition("://")[2].partition("/")[0]:
-            return "holds a password, which everyone can read; set it in the agents' environment"
+            return "contains a password that everyone can read; set it in the agents' environment"
         return ""
     if not target.startswith("/"):
         return f"must be an absolute path, because every node opens it: not {target[:80]!r}"

@@ -24,7 +24,7 @@ ORDER_PATTERN = r"^o[0-9]{1,12}(?!\n)$"
 REASON_CHARACTERS_MAX = 300
 OPTIONS_MAX = 64
 
-Text = Annotated[str, msgspec.Meta(max_length=1000)]
+Text = Annotated[str, msgspec.Meta(max_length=16_384)]  # a patch of a pod, say
 OptionName = Annotated[str, msgspec.Meta(max_length=64)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
 Amount = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000_000)]
@@ -48,6 +48,9 @@ class Supply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     least: Count = 0  # nodes to keep, wanted or not
     most: Count = 1  # nodes at a time
     idle_ms: Amount = 600_000  # an order whose nodes ran nothing for this long is released
+    # An order that has no machines after this long is given back if another supply can serve its
+    # jobs; 0: never.
+    patience_ms: Amount = 600_000
     lasts_ms: Amount = 0  # how long a node lives, if the supplier limits it; 0: no limit
     # In millionths of the price list's currency, per node and hour; and what all nodes of this
     # supply together may cost per hour (0: no ceiling).
@@ -186,7 +189,7 @@ def problem_with_supplies(supplies: tuple[Supply, ...]) -> str | None:
             return f"{where} is named twice; give each its own name"
         names.add(supply.name)
         if supply.least > supply.most:
-            return f"{where}: least is {supply.least}, which is more than most ({supply.most})"
+            return f"{where}: least ({supply.least}) is more than most ({supply.most})"
         if supply.most % supply.lot or supply.least % supply.lot:
             return f"{where}: least and most must be multiples of lot ({supply.lot})"
         if supply.ceiling and supply.least * supply.price > supply.ceiling:

@@ -13,6 +13,7 @@ VARIABLES_MAX = 32
 VALUES_MAX = 10_000  # of one variable
 ROWS_MAX = 100_000
 VALUE_CHARACTERS_MAX = 4096
+HALVED_MAX = 10_000  # trials of a sweep that stops some of them early
 INDEX = "index"  # the placeholder that every array has
 # The variables that Shoal sets for each element.
 ARRAY_JOB, ARRAY_INDEX, ARRAY_COUNT = "SHOAL_ARRAY_JOB", "SHOAL_ARRAY_INDEX", "SHOAL_ARRAY_COUNT"
@@ -53,6 +54,10 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         tuple[Annotated[dict[Name, Value], msgspec.Meta(max_length=VARIABLES_MAX)], ...],
         msgspec.Meta(max_length=ROWS_MAX),
     ] = ()
+    halve: Annotated[int, msgspec.Meta(ge=0, le=16)] = 0  # one of so many goes on; 0: all do
+    by: Annotated[str, msgspec.Meta(min_length=1, max_length=64)] = "loss"  # the metric it is by
+    highest: bool = False  # its highest value is the best
+    rung: Annotated[int, msgspec.Meta(ge=0, le=1 << 40)] = 0  # step of the first rung; 0: a default
 
     @property
     def variables(self) -> tuple[str, ...]:

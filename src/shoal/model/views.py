@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from shoal.model.array import ArrayCounts
 from shoal.model.bound import Bound
 from shoal.model.health import StandingChange, Verdict
-from shoal.model.job import JobSpec, Note
+from shoal.model.job import JobSpec, Note, Startup
 from shoal.model.service import EngineFigures, ServiceSpec
+from shoal.model.tokens import TokenLoad
+
+SUBMISSIONS_MAX = 1_000  # at once
 
 
 class ProgressView(msgspec.Struct, kw_only=True):
@@ -68,6 +71,10 @@ class JobRow(JobBase, frozen=True, kw_only=True):
     command: str
     progress: ProgressView | None  # if its members report steps
     idle_since_ms: int | None = None  # its GPUs are unused since then; it was warned
+    gpu_busy_milli: int | None = (
+        None  # how busy its GPUs are, where a driver tells; shared ones too
+    )
+    gpu_used_mb: int | None = None  # what it has on them
     array: ArrayCounts | None = None  # it is an array, and this is how far it is
     labels: dict[str, str] = {}
     nap: NapView | None = None  # it sleeps, or is on the way there or back
@@ -96,6 +103,7 @@ class JobView(JobRow, frozen=True, kw_only=True):
     notes: list[Note] = []
     naps: int = 0  # how often this attempt has been put to sleep
     slept_ms: int = 0  # how long it slept before; not part of its run time
+    startup: Startup | None = None  # of this attempt, if it has GPUs and it was learned
 
 
 class NodeView(msgspec.Struct, kw_only=True):
@@ -132,9 +140,11 @@ class NodeView(msgspec.Struct, kw_only=True):
     memory_mb: int
     memory_mb_free: int
     jobs: list[str]
+    closed: str = ""  # who closed it, when and why: drained 3h ago by ada: new memory
     ends_ms: int | None = None  # until when it lives, if that is known
     ends_in_ms: int | None = None  # the same, from now, because clocks differ
     ends_why: str = ""
+    hangs: str = ""  # mounts that do not answer, in words
     sleep: str = ""  # how members sleep there: cuda or freeze; empty: they cannot
     sleep_why: str = ""  # why they cannot
     sleepers: int = 0  # members that sleep there, or are on the way there or back
@@ -189,8 +199,13 @@ class Remedy(msgspec.Struct, kw_only=True, frozen=True):
 
     text: str
     fields: dict[str, Any] = {}  # of the job's form, with other values: submit it so
-    node: str = ""  # let jobs start there again
+    node: str = ""  # let jobs start there again; empty if somebody closed it for a reason
     tenant: str = ""  # raise its limits in the policy
+    # "change": submit the form in its place; "resubmit": as a new job that starts over, and cancel
+    # this one; "uncordon": open `nodes`; "policy": an admin has to change it.
+    how: str = "change"
+    nodes: list[str] = []  # all that have to be opened
+    cost: str = ""  # what it costs others
 
 
 class LogView(msgspec.Struct, kw_only=True):
@@ -276,6 +291,22 @@ class Submission(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     key: str = ""
 
 
+class Submissions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`key` is chosen by the client: sending it again is safe and returns the same jobs."""
+
+    specs: Annotated[tuple[JobSpec, ...], msgspec.Meta(max_length=SUBMISSIONS_MAX)]
+    key: str = ""
+
+
+class Submitted(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What became of one of several submissions: the job's `id`, or the `problem` with the `status`
+    that it would have been refused with by itself."""
+
+    id: str = ""
+    problem: Problem | None = None
+    status: int = 201
+
+
 class ReplicaView(msgspec.Struct, kw_only=True):
     job: str
     node: str
@@ -293,7 +324,8 @@ class ReplicaView(msgspec.Struct, kw_only=True):
 
 class ServiceView(msgspec.Struct, kw_only=True):
     """`state` is one word: ready, rolling, starting, idle (no replica until the first request),
-    stopping or failing."""
+    asleep, waking, stopping or failing. Before the gateway has reported that it serves it, it is
+    starting."""
 
     name: str
     state: str
@@ -313,3 +345,5 @@ class ServiceView(msgspec.Struct, kw_only=True):
     spec: ServiceSpec
     before: int = 0  # the version that a roll-back goes to
     browser_url: str = ""  # where pages with absolute links work, too; empty: nowhere that is known
+    tokens: TokenLoad | None = None  # of a service of route cache
+    help: list[str] = []  # while its goals are missed: what would help

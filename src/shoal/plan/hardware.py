@@ -82,6 +82,21 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     def gpus(self) -> int:
         return self.nodes * self.node.gpus
 
+    def of(self, gpus: int) -> Cluster:
+        """With so many GPUs: whole nodes, or one of which only a part is used."""
+        node = self.node
+        if gpus >= node.gpus and gpus % node.gpus == 0:
+            return msgspec.structs.replace(self, nodes=gpus // node.gpus)
+        if gpus > node.gpus:
+            near = gpus // node.gpus * node.gpus
+            raise Impossible(
+                f"{gpus} GPUs are not whole nodes: {node.name} has {node.gpus}; "
+                f"use {near} or {near + node.gpus}"
+            )
+        power_w = node.power_w * gpus / node.gpus
+        part = msgspec.structs.replace(node, gpus=gpus, power_w=power_w)
+        return msgspec.structs.replace(self, node=part, nodes=1)
+
     def check(self) -> Cluster:
         """This cluster, or a sentence about the first figure that cannot be."""
         chip, node, fabric = self.accelerator, self.node, self.fabric

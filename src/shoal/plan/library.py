@@ -19,7 +19,7 @@ Known = TypeVar("Known")
 DATA = Path(__file__).with_name("data")
 
 
-class Catalogue(msgspec.Struct, frozen=True):
+class Catalog(msgspec.Struct, frozen=True):
     """A hardware file: accelerators, nodes and fabrics by name."""
 
     accelerators: dict[str, Accelerator] = {}
@@ -67,16 +67,16 @@ def model(name: str) -> Model:
 
 
 @functools.cache
-def hardware() -> Catalogue:
-    return catalogue(_toml("hardware"))
+def hardware() -> Catalog:
+    return catalog(_toml("hardware"))
 
 
-def catalogue(tables: Mapping[str, Any], base: Catalogue | None = None) -> Catalogue:
+def catalog(tables: Mapping[str, Any], base: Catalog | None = None) -> Catalog:
     """From the tables of a hardware file. Entries with the same name as one of `base` change only
     the fields that they give."""
-    known = base or Catalogue()
+    known = base or Catalog()
     for section, rows in tables.items():
-        if section not in Catalogue.__struct_fields__:
+        if section not in Catalog.__struct_fields__:
             raise Impossible(
                 f"a hardware file has no section {section!r}: use accelerators, nodes or fabrics"
             )
@@ -84,7 +84,7 @@ def catalogue(tables: Mapping[str, Any], base: Catalogue | None = None) -> Catal
         for name, row in {section: rows, **named}.items():
             if not _table(row):
                 raise Impossible(f"{name} of the hardware file must be a table of fields")
-    return Catalogue(
+    return Catalog(
         accelerators=_merged(Accelerator, known.accelerators, tables.get("accelerators", {})),
         nodes=_merged(NodeKind, known.nodes, tables.get("nodes", {})),
         fabrics=_merged(Fabric, known.fabrics, tables.get("fabrics", {})),
@@ -202,8 +202,8 @@ SOURCE = "measured by shoal check"
 LOCAL_GBS = 32.0  # PCIe, where nobody measured
 
 
-def toml(measured: Measured, known: Catalogue, when: str = "") -> str:
-    """GPUs that the catalogue knows get only what was measured; others a whole entry."""
+def toml(measured: Measured, known: Catalog, when: str = "") -> str:
+    """GPUs that the catalog knows get only what was measured; others a whole entry."""
     name = entry_name(measured, known.accelerators)
     chip = known.accelerators.get(name)
     lines = [f"# {measured.gpus} x {measured.gpu}, {SOURCE}{f' on {when}' if when else ''}."]
@@ -237,7 +237,7 @@ def fabric_toml(rows: Sequence[Collective], latency_us: int, when: str = "") -> 
 
 
 def entry_name(measured: Measured, known: Mapping[str, Accelerator]) -> str:
-    """The catalogue's name of this GPU, or one made of its own."""
+    """The catalog's name of this GPU, or one made of its own."""
     words = measured.gpu.lower().replace("nvidia", "").replace("tesla", "").split()
     parts = [part for word in words for part in word.split("-")]
     fitting = [
@@ -276,7 +276,7 @@ def _accelerator(measured: Measured, chip: Accelerator | None) -> list[str]:
     return lines
 
 
-def _node(measured: Measured, name: str, known: Catalogue) -> list[str]:
+def _node(measured: Measured, name: str, known: Catalog) -> list[str]:
     """Collectives within the node. A kind of node that is known keeps its network."""
     rows = [row for row in measured.collectives if row.name == "all-reduce" and row.bus_mbs]
     kind = next((kind for kind in known.nodes.values() if kind.accelerator == name), None)

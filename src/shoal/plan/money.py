@@ -1,6 +1,6 @@
 """What GPU time costs: money, energy and CO2.
 
-Energy is that of the GPUs and the rest of their nodes, times the data centre's PUE. CO2 follows
+Energy is that of the GPUs and the rest of their nodes, times the data center's PUE. CO2 follows
 from the grid: yearly averages of 2023, in grams of CO2 equivalent per kWh, by Ember and the
 Energy Institute through Our World in Data.
 """
@@ -60,7 +60,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     currency: str
     money: float | None
     price_source: str
-    power_w: float | None  # of all GPUs and their nodes, with the data centre's part
+    power_w: float | None  # of all GPUs and their nodes, with the data center's part
     energy_kwh: float | None
     co2_kg: float | None
 

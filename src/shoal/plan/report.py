@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from shoal.model.amounts import listed, money_text, time_words
+from shoal.model.resources import plural
 from shoal.plan import money
 from shoal.plan.hardware import Accelerator, Cluster, Curve, Impossible, at_most
 from shoal.plan.layout import Layout, Memory, Stack, memory, problem
@@ -144,6 +146,7 @@ BATCH_TOKENS = 4 * 2**20  # of a step, unless said otherwise
 BATCH_TOKENS_LARGE, LARGE = 16 * 2**20, 100e9  # as Llama 3 405B was trained
 SIZES = (0.25, 0.5, 1.0, 2.0, 4.0)  # times the nodes, for the curve
 LAYOUTS = 5
+SMALLEST = 120e6  # parameters: GPT-2's 124 M are the fewest that a plan was compared with
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
@@ -221,6 +224,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     kinds: list[Kind]
     limits: list[Gain]
     sizes: list[Point]
+    verdict: str  # the answer in one sentence
+    warning: str = ""  # why it may be further off than others
 
 
 def batch_for(model: Model) -> int:
@@ -257,6 +262,8 @@ def plan(ask: Ask) -> Plan:
     top, faults = found.best, _faults(ask)
     time_s = _time_s(ask, top, faults)
     each = top.network_bytes / top.step_s
+    spent = money.cost(cluster.gpus, time_s / 3600, ask.rates)
+    limits = what_limits(model, cluster, top, ask.stack)
     return Plan(
         model=model.name,
         parameters=model.parameters(),
@@ -273,15 +280,48 @@ def plan(ask: Ask) -> Plan:
         memory_room=cluster.accelerator.memory_bytes,
         time_s=time_s,
         faults=faults,
-        cost=money.cost(cluster.gpus, time_s / 3600, ask.rates),
+        cost=spent,
         network_bytes_per_s=each,
         bisection_bytes_per_s=each * cluster.gpus / 2,
         read_bytes_per_s=4 * top.tokens_s,
         layouts=[point(ask, one) for one in found.ranked],
         families=list(found.families),
         kinds=kinds(ask),
-        limits=what_limits(model, cluster, top, ask.stack),
+        limits=limits,
         sizes=_sizes(ask, top),
+        verdict=_verdict(cluster, time_s, spent, limits),
+        warning=_warning(model),
+    )
+
+
+def _verdict(cluster: Cluster, time_s: float, spent: money.Cost, limits: list[Gain]) -> str:
+    """How long, for how much, and what hardware sets the pace."""
+    what = f"{plural(cluster.nodes, 'node')} ({cluster.gpus:,} GPUs)"
+    verb = "finishes" if cluster.nodes == 1 else "finish"
+    price = (
+        ""
+        if spent.money is None
+        else f" for {money_text(float(f'{spent.money:.3g}'), spent.currency)}"
+    )
+    hardware = [one for one in limits if one.what in LIMITS]
+    most = max(one.gain for one in hardware)
+    close = [LIMITS[one.what] for one in hardware if one.gain > most - TIED]
+    if most < TIED:
+        limit = "no single part limits it"
+    elif len(close) > 1:
+        limit = f"{listed(close)} limit about equally"
+    else:
+        limit = f"{close[0]} limits"
+    return f"{what} {verb} in {time_words(1000 * time_s)}{price}; {limit}."
+
+
+def _warning(model: Model) -> str:
+    if model.parameters() >= SMALLEST:
+        return ""
+    return (
+        f"{model.name} has {model.parameters() / 1e6:.2g}M parameters, and the smallest model that "
+        "plans were compared with has 124M; starting kernels, which a plan leaves out, may double "
+        "the time of a smaller one, or more"
     )
 
 
@@ -359,6 +399,17 @@ def _largest(allowed: object, most: int) -> int:
 
 MORE = 1.1
 RATIOS = (1.125, 1.25, 1.5, 2.0)  # of nodes, where a tenth more cannot be shared out
+
+
+# What may be said to limit a run, and how close two gains are that count as equal.
+LIMITS = {
+    "compute": "GPU compute",
+    "memory": "GPU memory",
+    "memory_bandwidth": "memory bandwidth",
+    "link": "the bandwidth within nodes",
+    "network": "the network",
+}
+TIED = 0.002
 
 
 class Gain(msgspec.Struct, frozen=True, kw_only=True):

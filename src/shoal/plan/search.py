@@ -14,7 +14,7 @@ from shoal.plan.step import Estimate, Known, Parts, quick
 
 BATCH_MAX = 100_000_000
 BATCH_SLACK = 0.1  # a layout may round the batch by this share
-MICRO_BATCHES = (1, 2, 4, 8, 16)
+MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 INTERLEAVES = (1, 2, 3, 4, 5, 6, 8)
 TENSOR_NODES = 1  # tensor groups stay within a node: beyond it they never win
 CONTEXT_TOKENS = 8192  # a part of a sequence that is worth a GPU of its own

@@ -1,6 +1,6 @@
-"""How many replicas a service needs, of which size: from a modelled or a measured server.
+"""How many replicas a service needs, of which size: from a modeled or a measured server.
 
-The latency of a modelled replica comes from a simulation of its queue (`queue.py`).
+The latency of a modeled replica comes from a simulation of its queue (`queue.py`).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def cache_bytes_per_token(model: Model) -> float:
     return 4.0 * model.layers * model.kv_width
 
 
-def modelled(model: Model, cluster: Cluster, gpus: int, precision: str = "bf16") -> Server:
+def modeled(model: Model, cluster: Cluster, gpus: int, precision: str = "bf16") -> Server:
     """A replica on this many GPUs; Impossible says why it cannot be."""
     chip, node = cluster.accelerator, cluster.node
     if model.heads % gpus:
@@ -126,7 +126,7 @@ def choose(
         if gpus > NODES_PER_REPLICA * cluster.node.gpus or (choices and gpus > cluster.node.gpus):
             break  # beyond one node only if nothing on one node will do
         try:
-            server = modelled(model, cluster, gpus, precision)
+            server = modeled(model, cluster, gpus, precision)
             choices.append(_choice(server, load, goals))
         except Impossible as error:
             problems[gpus] = str(error)

@@ -460,10 +460,10 @@ LEAF_NODES = 32  # nodes below one group of leaf switches: beyond it, oversubscr
 
 
 class Group:
-    """GPUs that talk to each other: how many, and how far apart their neighbours lie."""
+    """GPUs that talk to each other: how many, and how far apart their neighbors lie."""
 
     def __init__(self, cluster: Cluster, members: int, stride: int) -> None:
-        """`stride`: neighbours of the group are that many GPUs apart."""
+        """`stride`: neighbors of the group are that many GPUs apart."""
         self.cluster, self.members = cluster, members
         per_node = cluster.node.gpus
         self.inside = max(1, min(members, per_node // stride if stride < per_node else 1))

@@ -128,7 +128,7 @@ def pressure_milli(text: str) -> int | None:
 
 
 def clock() -> Reading:
-    """How far off the clock is in the kernel's view, where something synchronises it."""
+    """How far off the clock is in the kernel's view, where something synchronizes it."""
     found = nothing()
     buffer = ctypes.create_string_buffer(512)
     try:
@@ -140,7 +140,7 @@ def clock() -> Reading:
         return found
     offset, status = parse_timex(buffer.raw)
     if status & STA_UNSYNC:
-        found.notes.append("clock: not synchronised, as far as the kernel knows")
+        found.notes.append("clock: not synchronized, as far as the kernel knows")
     else:
         found.figures["clock_offset_us"] = abs(offset) // (1000 if status & STA_NANO else 1)
     return found

@@ -17,7 +17,9 @@ HARDWARE_REASONS = {
     0x40: "too hot, slowed down by hardware",
     0x80: "short of power, slowed down by hardware",
 }
-TOLD_REASONS = {0x4: "at its power limit", 0x20: "warm, slowed down by the driver"}
+POWER_CAP = 0x4
+TOLD_REASONS = {POWER_CAP: "at its power limit", 0x20: "warm, slowed down by the driver"}
+NEAR_LIMIT_PERCENT = 90  # the driver still reports the limit when the work is over
 
 # Errors of the hardware in the kernel's log. Others (13, 31, 43, 45) are mostly a program's fault.
 HARDWARE_XIDS = frozenset((48, 62, 64, 74, 79, 92, 95, 119, 120, 140))
@@ -114,8 +116,15 @@ def _add_reasons(nvml: Any, device: Any, number: int, found: Reading) -> None:
         if bits & bit:
             found.faults.append(f"gpu {number}: {text}")
     for bit, text in TOLD_REASONS.items():
-        if bits & bit:
+        if bits & bit and (bit != POWER_CAP or _near_limit(number, found)):
             found.notes.append(f"gpu {number}: {text}")
+
+
+def _near_limit(number: int, found: Reading) -> bool:
+    drawn, limit = (
+        found.figures.get(f"gpu{number}_{name}") for name in ("power_w", "power_limit_w")
+    )
+    return drawn is None or limit is None or drawn * 100 >= limit * NEAR_LIMIT_PERCENT
 
 
 def _ask(ask: Callable[[], Any]) -> Any:

@@ -23,7 +23,7 @@ from types import FrameType
 
 import msgspec
 
-from shoal.model.fabric import NOTE_MAX, Pair, Tour
+from shoal.model.fabric import NOTE_MAX, SLOT_MS, Pair, Tour
 from shoal.model.health import CheckResult
 from shoal.probes import tour_door as doors
 from shoal.probes import tour_door as flows
@@ -38,6 +38,9 @@ SHORT_S = 1.5  # for a host that should have started long ago
 ALONE_S = 0.5  # before a visitor that does not come is looked for
 LAPS = 2
 PAIR_S_MAX = 60.0
+# In a slot: when each direction begins, how long it is measured, and when it is too late. All pairs
+# measure for the same time, because the last one would have the way for itself.
+SLOT_OUT_S, SLOT_BACK_S, SLOT_FLOW_S, SLOT_LATE_S = 0.3, 2.6, 1.6, 1.5
 
 FLOW = struct.Struct("!1sBI")  # which way, how many streams, for how many milliseconds
 OUT, BACK, END, RATE = b"o", b"b", b"e", b"f"
@@ -75,7 +78,8 @@ class Journey:
         self.pairs: dict[int, Pair] = {}  # also of partners that could not be measured with
         self._key = asked.key.encode()
         self._begun = time.monotonic()
-        self._partners = rounds(len(asked.hosts), asked.own)
+        self._partners = list(asked.slots) or rounds(len(asked.hosts), asked.own)
+        self.slots: list[Pair] = []  # what this host measured in them
         self._me = asked.hosts[asked.own]
         self._door = doors.Door(self._me.port, self._key, asked.own, len(asked.hosts))
 
@@ -95,6 +99,42 @@ class Journey:
                 self._meet(partner, position)
             except OSError as error:
                 self._failed(partner, error.strerror or str(error))
+
+    def run_slots(self) -> None:
+        """Slots begin at times that all hosts know. Of a pair, the second host measures, so all
+        pairs send the same way at the same moment."""
+        for position, partner in enumerate(self.asked.slots):
+            begins = (self.asked.at_ms + position * SLOT_MS) / 1000
+            time.sleep(max(0.0, begins - time.time()))
+            self._door.position = position
+            if partner < 0:
+                continue
+            try:
+                if time.time() > begins + SLOT_LATE_S:
+                    raise TimeoutError("it came too late")
+                if partner > self.asked.own:
+                    with self._awaited(partner, position).socket as line:
+                        self._serve(line, partner)
+                    continue
+                with self._visited(partner, position) as line:
+                    self.slots.append(self._measure_slot(line, partner, position, begins))
+            except OSError as error:
+                if partner < self.asked.own:
+                    self._failed(partner, error.strerror or str(error))
+                    self.slots.append(self.pairs.pop(partner))
+
+    def _measure_slot(
+        self, line: socket.socket, partner: int, position: int, begins: float
+    ) -> Pair:
+        found = []
+        for way, after_s in ((OUT, SLOT_OUT_S), (BACK, SLOT_BACK_S)):
+            time.sleep(max(0.0, begins + after_s - time.time()))
+            count = flows.streams_for_fast()
+            found.append(self._flow(line, partner, position, way, count, SLOT_FLOW_S))
+        line.sendall(END)
+        doors.exactly(line, 1)
+        rates = [max(1, round(rate / MB)) for rate in found]
+        return Pair(self.asked.hosts[partner].node, 0, rates[0], rates[1])
 
     def _meet(self, partner: int, position: int) -> None:
         if partner < self.asked.own:
@@ -243,7 +283,7 @@ class Journey:
         limit_s = self._limit_s(least_s)
         if way == OUT:
             return flows.give(line, streams, limit_s)
-        return flows.take(line, streams, least_s, limit_s)
+        return flows.take(line, streams, least_s, limit_s, exactly_so=bool(self.asked.slots))
 
     def _limit_s(self, least_s: float) -> float:
         return flows.STRETCH * least_s + flows.SILENT_S + flows.SPARE_S
@@ -261,7 +301,8 @@ class Journey:
                 return
             elif word == RATE:
                 way, count, least_ms = FLOW.unpack(doors.exactly(line, FLOW.size))
-                least_s = min(least_ms / 1000, max(flows.LONG_S, self.asked.pair_ms / 1000))
+                longest_s = max(flows.LONG_S, SLOT_FLOW_S, self.asked.pair_ms / 1000)
+                least_s = min(least_ms / 1000, longest_s)
                 self._answer_flow(line, partner, way, min(count, flows.STREAMS), least_s)
             else:
                 raise OSError("it says what nobody understands")
@@ -276,7 +317,7 @@ class Journey:
         streams = [one.socket for one in lines]
         limit_s = self._limit_s(least_s)
         if way == OUT:
-            flows.take(line, streams, least_s, limit_s)
+            flows.take(line, streams, least_s, limit_s, exactly_so=bool(self.asked.slots))
         else:
             flows.give(line, streams, limit_s)
 
@@ -293,7 +334,7 @@ def tour(asked: Tour, deadline: float) -> CheckResult:
         return CheckResult(id="", error=text[:NOTE_MAX])
     why, together = "", Found()
     try:
-        journey.run()
+        (journey.run_slots if asked.slots else journey.run)()
         journey.close()
         if asked.collectives:
             from shoal.probes import collectives  # only now: torch takes seconds
@@ -305,7 +346,7 @@ def tour(asked: Tour, deadline: float) -> CheckResult:
         journey.close()
     return CheckResult(
         id="",
-        pairs=tuple(journey.pairs.values()),
+        pairs=tuple(journey.slots or journey.pairs.values()),
         collectives=together.rows,
         notes=together.notes,
         weak=together.weak,

@@ -362,16 +362,22 @@ def give(line: socket.socket, streams: list[socket.socket], limit_s: float) -> f
 
 
 def take(
-    line: socket.socket, streams: list[socket.socket], least_s: float, limit_s: float
+    line: socket.socket,
+    streams: list[socket.socket],
+    least_s: float,
+    limit_s: float,
+    *,
+    exactly_so: bool = False,
 ) -> float:
-    """Count what arrives; returns bytes per second."""
+    """Count what arrives; returns bytes per second. `exactly_so`: for this time, no longer."""
     ends = threading.Event()
     counts: list[list[tuple[float, int]]] = [[] for _ in streams]
     threads = [
         _thread(_count, one, ends, count) for one, count in zip(streams, counts, strict=True)
     ]
     try:
-        rate = _steady(counts, threads, least_s, early=len(streams) == 1)
+        looks = [least_s] if exactly_so else _looks(least_s, early=len(streams) == 1)
+        rate = _steady(counts, threads, least_s, looks)
     finally:
         _end(threads, ends)
     line.settimeout(limit_s)
@@ -380,12 +386,16 @@ def take(
     return rate
 
 
+def _looks(least_s: float, *, early: bool) -> list[float]:
+    fast = [FAST_S] if early and least_s > FAST_S else []
+    return fast + [least_s * part for part in (1, 1.5, 2, 2.5, STRETCH)]
+
+
 def _steady(
     counts: list[list[tuple[float, int]]],
     threads: list[threading.Thread],
     least_s: float,
-    *,
-    early: bool,
+    looks: list[float],
 ) -> float:
     began = time.perf_counter()
     while not any(counts):
@@ -393,8 +403,6 @@ def _steady(
             raise TimeoutError("no data arrives")
         time.sleep(0.002)
     first = min(count[0][0] for count in counts if count)
-    looks = [FAST_S] if early and least_s > FAST_S else []
-    looks += [least_s * part for part in (1, 1.5, 2, 2.5, STRETCH)]
     rate = 0.0
     for look in looks:
         while (now := time.perf_counter()) < first + look:

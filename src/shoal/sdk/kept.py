@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from shoal.client import Client, ShoalError
+from shoal.link.sealed_files import SealedFile, SealError, opened
+from shoal.model.kept import PIECE_BYTES, FilePart, Kind
 
 CHANGES_MAX = 10  # of a file while it is read; then it is given up
 
@@ -18,16 +20,29 @@ class Changed(Exception):
 
 def parts(client: Client, job_id: str, path: str) -> Iterator[bytes]:
     """ShoalError with status 404 if there is no such file."""
-    size, version = 0, ""
+    size, version, sealed = 0, "", None
     while True:
         part = client.file_part(job_id, path, size)
         if (version and part.version != version) or (not part.data and size < part.size):
             raise Changed
         version = part.version
+        if part.encrypted:
+            try:
+                sealed = sealed or opened_with(client, job_id, Kind.OUTPUT, part)
+                yield from sealed.open_all(size // PIECE_BYTES, part.data)
+            except SealError as error:
+                raise ShoalError(f"{job_id}:{path} {error}", "path") from None
+        else:
+            yield part.data
         size += len(part.data)
-        yield part.data
         if size >= part.size:
             return
+
+
+def opened_with(client: Client, job_id: str, kind: Kind, first: FilePart) -> SealedFile:
+    """The file whose first part this is, with the key that its job has at the head."""
+    key = client.file_key(job_id)
+    return opened(key.key, key.job, kind, first.path, first.size, first.data)
 
 
 def fetch(client: Client, job_id: str, path: str, target: Path) -> Path:

@@ -13,10 +13,19 @@ from concurrent import futures
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from shoal.tasks.errors import restored
-from shoal.tasks.functions import dump_function, dumper
+from shoal.tasks.functions import PLAIN, Steady, dump_function, dumper, steady
 from shoal.tasks.mapping import chosen_cluster, workers_of
-from shoal.tasks.pool import WORKERS_MAX, Died, Hopeless, Outcome, Work, function_of, make_pool
-from shoal.tasks.worker import call
+from shoal.tasks.pool import (
+    WORKERS_MAX,
+    Died,
+    Function,
+    Hopeless,
+    Outcome,
+    Work,
+    function_of,
+    make_pool,
+)
+from shoal.tasks.worker import apply, call
 
 if TYPE_CHECKING:
     from shoal.tasks.cluster import Cluster
@@ -48,7 +57,9 @@ class Executor(futures.Executor):
             init = dump_function(built, self._dump, "initializer")
         where = chosen_cluster(cluster)
         self._pool = make_pool(max_workers or workers_of(where), init, where)
-        self._function = function_of(pickle.dumps(call))
+        self._any = function_of(pickle.dumps(call))
+        self._last: object = None
+        self._known: tuple[Steady, Function] | None = None
         self._guard = threading.Lock()
         self._shut = False
         self._pending: set[futures.Future[Any]] = set()
@@ -58,9 +69,9 @@ class Executor(futures.Executor):
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> futures.Future[T]:
         future: futures.Future[T] = futures.Future()
         try:
-            body, problem = self._dump([(fn, args, kwargs)]), None
+            (function, body), problem = self._packed(fn, args, kwargs), None
         except Exception as error:
-            body, problem = b"", error
+            function, body, problem = self._any, b"", error
         with self._guard:
             if self._shut:
                 raise RuntimeError("cannot schedule new futures after shutdown")
@@ -74,8 +85,31 @@ class Executor(futures.Executor):
             future.add_done_callback(self._pending.discard)
             report = functools.partial(_settle, future)
             begin = future.set_running_or_notify_cancel
-            self._pool.submit(Work(self._function, body, report, begin))
+            self._pool.submit(Work(function, body, report, begin))
         return future
+
+    def _packed(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Function, bytes]:
+        """A function that is submitted twice in a row is sent to each worker once, unless its bytes
+        may change from task to task."""
+        known = self._known if self._known is not None and self._known[0].same(fn) else None
+        if known is None and self._last is fn:
+            known = self._keep(fn)
+        self._last = fn
+        if known is None:
+            return self._any, self._dump([(fn, args, kwargs)])
+        if not kwargs and all(type(value) in PLAIN for value in args):
+            return known[1], pickle.dumps([(args, kwargs)])
+        return known[1], self._dump([(args, kwargs)])
+
+    def _keep(self, fn: Callable[..., Any]) -> tuple[Steady, Function] | None:
+        if self._known is not None:
+            self._pool.forget(self._known[1])
+        sure = steady(fn, self._dump(fn))
+        data = self._dump(functools.partial(apply, fn)) if sure is not None else b""
+        self._known = None if sure is None else (sure, function_of(data))
+        return self._known
 
     def map(
         self,

@@ -57,6 +57,63 @@ def dump_function(function: Callable[..., Any], dump: Callable[[Any], bytes], na
         raise TypeError(message) from None
 
 
+# Values that pickle and cloudpickle send alike, and that cannot change.
+PLAIN = frozenset({int, float, complex, str, bytes, bool, type(None)})
+
+
+class Steady:
+    """A function whose bytes stay the same for as long as `same` says so, so that it needs to be
+    sent only once. A function that is sent by value is sent as it is at that moment, with the
+    values of the variables that it uses."""
+
+    def __init__(self, function: types.FunctionType, used: dict[str, Any] | None) -> None:
+        """`used`: None if it is sent by name."""
+        self.function = function
+        self._code = function.__code__
+        self._defaults = function.__defaults__
+        self._used = used
+
+    def same(self, function: object) -> bool:
+        if function is not self.function:
+            return False
+        if self._used is None:
+            return True
+        if (self._code, self._defaults) != (self.function.__code__, self.function.__defaults__):
+            return False
+        now = self.function.__globals__
+        return all(now.get(name) is value for name, value in self._used.items())
+
+
+def steady(function: object, data: bytes) -> Steady | None:
+    """`data`: the function, dumped. None: its bytes may change unseen."""
+    if type(function) is not types.FunctionType:
+        return None
+    if b"cloudpickle" not in data:
+        return Steady(function, None)
+    if function.__closure__ or function.__kwdefaults__ or function.__dict__:
+        return None
+    if not all(type(value) in PLAIN for value in function.__defaults__ or ()):
+        return None
+    names = _names(function.__code__)
+    used = {name: function.__globals__[name] for name in names if name in function.__globals__}
+    return Steady(function, used) if all(map(_unchanging, used.values())) else None
+
+
+def _names(code: types.CodeType) -> set[str]:
+    """All names in a function and in those it defines: its global variables are among them."""
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= _names(constant)
+    return names
+
+
+def _unchanging(value: object) -> bool:
+    if isinstance(value, types.ModuleType):
+        return value.__spec__ is not None and sys.modules.get(value.__name__) is value
+    return type(value) in PLAIN or isinstance(value, types.BuiltinFunctionType)
+
+
 def main_script() -> str:
     """The path of the running script, where workers look for functions; empty if functions are sent
     by value."""

@@ -301,7 +301,7 @@ class _Mapper:
             self._start(latest)
 
     def _blame(self, chunk: Chunk, died: Died) -> Iterator[Finished]:
-        """The task that killed the worker runs alone from now on; its neighbours run again."""
+        """The task that killed the worker runs alone from now on; its neighbors run again."""
         if died.position is None or died.innocent:
             yield from self._lose(chunk, died)
             return
@@ -344,7 +344,7 @@ class _Mapper:
                 good = values[start:position]
                 yield Finished(chunk.first + start, len(good), good, size_bytes, None)
             start = position + 1
-        # Failures last, so that a caller that stops at the first has the finished neighbours.
+        # Failures last, so that a caller that stops at the first has the finished neighbors.
         for position, data, text in sorted(errors):
             yield from self._retry(chunk, position, restored(data, text), text)
 
@@ -409,7 +409,7 @@ class Sizer:
         return max(1, min(self._size, max(share, even)))
 
     def learn(self, tasks: int, took_s: float, sent_bytes: int) -> None:
-        """`sent_bytes` counts both directions: a large result must not wait for its neighbours."""
+        """`sent_bytes` counts both directions: a large result must not wait for its neighbors."""
         task_s = took_s / tasks
         known = self._task_s
         self._task_s = task_s if known is None else WEIGHT * task_s + (1 - WEIGHT) * known

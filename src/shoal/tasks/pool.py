@@ -135,6 +135,7 @@ class Pool:
         self._closing = False
         self._selector = selectors.DefaultSelector()
         self._bell = Bell()
+        self._rung = False  # and not yet heard
         self._selector.register(self._bell.end, selectors.EVENT_READ, None)
         self._thread: threading.Thread | None = None
         self._guard = threading.Lock()
@@ -176,7 +177,9 @@ class Pool:
                 self._thread = threading.Thread(target=self._serve, name="shoal-tasks", daemon=True)
                 self._thread.start()
             self._calls.append(call)
-            self._bell.ring()
+            if not self._rung:
+                self._rung = True
+                self._bell.ring()
 
     # -- the thread ----------------------------------------------------------------------------
 
@@ -199,6 +202,7 @@ class Pool:
 
     def _obey(self) -> None:
         self._bell.hear()
+        self._rung = False  # before the calls: one that comes after the last rings again
         while self._calls:
             self._calls.popleft()()
 

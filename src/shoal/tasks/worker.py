@@ -195,3 +195,9 @@ def call(item: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]) -> An
     """The function of an Executor's tasks, each of which brings its own."""
     function, arguments, keywords = item
     return function(*arguments, **keywords)
+
+
+def apply(function: Callable[..., Any], item: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
+    """The same for a function that was sent before."""
+    arguments, keywords = item
+    return function(*arguments, **keywords)

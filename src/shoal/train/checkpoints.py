@@ -51,6 +51,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     position: int  # in the stream of samples
     seed: int
     stretch: Stretch | None = None
+    mark: dict[str, Any] | None = None  # of a stream, in its own words
     world: int
     trained_s: float = 0.0  # over all attempts, for the observed failure rate
     restarts: int = 0

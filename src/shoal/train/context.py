@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+from collections import deque
 from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any, Literal
@@ -70,6 +71,7 @@ class Context:
         self._claimed = 0  # samples and epochs covered by calls of `steps`
         self._claimed_epochs = 0
         self._stretch: Stretch | None = None
+        self._stream: Any = None  # of the current call of `steps`, if its loader has one
         self._after: tuple[int, int] | None = None  # step and position after this step
         self._steps_total = 0
         self._state: State | None = None
@@ -124,14 +126,19 @@ class Context:
         for name, value in (("epochs", epochs), ("steps", steps)):
             if value is not None and value < 0:
                 raise TrainError(f"{name}={value} of ctx.steps is negative")
+        if hasattr(getattr(loader, "dataset", None), "follow"):
+            self._steps_total = steps or 0
+            return self._streamed(loader, 1 if epochs is None and steps is None else epochs)
         if not is_ordered(loader):
             self._steps_total = steps or 0
             return self._as_it_comes(loader, 1 if epochs is None and steps is None else epochs)
+        if self._stream is not None or (self._restored and self._restored.mark):
+            raise TrainError("a run that reads a stream cannot go on with numbered samples")
         if epochs is None:
             # With `steps`, the number of epochs is in effect unbounded.
             epochs = 1 if steps is None else 1 << 31
         stretch = stretch_of(loader, self._claimed, self._claimed_epochs, epochs)
-        check_parts(stretch, self.world)
+        check_parts(stretch.batch, self.world)
         self._check_same_data(stretch)
         self._claimed, self._claimed_epochs = stretch.end, self._claimed_epochs + epochs
         self.position = max(self.position, stretch.start)
@@ -150,6 +157,42 @@ class Context:
             position += samples
             self.weight = shuffle.weight(samples, self.world, self.rank)
             yield batch, position, shuffle.part(samples, self.world, self.rank)[1]
+
+    def _streamed(self, loader: Any, epochs: int | None) -> Iterator[tuple[Any, int, int]]:
+        """Of a data set that has an order of its own, over all members, but no known size. Its
+        mark says where in it a position is."""
+        if self._stretch is not None or self._claimed:
+            raise TrainError("a run that uses numbered samples cannot go on with a stream")
+        size = batch_size(loader)
+        check_parts(size, self.world)
+        mark = self._mark_at(self.position)
+        first = self._claimed_epochs
+        end = None if epochs is None else first + epochs
+        self._claimed_epochs = first + (1 << 31 if epochs is None else epochs)
+        stream = loader.dataset.follow(self._seed, mark, self.position, first, end)
+        if self._stream is None:
+            if self._saver is not None:
+                self._saver.finish()  # its thread uses the same group
+            if self._group.agree(stream.identity) != stream.identity:
+                raise TrainError(f"member {self.rank} reads other shards than member 0")
+        self._stream = stream
+        coming: deque[tuple[int, int]] = deque()  # position after a batch, its samples
+        chosen = parts_of(stream, coming, self.position, size, loader, self.world, self.rank)
+        try:
+            for batch in in_chunks(loader, stream, chosen):
+                position, samples = coming.popleft()
+                if stream.available(position, size) < (size if loader.drop_last else 1):
+                    self._steps_total = self.step + 1  # only now it is known to be the last one
+                self.weight = shuffle.weight(samples, self.world, self.rank)
+                yield batch, position, shuffle.part(samples, self.world, self.rank)[1]
+        finally:
+            stream.close()
+
+    def _mark_at(self, position: int) -> dict[str, Any] | None:
+        if self._stream is not None:
+            mark: dict[str, Any] = self._stream.mark(position)
+            return mark
+        return self._restored.mark if self._restored else None
 
     def _as_it_comes(
         self, loader: Iterable[Any], epochs: int | None
@@ -262,6 +305,7 @@ class Context:
             position=position,
             seed=self._seed,
             stretch=self._stretch,
+            mark=self._mark_at(position),
             world=self.world,
             trained_s=(before.trained_s if before else 0.0) + (clock_ns() - self._began_ns) / 1e9,
             restarts=before.restarts if before else 0,
@@ -389,7 +433,7 @@ class Stop:
         if threading.current_thread() is not threading.main_thread():
             return  # only the main thread gets signals, so only it can stop
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, self._signalled)
+            signal.signal(signal.SIGTERM, self._signaled)
         if group.world > 1:
             self._thread = threading.Thread(target=self._listen, name="shoal-stop", daemon=True)
             self._thread.start()
@@ -411,7 +455,7 @@ class Stop:
         if self._thread is not None:
             self._thread.join(timeout=5)
 
-    def _signalled(self, _number: int, _frame: FrameType | None) -> None:
+    def _signaled(self, _number: int, _frame: FrameType | None) -> None:
         self.asked = True
 
     def _listen(self) -> None:
@@ -433,24 +477,29 @@ def is_ordered(loader: object) -> bool:
 
 
 def stretch_of(loader: Any, start: int, epoch: int, epochs: int) -> Stretch:
-    """The part of the run that a loader covers. Its batch size is for all members together."""
+    """The part of the run that a loader covers."""
+    batch, size = batch_size(loader), len(loader.dataset)
+    if size == 0:
+        raise TrainError("the loader's data set has no samples")
+    return Stretch(start, epoch, epochs, size, batch, loader.drop_last)
+
+
+def batch_size(loader: Any) -> int:
+    """For all members together."""
     if loader.batch_size is None:
         raise TrainError(
             "the loader has no batch_size: make it with DataLoader(dataset, batch_size=B), B being "
             "the samples of a step over all members"
         )
-    size = len(loader.dataset)
-    if size == 0:
-        raise TrainError("the loader's data set has no samples")
-    return Stretch(start, epoch, epochs, size, loader.batch_size, loader.drop_last)
+    return int(loader.batch_size)
 
 
-def check_parts(stretch: Stretch, world: int) -> None:
+def check_parts(batch: int, world: int) -> None:
     """With fewer samples than members, some would have no work in any step."""
-    if stretch.batch < world:
+    if batch < world:
         raise TrainError(
-            f"a batch of {stretch.batch} samples cannot be divided among {world} members: use a "
-            f"batch_size of at least {world}, or at most {stretch.batch} members"
+            f"a batch of {batch} samples cannot be divided among {world} members: use a "
+            f"batch_size of at least {world}, or at most {batch} members"
         )
 
 
@@ -458,11 +507,15 @@ def in_order(
     loader: Any, stretch: Stretch, position: int, world: int, rank: int, seed: int
 ) -> Iterator[Any]:
     """The same loader, with our choice of samples for this member."""
+    chosen = order.batches(stretch, position, world, rank, seed if _shuffles(loader) else None)
+    return iter(remade(loader, loader.dataset, chosen))
+
+
+def remade(loader: Any, dataset: Any, chosen: Iterable[list[Any]]) -> Any:
     from torch.utils.data import DataLoader
 
-    chosen = order.batches(stretch, position, world, rank, seed if _shuffles(loader) else None)
-    again = DataLoader(
-        loader.dataset,
+    return DataLoader(
+        dataset,
         batch_sampler=Batches(chosen),
         num_workers=loader.num_workers,
         collate_fn=loader.collate_fn,
@@ -474,7 +527,30 @@ def in_order(
         prefetch_factor=loader.prefetch_factor,
         persistent_workers=False,  # one pass covers the whole run
     )
-    return iter(again)
+
+
+def parts_of(
+    stream: Any, coming: deque[tuple[int, int]], at: int, size: int, loader: Any,
+    world: int, rank: int,
+) -> Iterator[list[Any]]:  # fmt: skip
+    """This member's part of each batch of a stream; see `shuffle.batches`."""
+    while samples := stream.available(at, size):
+        if samples < size and loader.drop_last:
+            return
+        offset, own = order.part(samples, world, rank)
+        part = stream.places(at + offset, own) if own else stream.places(at, 1)
+        at += samples
+        stream.leave(at)
+        coming.append((at, samples))
+        yield part
+
+
+def in_chunks(loader: Any, stream: Any, chosen: Iterable[list[Any]]) -> Iterator[Any]:
+    """Read by the loader's workers, or without any, by the stream itself: as far ahead as is
+    needed."""
+    if loader.num_workers:
+        return iter(remade(loader, stream.reader, chosen))
+    return map(loader.collate_fn, stream.reader.ahead(chosen))
 
 
 class Batches:

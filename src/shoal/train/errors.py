@@ -9,6 +9,8 @@ from types import TracebackType
 class TrainError(Exception):
     """Ends the process with code 1 and its message as the last line, without a traceback."""
 
+    one_line = True
+
 
 def say(text: str) -> None:
     """A line for the job's log."""
@@ -16,13 +18,14 @@ def say(text: str) -> None:
 
 
 def end_in_one_line() -> None:
-    """From now on an uncaught TrainError prints one line; other exceptions are unchanged."""
+    """From now on an uncaught error that says all in its message prints one line, as those of
+    `shoal.data` do; other exceptions are unchanged."""
     before = sys.excepthook
 
     def hook(
         kind: type[BaseException], error: BaseException, traceback: TracebackType | None
     ) -> None:
-        if isinstance(error, TrainError):
+        if getattr(error, "one_line", False):
             say(str(error))
         else:
             before(kind, error, traceback)

@@ -22,7 +22,7 @@ export function about(job) {
     spec.schedule
       ? fact(
           "Schedule",
-          h("a", { href: "#/jobs?schedules=open" }, spec.schedule),
+          h("a", { href: "#/jobs?tab=schedules" }, spec.schedule),
           spec.scheduled_ms ? `, due ${moment(spec.scheduled_ms, now())}` : "",
         )
       : null,

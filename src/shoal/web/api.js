@@ -3,6 +3,8 @@
 
 let csrf = "";
 let signedOut = () => {};
+/** @type {(path: string) => (error?: Error) => void} */
+let asked = () => () => {};
 let seen = 0; // the newest event that an answer showed: a head that does not know it yet waits
 
 export class Refused extends Error {
@@ -18,11 +20,17 @@ export const onSignedOut = (act) => {
   signedOut = act;
 };
 export const lapsed = () => signedOut();
+/** `act` gets the path of each question, and returns what is called when it is answered or has failed. */
+export const observe = (act) => {
+  asked = act;
+};
 
 /**
- * `quiet`: a lapsed session is no reason to sign out. `heard` gets the answer's headers, `line` each line of a stream.
+ * `quiet`: a lapsed session is no reason to sign out. `aside`: the view does not wait for it, and stands without it.
+ * `heard` gets the answer's headers, `line` each line of a stream.
  * @typedef {{
- *   signal?: AbortSignal, quiet?: boolean, heard?: (headers: Headers) => void, line?: (value: any) => void
+ *   signal?: AbortSignal, quiet?: boolean, aside?: boolean, heard?: (headers: Headers) => void,
+ *   line?: (value: any) => void
  * }} Options
  */
 
@@ -34,9 +42,15 @@ export const lapsed = () => signedOut();
  * @returns {Promise<any>}
  */
 export async function call(method, path, body, options = {}) {
+  // a question that waits for something to happen is no part of what a view shows at first
+  const follow = method === "GET" && !options.quiet && !options.aside && !path.includes("wait_s=");
+  const done = follow ? asked(path) : () => {};
   try {
-    return await once(method, path, body, options);
+    const answer = await once(method, path, body, options);
+    done();
+    return answer;
   } catch (error) {
+    done(error.name === "AbortError" ? undefined : error);
     // Another tab signed in again, so this tab's secret belongs to the previous session.
     if (!(error instanceof Refused) || error.status !== 403 || method === "GET") throw error;
     const before = csrf;
@@ -69,7 +83,7 @@ async function once(method, path, body, { signal, quiet, heard, line }) {
     });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Refused(0, "the controller does not answer; is the cluster up?");
+    throw new Refused(0, "the controller does not answer");
   }
   seen = Math.max(seen, Number(response.headers.get("shoal-seq")) || 0);
   if (response.ok) heard?.(response.headers);
@@ -83,11 +97,7 @@ async function once(method, path, body, { signal, quiet, heard, line }) {
   }
   if (!response.ok) {
     if (response.status === 401 && !quiet) signedOut();
-    throw new Refused(
-      response.status,
-      answer?.message ?? `the controller answered with status ${response.status}`,
-      answer?.field,
-    );
+    throw new Refused(response.status, answer?.message ?? `the controller answered ${response.status}`, answer?.field);
   }
   return answer;
 }
@@ -164,7 +174,7 @@ function take(session) {
   me = { user: session.user, tenant: session.tenant, role: session.role, token: session.token };
 }
 export async function resume() {
-  const session = await get("/v1/session");
+  const session = await get("/v1/session", { aside: true });
   take(session);
   openid = session.openid;
   return csrf !== "";

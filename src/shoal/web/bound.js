@@ -1,26 +1,26 @@
 // What limits a job's steps: a bar of shares with words, and the shares over time.
 
 import { lineChart } from "./chart-line.js";
-import { accountColour } from "./colours.js";
+import { accountColor } from "./colors.js";
 import { h, percent } from "./dom.js";
 import { replace } from "./patch.js";
 
 const PARTS = [
-  ["compute", "own work", "useful"],
-  ["network", "collectives", "checkpoint"],
-  ["imbalance", "waiting for late members", "straggler"],
-  ["input", "waiting for data", "recompute"],
-  ["storage", "storage", "idle"],
+  ["compute", "Compute", "useful"],
+  ["network", "Collectives", "checkpoint"],
+  ["imbalance", "Waiting for slow members", "straggler"],
+  ["input", "Waiting for data", "recompute"],
+  ["storage", "Storage", "idle"],
 ];
 
 export class Limits {
   /** `group`: of the charts that its curves belong to. */
   constructor(group) {
     this.words = h("div", { class: "stack" });
-    this.chart = lineChart({ title: "Where a step's time goes", unit: "%", group });
+    this.chart = lineChart({ title: "Step time breakdown", unit: "%", group });
     this.element = h(
       "section",
-      { class: "card stack", "aria-label": "What limits it", hidden: true },
+      { class: "card stack", "aria-label": "Bottleneck", hidden: true },
       this.words,
       this.chart.element,
     );
@@ -32,12 +32,12 @@ export class Limits {
     if (!found) return;
     const parts = PARTS.map(([kind, name, account]) => ({
       name,
-      colour: accountColour(account),
+      color: accountColor(account),
       share: found.shares[`${kind}_milli`] / 1000,
     })).filter((part) => part.share > 0);
     replace(
       this.words,
-      h("h2", {}, "What limits it"),
+      h("h2", {}, "Bottleneck"),
       h(
         "p",
         {},
@@ -52,7 +52,7 @@ export class Limits {
           "aria-label": parts.map((part) => `${part.name} ${percent(part.share, 1)}`).join(", "),
         },
         parts.map((part) =>
-          h("i", { title: part.name, style: { width: `${100 * part.share}%`, background: part.colour } }),
+          h("i", { title: part.name, style: { width: `${100 * part.share}%`, background: part.color } }),
         ),
       ),
       h(
@@ -62,7 +62,7 @@ export class Limits {
           h(
             "span",
             { class: "key" },
-            h("i", { class: "dot", style: { background: part.colour } }),
+            h("i", { class: "dot", style: { background: part.color } }),
             part.name,
             h("span", { class: "dim" }, ` ${percent(part.share, 1)}`),
           ),
@@ -94,7 +94,7 @@ function curves(members) {
   });
   return PARTS.filter(([kind]) => lines[kind]).map(([kind, name, account]) => ({
     name,
-    colour: accountColour(account),
+    color: accountColor(account),
     points: lines[kind],
   }));
 }

@@ -12,22 +12,22 @@ export const toTenant = (name) => h("a", { href: `#/tenant/${encodeURIComponent(
 /** @param {Api.BudgetView} budget */
 const level = (budget) =>
   budget.level === "held"
-    ? ["failed", "used up: its jobs wait"]
+    ? ["failed", "exhausted: jobs wait"]
     : budget.share >= 1
-      ? ["failed", "used up"]
+      ? ["failed", "exhausted"]
       : budget.share >= budget.warns_at
-        ? ["suspect", "nearly used up"]
+        ? ["suspect", "nearly exhausted"]
         : [];
 
 /** @param {Api.BudgetView} budget */
 function lasts(budget, one) {
   if (one.used >= one.limit) return "";
-  if (one.ends_ms === null) return "nothing of it is being used now";
+  if (one.ends_ms === null) return "no usage now";
   const rate =
-    `at this rate ` +
-    `(${budget.gpus ? plural(Number(short(budget.gpus)), "GPU") : `${short(one.per_hour)} ${one.unit} an hour`})`;
-  if (budget.resets_ms && one.ends_ms >= budget.resets_ms) return `${rate} it lasts until then`;
-  return `${rate} it is used up in ${span(one.ends_ms - now())}, ${moment(one.ends_ms, now())}`;
+    `At this rate ` +
+    `(${budget.gpus ? plural(Number(short(budget.gpus)), "GPU") : `${short(one.per_hour)} ${one.unit} per hour`})`;
+  if (budget.resets_ms && one.ends_ms >= budget.resets_ms) return `${rate} it lasts until the reset`;
+  return `${rate} it runs out in ${span(one.ends_ms - now())}, ${moment(one.ends_ms, now())}`;
 }
 
 /** @param {Api.BudgetView} budget */
@@ -49,11 +49,11 @@ export function gauge(budget) {
         class: one.used >= one.limit ? "full" : one.used >= budget.warns_at * one.limit ? "near" : "",
         style: { width: `${Math.min(100, (100 * one.used) / one.limit)}%` },
       }),
-      h("b", { style: { left: `${100 * budget.warns_at}%` }, title: `a warning at ${percent(budget.warns_at)}` }),
+      h("b", { style: { left: `${100 * budget.warns_at}%` }, title: `Warning at ${percent(budget.warns_at)}` }),
     );
   const when = budget.resets_ms
-    ? `begins again ${moment(budget.resets_ms, now())}, in ${span(budget.resets_ms - now())}`
-    : "for good: it does not begin again";
+    ? `resets ${moment(budget.resets_ms, now())}, in ${span(budget.resets_ms - now())}`
+    : "does not reset";
   return h(
     "div",
     { class: "gauge", "data-key": budget.tenant, "data-tenant": budget.tenant, "data-level": budget.level ?? "" },
@@ -62,7 +62,7 @@ export function gauge(budget) {
       { class: "row" },
       h("b", {}, toTenant(budget.tenant)),
       state ? chip(state, word) : null,
-      budget.waiting ? h("span", { class: "small" }, `${plural(budget.waiting, "job")} held`) : null,
+      budget.waiting ? h("span", { class: "small" }, `${plural(budget.waiting, "job")} on hold`) : null,
       h("span", { class: "push dim small" }, when),
     ),
     budget.gauges.map((one) =>
@@ -103,7 +103,7 @@ export function nearEnd() {
             h(
               "a",
               { href: `#/tenant/${encodeURIComponent(one.tenant)}`, "data-key": one.tenant, title: one.text },
-              chip(one.level === "held" ? "failed" : "suspect", `budget of ${one.tenant}: ${percent(one.share)} used`),
+              chip(one.level === "held" ? "failed" : "suspect", `Budget of ${one.tenant}: ${percent(one.share)} used`),
             ),
           ),
         found.length > 4 ? h("a", { href: "#/policy" }, `and ${found.length - 4} more`) : null,

@@ -1,5 +1,6 @@
 // One action on many jobs: one question, one request for each, and what came of them.
 
+import { consequences } from "./actions.js";
 import { call, jobPath } from "./api.js";
 import { confirm } from "./dialog.js";
 import { plural, whole } from "./dom.js";
@@ -12,17 +13,13 @@ const ACTS = {
     verb: "Cancel",
     done: "cancelled",
     danger: true,
-    text:
-      "Their members are stopped and they do not run again. Their checkpoints are kept. Jobs that have ended " +
-      "stay as they are.",
+    text: "Stops these jobs for good. Checkpoints are kept. Jobs that have already ended are not affected.",
   },
   requeue: {
     verb: "Requeue",
     done: "requeued",
     danger: false,
-    text:
-      "Live jobs are stopped and continue from their last checkpoints. Jobs that have ended are submitted " +
-      "again, as new jobs.",
+    text: "Live jobs stop and continue from their last checkpoint. Finished jobs are submitted again as new jobs.",
   },
 };
 
@@ -30,15 +27,16 @@ const ACTS = {
 export async function askForMany(name, ids, say) {
   const act = ACTS[name];
   if (ids.length > BULK_MAX) {
-    say(`At most ${BULK_MAX} jobs at a time; ${whole(ids.length)} are selected.`);
+    say(`Select at most ${BULK_MAX} jobs; ${whole(ids.length)} are selected.`);
     return;
   }
   const named = ids.length > 6 ? `${ids.slice(0, 5).join(", ")} and ${whole(ids.length - 5)} more` : ids.join(", ");
   await confirm({
     title: `${act.verb} ${plural(ids.length, "job")}`,
-    verb: `${act.verb} ${ids.length === 1 ? "it" : `all ${ids.length}`}`,
+    verb: `${act.verb} ${plural(ids.length, "job")}`,
     danger: act.danger,
     text: `${named}. ${act.text}`,
+    body: consequences(name, ids).element,
     act: async () => {
       const told = await all(name, ids);
       say(told, true);
@@ -63,7 +61,7 @@ async function one(name, id) {
   try {
     /** @type {Api.Done} */
     const answer = await call("POST", `${jobPath(id)}/${name}${key}`);
-    if (/already ended/.test(answer.note)) return { kind: "had ended" };
+    if (/already ended/.test(answer.note)) return { kind: "already ended" };
     return answer.id !== id ? { kind: "submitted again", id: answer.id } : { kind: "" };
   } catch (error) {
     return { kind: "refused", id, why: error.message };
@@ -77,7 +75,7 @@ function told(answers, done) {
   const again = of("submitted again");
   const refused = of("refused");
   if (of("").length) parts.push(`${whole(of("").length)} ${done}`);
-  if (of("had ended").length) parts.push(`${whole(of("had ended").length)} had ended`);
+  if (of("already ended").length) parts.push(`${whole(of("already ended").length)} already ended`);
   if (again.length) {
     const ids = again.slice(0, 5).map((one) => one.id);
     parts.push(`${whole(again.length)} submitted again as ${ids.join(", ")}${again.length > 5 ? " …" : ""}`);

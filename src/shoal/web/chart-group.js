@@ -100,8 +100,8 @@ export function chartGroup({ axes = [], times = true, address = true } = {}) {
         put("last", last.value);
       },
     },
-    option(["", "all"], ""),
-    LAST.map((minutes) => option([String(minutes), `the last ${span(minutes * 60_000)}`], "")),
+    option("", "All", ""),
+    LAST.map((minutes) => option(String(minutes), `Last ${span(minutes * 60_000)}`, "")),
   );
   const amount = h("output", { class: "dim" });
   const soft = h("input", {

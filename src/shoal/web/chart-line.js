@@ -14,7 +14,7 @@ const NEAR_PX = 6;
 const clamp = (x, [low, high]) => Math.min(high, Math.max(low, x));
 
 /**
- * `set([{name, colour, dash, points: [[x, y, step], ...], marks: [{at, text, sign}]}])`, points in order of x.
+ * `set([{name, color, dash, points: [[x, y, step], ...], marks: [{at, text, sign}]}])`, points in order of x.
  * x is a moment, or with `times: "since"` the milliseconds since a start, or with `times: false` anything else,
  * written by `places`. Where points have a step, the group may choose steps as the axis. `marks` are moments with
  * a vertical line. `unit` follows the figures. What falls over more than a power of ten is drawn on a logarithmic
@@ -74,6 +74,12 @@ export function lineChart({
     hidden: true,
     style: { top: `${PAD.top}px`, height: `${height - PAD.top - PAD.bottom}px` },
   });
+  element.csv = () => [
+    ["series", times === true ? "time" : times ? "ms" : "x", "value", "step"],
+    ...series.flatMap((one) =>
+      one.points.map(([x, y, step]) => [one.name, times === true ? new Date(x).toISOString() : x, y, step]),
+    ),
+  ];
   const ready = new WeakMap();
   let series = [];
   let width = 0;
@@ -201,13 +207,13 @@ export function lineChart({
       view.inside.map((one) => [shared.smoothing ? path(one, 2, X, Y, 1, 0.28) : null, path(one, 1, X, Y, 1.6, 1)]),
     );
     view.marks = view.lines
-      .flatMap((one) => (one.marks ?? []).map((mark) => ({ ...mark, colour: one.colour, x: placed(one, mark.at) })))
+      .flatMap((one) => (one.marks ?? []).map((mark) => ({ ...mark, color: one.color, x: placed(one, mark.at) })))
       .filter((mark) => mark.x >= xs[0] && mark.x <= xs[1]);
     const signs = view.marks.map((mark) =>
       s(
         "g",
         { class: "mark" },
-        s("line", { x1: X(mark.x), x2: X(mark.x), y1: PAD.top + 6, y2: height - PAD.bottom, stroke: mark.colour }),
+        s("line", { x1: X(mark.x), x2: X(mark.x), y1: PAD.top + 6, y2: height - PAD.bottom, stroke: mark.color }),
         s("text", { x: X(mark.x), y: PAD.top + 4, "text-anchor": "middle" }, mark.sign ?? "↻"),
         s("title", {}, mark.text),
       ),
@@ -248,13 +254,13 @@ export function lineChart({
   function path(one, of, X, Y, thick, opacity) {
     const points = thin(one.points, of, X, view.powers);
     if (points.length === 1)
-      return s("circle", { cx: X(points[0][0]), cy: Y(points[0][of]), r: 2.5, fill: one.colour, opacity });
+      return s("circle", { cx: X(points[0][0]), cy: Y(points[0][of]), r: 2.5, fill: one.color, opacity });
     // in a dense line dashes cannot be seen, and take long to paint
     const dash = points.length < width ? one.dash : null;
     return s("polyline", {
       points: points.map((point) => `${X(point[0]).toFixed(1)},${Y(point[of]).toFixed(1)}`).join(" "),
       fill: "none",
-      stroke: one.colour,
+      stroke: one.color,
       "stroke-width": thick,
       "stroke-linejoin": "bevel",
       "stroke-dasharray": dash,
@@ -286,7 +292,7 @@ export function lineChart({
       h(
         "span",
         { class: "key" },
-        many || one.name ? [h("i", { class: "dot", style: { background: one.colour } }), one.name, " "] : null,
+        many || one.name ? [h("i", { class: "dot", style: { background: one.color } }), one.name, " "] : null,
         amount(figure(one, place)),
         unit ? ` ${unit}` : "",
       ),

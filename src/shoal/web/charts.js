@@ -3,10 +3,10 @@
 import { penFor, watchWidth } from "./canvas.js";
 import { PAD } from "./chart-line.js";
 import { ticks } from "./chart-scale.js";
-import { isDark } from "./colours.js";
+import { isDark } from "./colors.js";
 import { css, h, s, short } from "./dom.js";
 
-// Lines that are told apart without colour vision too: by lightness, and by dashes.
+// Lines that are told apart without color vision too: by lightness, and by dashes.
 const LINES = {
   light: ["#0a6ca6", "#c2410c", "#0d7a5f", "#a3246b", "#6b4fc0", "#8a6100", "#3f4a54", "#1f8fb8", "#b0413e", "#4d7c0f"],
   dark: ["#58b4e8", "#f59a5b", "#4fc9a4", "#ea8fbf", "#b3a0f5", "#e0bf55", "#c5ced6", "#7fdbef", "#f08a84", "#a9d159"],
@@ -15,10 +15,10 @@ const DASHES = [undefined, "7 3", "2 2", "9 3 2 3"];
 /** How the nth of several lines looks. */
 export const look = (at) => {
   const all = LINES[isDark() ? "dark" : "light"];
-  return { colour: all[at % all.length], dash: DASHES[(at + Math.floor(at / all.length)) % DASHES.length] };
+  return { color: all[at % all.length], dash: DASHES[(at + Math.floor(at / all.length)) % DASHES.length] };
 };
 
-/** Stacked bars: `set(bars: [{label, parts: [{name, value}]}], colourOf, text)`. `text` writes a value, with `narrow`
+/** Stacked bars: `set(bars: [{label, parts: [{name, value}]}], colorOf, text)`. `text` writes a value, with `narrow`
  * for the axis. */
 export function stackedBars({ title, height = 220 }) {
   const box = h("div", { class: "plot" });
@@ -29,8 +29,12 @@ export function stackedBars({ title, height = 220 }) {
     h("figcaption", { class: "row" }, h("h3", {}, title), h("span", { class: "push" }, readout)),
     box,
   );
-  let bars = [];
-  let colourOf = (_name) => "grey";
+  element.csv = () => [
+    ["bar", "part", "value"],
+    ...(bars ?? []).flatMap((bar) => bar.parts.map((part) => [bar.label, part.name, part.value])),
+  ];
+  let bars = null; // nothing was answered yet
+  let colorOf = (_name) => "gray";
   /** @type {(value: number, narrow?: boolean) => string} */
   let text = short;
   let width = 0;
@@ -40,8 +44,9 @@ export function stackedBars({ title, height = 220 }) {
   });
 
   function draw() {
-    if (!bars.length || !width) {
-      box.replaceChildren(h("p", { class: "dim small" }, width ? "no data in this period" : ""));
+    if (!bars?.length || !width) {
+      box.style.setProperty("min-height", `${height}px`);
+      box.replaceChildren(bars && width ? h("p", { class: "dim small" }, "No data in this period") : "");
       return;
     }
     const sums = bars.map((bar) => bar.parts.reduce((sum, part) => sum + part.value, 0));
@@ -67,7 +72,7 @@ export function stackedBars({ title, height = 220 }) {
             width: thick,
             y: Y(sum + part.value),
             height: Math.max(0.5, Y(sum) - Y(sum + part.value)),
-            fill: colourOf(part.name),
+            fill: colorOf(part.name),
           });
           sum += part.value;
           rect.append(s("title", {}, `${bar.label}: ${part.name} ${text(part.value)}`));
@@ -93,9 +98,9 @@ export function stackedBars({ title, height = 220 }) {
   }
   return {
     element,
-    set(next, colours, words) {
+    set(next, colors, words) {
       bars = next;
-      colourOf = colours;
+      colorOf = colors;
       text = words;
       draw();
     },
@@ -104,7 +109,7 @@ export function stackedBars({ title, height = 220 }) {
 }
 
 /** One row per member, time to the right, shaded by `value` (0 to 1, or null). A bad row stands out. */
-export function strip({ title, note, colour }) {
+export function strip({ title, note, color }) {
   const canvas = h("canvas", { role: "img", tabindex: "0" });
   const readout = h("span", { class: "small dim" }, note);
   const names = h("div", { class: "strip-names", "aria-hidden": "true" });
@@ -114,6 +119,7 @@ export function strip({ title, note, colour }) {
     h("figcaption", { class: "row" }, h("h3", {}, title), h("span", { class: "push" }, readout)),
     h("div", { class: "strip" }, names, h("div", { class: "strip-box" }, canvas)),
   );
+  element.csv = () => [["row"], ...rows.map((row) => [row.name, ...row.values])];
   let rows = [];
   const watcher = new ResizeObserver(() => draw());
   watcher.observe(canvas.parentElement);
@@ -137,7 +143,7 @@ export function strip({ title, note, colour }) {
     rows.forEach((row, at) => {
       const each = width / Math.max(1, row.values.length);
       row.values.forEach((value, column) => {
-        pen.fillStyle = value === null ? css("--cell-free") : colour(value);
+        pen.fillStyle = value === null ? css("--cell-free") : color(value);
         const from = Math.floor(column * each);
         pen.fillRect(from, at * size, Math.floor((column + 1) * each) - from, size - 1);
       });

@@ -15,15 +15,11 @@ export function find(text, show) {
   const found = new Map();
   const fits = (one) =>
     one.keep || words.every((word) => `${one.title} ${one.hint ?? ""}`.toLowerCase().includes(word));
-  const told = () => show([...sources].flatMap((source) => found.get(source) ?? []));
+  const told = () =>
+    show([...sources].flatMap((source) => found.get(source) ?? []).sort((a, b) => rank(a, words) - rank(b, words)));
   for (const source of sources) {
     const answer = source(text);
-    const take = (all) => {
-      found.set(
-        source,
-        all.filter(fits).sort((a, b) => rank(a, words) - rank(b, words)),
-      );
-    };
+    const take = (all) => found.set(source, all.filter(fits));
     if (answer instanceof Promise)
       answer.then(
         (all) => {
@@ -37,4 +33,11 @@ export function find(text, show) {
   told();
 }
 
-const rank = (one, words) => (words.length && one.title.toLowerCase().startsWith(words[0]) ? 0 : 1);
+/** The thing itself before what begins like it, and that before what has the words somewhere. */
+function rank(one, words) {
+  if (!words.length) return 0;
+  const title = one.title.toLowerCase();
+  const text = words.join(" ");
+  if (title === text || title.startsWith(`${text} `)) return 0;
+  return title.startsWith(words[0]) ? 1 : 2;
+}

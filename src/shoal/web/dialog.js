@@ -1,9 +1,24 @@
 // Asks for confirmation, then shows the result.
 
 import { h } from "./dom.js";
+import { cluster } from "./live.js";
 
-/** Describes the action and asks; `act` gets the form's values. Resolves to true when it was done. */
-export function confirm({ title, text, verb, danger = false, fields = [], act }) {
+/**
+ * Describes the action and asks; `act` gets the form's values. Resolves to true when it was done. A field with
+ * `choices` ([value, label]) is a select; `body` is shown below the text; `changed` gets the
+ * values when one was.
+ */
+export function confirm({
+  title,
+  text = "",
+  verb,
+  danger = false,
+  fields = [],
+  body = null,
+  wide = false,
+  changed = null,
+  act,
+}) {
   // one question at a time: a second click is not a second one
   if (document.querySelector("dialog[open]")) return Promise.resolve(false);
   return new Promise((resolve) => {
@@ -14,31 +29,40 @@ export function confirm({ title, text, verb, danger = false, fields = [], act })
         "label",
         { class: "field" },
         field.label,
-        h("input", {
-          name: field.name,
-          type: field.type ?? "number",
-          min: field.min,
-          max: field.max,
-          value: field.value,
-          maxlength: 160,
-          required: !field.optional,
-        }),
+        field.choices
+          ? select(field)
+          : h("input", {
+              name: field.name,
+              type: field.type ?? "number",
+              min: field.min,
+              max: field.max,
+              value: field.value,
+              maxlength: 160,
+              required: !field.optional,
+            }),
       ),
     );
     const form = h(
       "form",
-      { method: "dialog", novalidate: false },
+      { method: "dialog", novalidate: false, onchange: () => changed?.(Object.fromEntries(new FormData(form))) },
       h("h2", {}, title),
-      h("p", { class: "dim" }, text),
-      inputs,
+      text ? h("p", { class: "dim" }, text) : null,
+      body,
+      h("fieldset", { class: "acts", disabled: !cluster.linked }, inputs),
       problem,
-      h("div", { class: "row" }, h("button", { type: "button", onclick: () => box.close() }, "Keep as is"), go),
+      h(
+        "div",
+        { class: "row" },
+        h("button", { type: "button", onclick: () => box.close() }, "Keep as is"),
+        h("fieldset", { class: "acts", disabled: !cluster.linked }, go),
+      ),
     );
     let done = false;
     const box = h(
       "dialog",
       {
         "aria-label": title,
+        class: wide ? "wide" : null,
         onclose: () => {
           box.remove();
           resolve(done);
@@ -62,9 +86,16 @@ export function confirm({ title, text, verb, danger = false, fields = [], act })
     });
     document.body.append(box);
     box.showModal();
-    (inputs[0]?.querySelector("input") ?? go).focus();
+    (inputs[0]?.querySelector("input, select") ?? go).focus();
   });
 }
+
+const select = ({ name, choices, value }) =>
+  h(
+    "select",
+    { name },
+    choices.map(([one, label]) => h("option", { value: one, selected: one === value }, label)),
+  );
 
 export function toast(text) {
   document.querySelector(".toast")?.remove();

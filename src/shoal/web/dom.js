@@ -69,7 +69,41 @@ export const css = (name) => getComputedStyle(document.documentElement).getPrope
 // -- text and figures ----------------------------------------------------------------------
 
 export const plural = (count, noun) => `${whole(count)} ${noun}${count === 1 ? "" : "s"}`;
-export const whole = (number) => Math.round(number).toLocaleString("en-US");
+// Made once: a call of toLocaleString makes them again, which takes longer than the rest of a row.
+const WHOLE = new Intl.NumberFormat("en-US");
+const CLOCK = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+const DAY = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
+export const whole = (number) => WHOLE.format(Math.round(number));
+
+/** The same number of digits after the point, so that columns align: 1,234.5. Too little to show is "< 0.1". */
+export function fixed(number, digits = 1) {
+  if (number === null || number === undefined || !Number.isFinite(number)) return "–";
+  const least = 10 ** -digits;
+  if (number > 0 && number < least / 2) return `< ${least.toFixed(digits)}`;
+  return number.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+}
+
+// As `model/amounts.py` has them.
+const SIGNS = { USD: "$", EUR: "€", GBP: "£", JPY: "¥" };
+/** In the price list's currency: $12.40, €41,300, 12.40 CHF; a dash if it is not known. */
+export function money(value, currency) {
+  if (value === null || value === undefined || !currency) return "–";
+  const size = Math.abs(value);
+  const number = fixed(size, size < 1000 ? 2 : 0);
+  const sign = SIGNS[currency.toUpperCase()];
+  return `${value < 0 ? "-" : ""}${sign ? sign + number : `${number} ${currency}`}`;
+}
+
+/** A cell of a column of numbers, rounded for people; the exact value is its tooltip. */
+export const number = (text, exact, props) =>
+  h(
+    "td",
+    { class: "num", title: exact === undefined || String(exact) === text ? null : String(exact), ...props },
+    text,
+  );
+
+/** The whole view in one sentence. */
+export const verdict = (text, tone = "") => (text ? h("p", { class: `verdict ${tone}`, role: "status" }, text) : null);
 
 /** Three significant digits: 0.0123, 1.23, 12.3, 123, 1.2k. */
 export function short(number) {
@@ -102,12 +136,10 @@ export function span(ms) {
 }
 
 export const ago = (ms, now) => `${span(now - ms)} ago`;
-export const clock = (ms) => new Date(ms).toLocaleTimeString("en-GB");
+export const clock = (ms) => CLOCK.format(ms);
 export function moment(ms, now = Date.now()) {
   const day = new Date(ms).toDateString() === new Date(now).toDateString();
-  return day
-    ? clock(ms)
-    : new Date(ms).toLocaleString("en-GB", { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
+  return (day ? CLOCK : DAY).format(ms);
 }
 export const natural = new Intl.Collator("en", { numeric: true }).compare;
 export const percent = (share, digits = 0) => `${(100 * share).toFixed(digits)} %`;

@@ -77,8 +77,8 @@ async function words(kind, id, is) {
   if (OVER.has(is)) return is === "succeeded" ? `${name} finished` : `${name} ${is}`;
   const attempt = Number(is.split(" ")[1]);
   const cause = attempt > 1 || is.startsWith("again") ? await lost(id) : "";
-  if (is.startsWith("again")) return cause || `${name} waits again`;
-  return attempt > 1 ? `${name} started again, attempt ${attempt}${cause ? `: ${cause}` : ""}` : `${name} started`;
+  if (is.startsWith("again")) return cause || `${name} is waiting again`;
+  return attempt > 1 ? `${name} restarted, attempt ${attempt}${cause ? `: ${cause}` : ""}` : `${name} started`;
 }
 
 /** Why a job lost its place: the last event that says so. */
@@ -188,7 +188,7 @@ export function followButton(kind, id) {
     const on = follows(kind, id);
     button.setAttribute("aria-pressed", String(on));
     button.textContent = on ? "★ Following" : "☆ Follow";
-    button.title = on ? "Stop following" : "Tell me what becomes of it";
+    button.title = on ? "Stop following" : "Notify me about changes";
   }
   async function toggle() {
     const key = `${kind}:${id}`;
@@ -221,7 +221,7 @@ export function bell() {
     const count = Object.keys(items).length;
     button.hidden = !count && !notices.length;
     button.textContent = unseen ? `★ ${unseen}` : "★";
-    button.setAttribute("aria-label", `Followed: ${count}, new notices: ${unseen}`);
+    button.setAttribute("aria-label", `Following ${count}, ${unseen} new notifications`);
     const bare = document.title.replace(/^\(\d+\) /, "");
     const wanted = unseen ? `(${unseen}) ${bare}` : bare;
     if (document.title !== wanted) document.title = wanted;
@@ -229,7 +229,7 @@ export function bell() {
   function open() {
     const box = h("dialog", {
       class: "follow-list",
-      "aria-label": "What you follow",
+      "aria-label": "Following",
       onclose: () => {
         box.remove();
         watchers.delete(fill);
@@ -244,7 +244,7 @@ export function bell() {
       const state = globalThis.Notification?.permission;
       replace(
         box,
-        h("h2", {}, "What happened"),
+        h("h2", {}, "Notifications"),
         notices.length
           ? h(
               "ol",
@@ -258,8 +258,8 @@ export function bell() {
                 ),
               ),
             )
-          : h("p", { class: "dim" }, "nothing yet"),
-        h("h2", {}, "What you follow"),
+          : h("p", { class: "dim" }, "No notifications yet"),
+        h("h2", {}, "Following"),
         h(
           "ul",
           { class: "plain" },
@@ -289,11 +289,10 @@ export function bell() {
               "p",
               { class: "dim small" },
               state === "denied"
-                ? "This browser refuses notices of this page: new ones are counted in the title and listed here."
+                ? "Notifications are blocked in this browser. New ones are counted in the title and listed here."
                 : state
-                  ? "Notices of the browser are not allowed yet."
-                  : "This browser has no notices here (they need HTTPS or localhost): new ones are counted in " +
-                    "the title.",
+                  ? "Browser notifications are not enabled yet."
+                  : "Browser notifications need HTTPS or localhost. New ones are counted in the title.",
             ),
         h(
           "div",

@@ -2,7 +2,7 @@
 // are drawn. Where lanes would be thinner than 3 pixels, each node has one row in which its GPUs have their share.
 
 import { penFor } from "./canvas.js";
-import { hue, inkOn, isDark, jobColour, numberOf } from "./colours.js";
+import { forget, give, inkOn, isDark, jobColor, tenantColor } from "./colors.js";
 import { css, glyphOf, h, natural } from "./dom.js";
 import { cut } from "./map.js";
 
@@ -67,12 +67,11 @@ export class Gantt {
     this.drawn = 0;
     this.queued = 0;
     this.oldest = 0;
-    this.tenants = new Map();
     this.canvas = h("canvas", {
       tabindex: "0",
       role: "application",
       "aria-label":
-        "Time line of every GPU. Left and right move in time, up and down between GPUs, plus and minus zoom, Enter " +
+        "Timeline of every GPU. Left and right move in time, up and down between GPUs, plus and minus zoom, Enter " +
         "opens the job.",
     });
     this.space = h("div", {}, this.canvas);
@@ -108,6 +107,7 @@ export class Gantt {
   }
 
   stop() {
+    forget("time");
     this.watcher.disconnect();
     cancelAnimationFrame(this.queued);
     window.removeEventListener("resize", this.fit);
@@ -142,6 +142,7 @@ export class Gantt {
       sharing(node.bars);
     }
     this.nodes.sort((a, b) => natural(a.place, b.place) || natural(a.id, b.id));
+    giveOnBars(this.nodes);
     this.arrange();
   }
 
@@ -195,7 +196,7 @@ export class Gantt {
       const count = Math.max(1, node.gpus);
       if (node.place !== place) {
         place = node.place;
-        this.places.push({ head: place || "elsewhere", y, height: HEAD });
+        this.places.push({ head: place || "No rack", y, height: HEAD });
         y += HEAD;
       }
       const height = this.whole ? tall : count * tall;
@@ -282,6 +283,7 @@ export class Gantt {
       pen.fillStyle = look.bg;
       for (let gpu = 1; gpu < node.gpus; gpu += 1) pen.fillRect(left, y + gpu * lane - 1, width - left, 1);
     }
+    this.labeled = new Set(); // members of a job that began together have one label
     for (const bar of node.bars)
       if (bar.begin < this.to && (bar.end ?? this.now) > this.from) this.bar(pen, bar, y, lane, look);
     for (const state of node.states)
@@ -307,14 +309,17 @@ export class Gantt {
     bar.runs.forEach(([first, count], at) => {
       const top = y + (first + bar.top) * lane;
       const tall = Math.max(1, (count - 1 + Math.min(1, bar.milli / 1000)) * lane - line);
-      pen.fillStyle = several ? this.hatch(pen, look.ink2, "//") : this.colour(bar, look.dark);
+      pen.fillStyle = several ? this.hatch(pen, look.ink2, "//") : this.color(bar, look.dark);
       pen.fillRect(begin, top, wide, tall);
       if (bar.end !== null && BAD.has(bar.cause) && wide > 5) {
         pen.fillStyle = look.bad;
         pen.fillRect(end - 4, top, 3, tall);
       }
-      if (!at && wide > 30 && tall >= 10)
+      const group = bar.job && `${bar.job} ${Math.round(begin / 24)}`;
+      if (!at && wide > 30 && tall >= 10 && !this.labeled.has(group)) {
+        if (group) this.labeled.add(group);
         this.label(pen, bar, several, Math.max(begin, this.left), top, end - Math.max(begin, this.left), tall, look);
+      }
     });
     pen.globalAlpha = 1;
   }
@@ -323,7 +328,7 @@ export class Gantt {
     const bad = bar.end !== null && BAD.has(bar.cause);
     const size = tall >= 13 ? 11 : 9;
     pen.font = `${size}px ${look.sans}`;
-    pen.fillStyle = several ? look.ink : this.ink(bar, look.dark);
+    pen.fillStyle = several ? look.ink : inkOn(this.color(bar, look.dark));
     const text = several ? bar.why : bar.name ? `${bar.job} ${bar.name}` : bar.job || bar.why;
     if (several) {
       const room = Math.min(wide, pen.measureText(text).width + 6);
@@ -334,19 +339,8 @@ export class Gantt {
     pen.fillText(cut(pen, bad ? `${text} ✕` : text, wide - 10), x + 4, y + tall / 2 + size / 2 - 1.5, wide - 8);
   }
 
-  colour(bar, dark) {
-    return this.by === "tenant" ? hue(this.tenant(bar), dark) : jobColour(bar.job, dark);
-  }
-  ink(bar, dark) {
-    return this.by !== "tenant" && (!bar.job || bar.job.startsWith("@"))
-      ? dark
-        ? "#ffffff"
-        : "#000000"
-      : inkOn(this.by === "tenant" ? this.tenant(bar) : numberOf(bar.job), dark);
-  }
-  tenant({ tenant }) {
-    if (!this.tenants.has(tenant)) this.tenants.set(tenant, this.tenants.size);
-    return this.tenants.get(tenant);
+  color(bar, dark) {
+    return this.by === "tenant" ? tenantColor(bar.tenant, dark) : jobColor(bar.job, dark);
   }
 
   /** A node's state: hatched, with its sign and word where there is room. */
@@ -481,11 +475,11 @@ export class Gantt {
     };
   }
 
-  /** Shows `factor` times as much time; what is at `centre` stays where it is. */
-  zoom(factor, centre = this.at ?? (this.from + this.to) / 2) {
+  /** Shows `factor` times as much time; what is at `center` stays where it is. */
+  zoom(factor, center = this.at ?? (this.from + this.to) / 2) {
     const span = clamp((this.to - this.from) * factor, SPAN_LEAST, SPAN_MOST);
-    const share = (centre - this.from) / (this.to - this.from);
-    this.onView(centre - share * span, centre + (1 - share) * span);
+    const share = (center - this.from) / (this.to - this.from);
+    this.onView(center - share * span, center + (1 - share) * span);
   }
   pan(ms) {
     this.onView(this.from + ms, this.to + ms);
@@ -649,4 +643,24 @@ function sharing(bars) {
     bar.top = Math.min(bar.top, 1 - bar.milli / 1000);
     open.set(bar.gpus[0], [...others, bar]);
   }
+}
+
+const NEAR = 4; // bars before and after one that count as neighbors
+
+/** Colors of the jobs on the time line. Neighbors follow each other on a node, or are on the next node by then. */
+function giveOnBars(nodes) {
+  const places = new Map();
+  for (const [row, node] of nodes.entries())
+    for (const [at, bar] of node.bars.entries())
+      if (bar.job && !bar.job.startsWith("@"))
+        (places.get(bar.job) ?? places.set(bar.job, []).get(bar.job)).push([row, at]);
+  give("time", new Set(places.keys()), (job, add) => {
+    for (const [row, at] of places.get(job))
+      for (const side of [-1, 0, 1]) {
+        const bars = nodes[row + side]?.bars ?? [];
+        const middle = side ? bars.findIndex((bar) => bar.begin >= nodes[row].bars[at].begin) : at;
+        const here = middle < 0 ? bars.length : middle;
+        for (const bar of bars.slice(Math.max(0, here - NEAR), here + NEAR)) add(bar.job, side ? 1 : 3);
+      }
+  });
 }

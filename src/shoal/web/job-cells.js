@@ -1,8 +1,8 @@
 // The cells of the table of jobs, and which columns are usual. The table itself is in columns.js.
 
-import { jobColour } from "./colours.js";
+import { jobColor } from "./colors.js";
 import { TABLE } from "./columns.js";
-import { ago, chip, h, moment, shape, short, span, whole } from "./dom.js";
+import { ago, bytes, chip, h, moment, shape, short, span, whole } from "./dom.js";
 import { jobOf, now } from "./live.js";
 import { progress } from "./progress.js";
 import { allowed } from "./views.js";
@@ -46,7 +46,7 @@ const job = (row) =>
     {},
     h("i", {
       class: "dot",
-      style: { background: row.finished_ms || row.state === "waiting" ? "transparent" : jobColour(row.id) },
+      style: { background: row.finished_ms || row.state === "waiting" ? "transparent" : jobColor(row.id) },
     }),
     " ",
     h("a", { ...quiet, href: `#/job/${row.id}` }, row.id),
@@ -55,7 +55,7 @@ const job = (row) =>
 
 /** @param {Row} row */
 function about(row) {
-  if (row.nap_ms) return `${row.state} for ${span(now() - row.nap_ms)}: ${row.why}`;
+  if (row.nap_ms) return `Suspended for ${span(now() - row.nap_ms)}: ${row.why}`;
   if (row.finished_ms || row.state === "waiting") return row.why;
   if (row.line?.step || row.line?.elements) return progress(row.line);
   return row.array
@@ -64,7 +64,7 @@ function about(row) {
       ? row.why
       : row.state === "running"
         ? row.service
-          ? `replica of ${row.service}`
+          ? `Replica of ${row.service}`
           : ""
         : row.why;
 }
@@ -77,6 +77,8 @@ const CELLS = {
   tenant: (row) => link("tenant", row.tenant),
   shape,
   gpus: (row) => short(((row.size || row.members) * row.gpus * (row.gpu_milli || 1000)) / 1000),
+  gpu_use: (row) => (row.gpu_busy_milli == null ? "–" : `${Math.round(row.gpu_busy_milli / 10)}%`),
+  gpu_memory: (row) => (row.gpu_used_mb == null ? "–" : bytes(row.gpu_used_mb * 2 ** 20)),
   why: about,
   progress: (row) => (row.line ? progress(row.line) : row.progress ? `step ${whole(row.progress.step)}` : "–"),
   nodes: (row) => [
@@ -113,6 +115,7 @@ export const named = (text) =>
 /** The columns that say something about these rows and fit. */
 export function usual(wide, rows) {
   const users = wide && rows.some((row) => row.user);
+  const measured = wide && rows.some((row) => row.gpu_busy_milli != null);
   const tenants = wide && new Set(rows.map((row) => row.tenant)).size > 1;
   return [
     "id",
@@ -120,6 +123,7 @@ export function usual(wide, rows) {
     ...(users ? ["user"] : []),
     ...(tenants ? ["tenant"] : []),
     "shape",
+    ...(measured ? ["gpu_use", "gpu_memory"] : []),
     "why",
     ...(wide ? ["nodes"] : []),
     "time",

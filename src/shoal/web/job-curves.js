@@ -6,6 +6,7 @@ import { chartGroup } from "./chart-group.js";
 import { lineChart } from "./chart-line.js";
 import { look, strip } from "./charts.js";
 import { css, h, short, span } from "./dom.js";
+import { causeOf } from "./job-state.js";
 import { replace } from "./patch.js";
 import { NodeCurve } from "./series.js";
 
@@ -21,14 +22,14 @@ const titleOf = (name) => ({ lr: "learning rate" })[name] ?? name.replaceAll("_"
 export function marksOf(attempts) {
   const again = attempts.slice(1).map((one, at) => ({
     at: one.running_ms ?? one.placed_ms,
-    text: `attempt ${one.attempt}, after: ${attempts[at].cause || "a stop"}`,
+    text: `attempt ${one.attempt}, after: ${causeOf(attempts[at].cause)}`,
   }));
   const naps = attempts.flatMap((one) =>
-    (one.slept_at ?? []).map(([from, to]) => ({ at: from, sign: "☾", text: `asleep for ${span(to - from)}` })),
+    (one.slept_at ?? []).map(([from, to]) => ({ at: from, sign: "☾", text: `suspended for ${span(to - from)}` })),
   );
   const now = attempts
     .filter((one) => one.dozed_ms)
-    .map((one) => ({ at: one.dozed_ms, sign: "☾", text: "asleep since then" }));
+    .map((one) => ({ at: one.dozed_ms, sign: "☾", text: "suspended since then" }));
   return [...again, ...naps, ...now];
 }
 
@@ -102,26 +103,27 @@ export class JobCurves {
   constructor() {
     this.group = chartGroup({ axes: ["step", "time"] });
     this.logged = new Charts(this.group);
-    this.heat = strip({ title: "Members", note: "step time of each, compared with the others", colour: slowness });
+    this.heat = strip({ title: "Members", note: "step time compared with the other members", color: slowness });
     this.limits = new Limits(this.group);
     this.each = new Charts(this.group);
     this.load = new Load(this.group);
     this.members = h(
       "section",
-      { class: "card stack", "aria-label": "Each member", hidden: true },
-      h("h2", {}, "Each member"),
+      { class: "card stack", "aria-label": "By member", hidden: true },
+      h("h2", {}, "By member"),
       this.each.element,
     );
     this.progress = h(
       "section",
       { class: "card stack", "aria-label": "Progress", hidden: true },
       this.logged.element,
+      this.load.beside.element,
       this.heat.element,
     );
     this.bar = h("div", { class: "card", hidden: true }, this.group.element);
-    this.element = h("div", { class: "stack" }, this.bar, this.progress, this.limits.element);
+    this.element = h("div", { class: "stack", hidden: true }, this.bar, this.progress, this.limits.element);
     // below the log, which people look at more often
-    this.more = h("div", { class: "stack" }, this.members, this.load.element);
+    this.more = h("div", { class: "stack", hidden: true }, this.members, this.load.element);
   }
 
   /** `series` may be null; `slow`: numbers of the members that are slow now. */
@@ -129,12 +131,12 @@ export class JobCurves {
     const marks = marksOf(history.attempts);
     const accent = css("--accent");
     const lines = linesOf(series);
-    this.logged.set(lines.map((one) => ({ ...one, lines: [{ name: "", colour: accent, points: one.points, marks }] })));
+    this.logged.set(lines.map((one) => ({ ...one, lines: [{ name: "", color: accent, points: one.points, marks }] })));
     this.heat.set(
       rowsOf(series?.members ?? [], slow, job.attempt),
-      `Step time of each member; ${slow.length ? `slow: ${slow.join(", ")}` : "none is slow"}`,
+      `Step time by member; ${slow.length ? `slow: ${slow.join(", ")}` : "none slow"}`,
     );
-    this.progress.hidden = !lines.length;
+    this.lines = lines.length;
     this.limits.draw(
       history.progress?.bound ?? (job.finished_ms ? history.attempts.at(-1)?.bound : null),
       series?.members ?? [],
@@ -143,12 +145,20 @@ export class JobCurves {
     const each = eachMember(series?.members ?? [], marks);
     this.each.set(each);
     this.members.hidden = !each.length;
-    this.bar.hidden = Boolean(this.progress.hidden && this.load.element.hidden);
+    this.shown();
   }
 
   async drawLoad(job, history, options) {
     await this.load.draw(job, history, options);
+    this.shown();
+  }
+
+  /** An empty part takes no room. */
+  shown() {
+    this.progress.hidden = !this.lines && Boolean(this.load.beside.element.hidden);
     this.bar.hidden = Boolean(this.progress.hidden && this.load.element.hidden);
+    this.element.hidden = Boolean(this.bar.hidden && this.limits.element.hidden);
+    this.more.hidden = Boolean(this.members.hidden && this.load.element.hidden);
   }
 
   stop() {
@@ -159,10 +169,10 @@ export class JobCurves {
 // -- members -----------------------------------------------------------------------------------
 
 const SHARES = [
-  ["step_ms", "step time", "ms", 1],
-  ["wait_share", "waiting for peers", "%", 100],
-  ["data_share", "waiting for data", "%", 100],
-  ["save_share", "saving", "%", 100],
+  ["step_ms", "Step time", "ms", 1],
+  ["wait_share", "Waiting for peers", "%", 100],
+  ["data_share", "Waiting for data", "%", 100],
+  ["save_share", "Saving", "%", 100],
 ];
 
 /** A line for each member of a gang; of a large one the least, the median and the most at each moment. */
@@ -192,7 +202,7 @@ function spread(members, field, factor) {
       if (known(one[field][index])) at.set(ms, [...(at.get(ms) ?? []), factor * one[field][index]]);
     });
   const sorted = [...at].sort(([a], [b]) => a - b).map(([ms, values]) => [ms, values.sort((a, b) => a - b)]);
-  return Object.entries({ least: 0, median: 0.5, most: 1 }).map(([name, part], number) => ({
+  return Object.entries({ min: 0, median: 0.5, max: 1 }).map(([name, part], number) => ({
     name,
     ...look(number),
     points: sorted.map(([ms, values]) => [ms, values[Math.round((values.length - 1) * part)]]),
@@ -229,7 +239,7 @@ function rowsOf(members, slow, attempt) {
     name: `${one.member} ${one.node}`,
     marked: slow.includes(one.member),
     values: each(index, (ms, middle) => (middle ? ms / middle - 1 : null)),
-    notes: each(index, (ms, middle) => `${short(ms)} ms without waits; usual: ${short(middle)} ms`),
+    notes: each(index, (ms, middle) => `${short(ms)} ms without waits; median ${short(middle)} ms`),
   }));
 }
 
@@ -238,15 +248,16 @@ function rowsOf(members, slow, attempt) {
 const mean = (values) => values.reduce((a, b) => a + b, 0) / values.length;
 /** @type {["busy" | "memory" | "power_w" | "temperature_c", string, string, number, (values: number[]) => number][]} */
 const OF_GPU = [
-  ["busy", "GPU busy", "%", 100, mean],
+  ["busy", "GPU utilization", "%", 100, mean],
   ["memory", "GPU memory", "%", 100, mean],
   ["power_w", "GPU power", "W", 1, mean],
   ["temperature_c", "GPU temperature", "°C", 1, (values) => Math.max(...values)],
 ];
+const BESIDE = new Set(["gpu/busy", "gpu/memory"]); // the rest is below the log
 /** @type {["cpu" | "memory", string, string, number][]} */
 const OF_NODE = [
-  ["cpu", "CPU of its nodes", "%", 100],
-  ["memory", "memory of its nodes", "%", 100],
+  ["cpu", "Node CPU", "%", 100],
+  ["memory", "Node memory", "%", 100],
 ];
 
 /**
@@ -273,6 +284,7 @@ function holdings(job, history) {
 class Load {
   constructor(group) {
     this.charts = new Charts(group);
+    this.beside = new Charts(group); // the curves of what the job logs
     this.which = h("select", {
       "aria-label": "Nodes",
       onchange: () => {
@@ -284,7 +296,7 @@ class Load {
     this.element = h(
       "section",
       { class: "card stack", "aria-label": "GPUs and nodes", hidden: true },
-      h("div", { class: "row" }, h("h2", {}, "Its GPUs and nodes"), this.which),
+      h("div", { class: "row" }, h("h2", {}, "GPUs and nodes"), this.which),
       this.charts.element,
       this.note,
     );
@@ -307,12 +319,15 @@ class Load {
     const all = [...this.ofGpus(held, shown), ...this.ofNodes(held, shown)].filter((one) =>
       one.lines.some((line) => line.points.length),
     );
-    this.charts.set(all);
-    this.element.hidden = !all.length;
+    const beside = all.filter((one) => BESIDE.has(one.key));
+    const rest = all.filter((one) => !BESIDE.has(one.key));
+    this.beside.set(beside);
+    this.charts.set(rest);
+    this.element.hidden = !rest.length;
     replace(
       this.note,
-      "Only while the job held them. CPU and memory are those of the whole node.",
-      all.some((one) => one.key.startsWith("gpu")) ? "" : " The driver of these GPUs reports no load.",
+      "While the job held them. CPU and memory are for the whole node.",
+      all.some((one) => one.key.startsWith("gpu")) ? "" : " The GPU driver reports no load.",
     );
   }
 
@@ -395,5 +410,6 @@ class Load {
 
   stop() {
     this.charts.stop();
+    this.beside.stop();
   }
 }

@@ -5,8 +5,10 @@ import { card, current } from "./job-cells.js";
 import { replace } from "./patch.js";
 
 const ROW = 34;
-const CARD = 92; // px: all rows are alike, so that a place on the screen is a row
+const CARD = 82; // px: all rows are alike, so that a place on the screen is a row
 const AROUND = 12; // rows that exist above and below the screen
+const EACH = 3; // rows of these that are made in one frame, beyond those on the screen
+const REST_MS = 150; // after a jump beyond all rows: until then they are one line of text each
 const narrow = matchMedia("(max-width: 760px)");
 
 export class Grid {
@@ -21,6 +23,8 @@ export class Grid {
     this.at = 0;
     this.anchor = 0;
     this.drawn = [0, -1];
+    this.rest = 0; // set while rows are lines of text
+    this.lines = []; // for these, used again and again
     this.head = h("div", { role: "row", class: "jobs-row", "aria-rowindex": "1" });
     this.body = h("div", { role: "rowgroup", class: "jobs-rows" });
     this.element = h(
@@ -36,6 +40,10 @@ export class Grid {
       h("div", { role: "rowgroup", class: "jobs-head" }, this.head),
       this.body,
     );
+    this.element.csv = () => [
+      this.columns.map((one) => one.head),
+      ...this.rows.map((row) => this.columns.map((one) => h("span", {}, one.cell(current(row))).textContent)),
+    ];
     this.body.addEventListener("click", (event) => this.click(event));
     this.body.addEventListener("mousedown", (event) => {
       if (event.shiftKey) event.preventDefault();
@@ -57,6 +65,7 @@ export class Grid {
     removeEventListener("resize", this.whole);
     narrow.removeEventListener("change", this.whole);
     cancelAnimationFrame(this.frame);
+    clearTimeout(this.rest);
   }
   get size() {
     return narrow.matches ? CARD : ROW;
@@ -82,18 +91,59 @@ export class Grid {
     const first = Math.max(0, Math.floor(-top / size));
     const last = Math.min(count - 1, Math.ceil((innerHeight - top) / size));
     if (last > count - 1 - 2 * AROUND) this.on.need();
-    if (!fresh && first >= this.drawn[0] && last <= this.drawn[1]) return;
-    this.drawn = [Math.max(0, first - AROUND), Math.min(count - 1, last + AROUND)];
-    if (fresh) this.heads();
-    const rows = [];
-    // scrolling changes none of them
-    const there = new Map(fresh ? [] : this.drawnRows().map((one) => [one.dataset.job, one]));
-    for (let at = this.drawn[0]; at <= this.drawn[1]; at += 1)
-      rows.push(there.get(this.rows[at].id) ?? this.row(at, size));
     const held = this.body.contains(document.activeElement);
-    replace(this.body, ...rows);
+    if (fresh) this.all(first, last, size);
+    else if (first > this.drawn[1] || last < this.drawn[0]) this.skim(first, last, size);
+    else if (this.rest) {
+      if (first < this.drawn[0] || last > this.drawn[1]) this.skim(first, last, size);
+    } else this.shift(first, last, size);
     if (held && !this.body.contains(document.activeElement)) this.element.focus({ preventScroll: true });
+  }
+
+  all(first, last, size) {
+    this.drawn = [Math.max(0, first - AROUND), Math.min(this.rows.length - 1, last + AROUND)];
+    this.heads();
+    clearTimeout(this.rest);
+    this.rest = 0;
+    const rows = [];
+    for (let at = this.drawn[0]; at <= this.drawn[1]; at += 1) rows.push(this.row(at, size));
+    replace(this.body, ...rows);
     this.point();
+  }
+
+  /** Rows that somebody scrolls past faster than they can be read: a frame costs a text for each, and no element. */
+  skim(first, last, size) {
+    clearTimeout(this.rest);
+    if (!this.rest) this.body.replaceChildren();
+    this.rest = setTimeout(this.whole, REST_MS);
+    this.drawn = [first, last];
+    for (let at = first; at <= last; at += 1) {
+      const place = at - first;
+      this.lines[place] ??= h("div", { role: "row", class: "jobs-row skim" }, h("span", { role: "gridcell" }, " "));
+      const line = this.lines[place];
+      const row = this.rows[at];
+      line.dataset.job = row.id;
+      line.style.top = `${at * size}px`;
+      line.firstChild.firstChild.nodeValue = `${row.id}  ${row.name}  ${row.state}`;
+      if (!line.isConnected) this.body.append(line);
+    }
+    for (let at = last - first + 1; at < this.lines.length; at += 1) this.lines[at].remove();
+  }
+
+  /** The window of rows moves: those that are far go, those that come near are made a few in a frame. */
+  shift(first, last, size) {
+    let [from, to] = this.drawn;
+    if (this.body.childElementCount !== to - from + 1) {
+      this.all(first, last, size); // an update waits until the mouse button is up
+      return;
+    }
+    for (; from < first - 2 * AROUND; from += 1) this.body.firstElementChild.remove();
+    for (; to > last + 2 * AROUND; to -= 1) this.body.lastElementChild.remove();
+    const low = Math.max(0, Math.min(first, Math.max(first - AROUND, from - EACH)));
+    const high = Math.min(this.rows.length - 1, Math.max(last, Math.min(last + AROUND, to + EACH)));
+    while (from > low) this.body.prepend(this.row(--from, size));
+    while (to < high) this.body.append(this.row(++to, size));
+    this.drawn = [from, to];
   }
 
   drawnRows() {
@@ -113,7 +163,7 @@ export class Grid {
     const all = this.rows.length > 0 && this.selected.size === this.rows.length;
     const box = h("input", {
       type: "checkbox",
-      "aria-label": "Select all rows that are loaded",
+      "aria-label": "Select all loaded rows",
       checked: all,
       onchange: () => this.pick(all ? [] : this.rows.map((row) => row.id)),
     });

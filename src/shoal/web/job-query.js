@@ -13,11 +13,12 @@ const KEYS = {
   name: "name",
   service: "service",
   array: "array",
+  group: "group",
   since: "since",
   until: "until",
 };
 const UNITS = { s: 1000, m: 60_000, h: 3_600_000, d: 86_400_000, w: 604_800_000 };
-export const FILTERS = ["state", "user", "tenant", "node", "service", "array", "label", "since", "until"];
+export const FILTERS = ["state", "user", "tenant", "node", "service", "array", "label", "group", "since", "until"];
 
 /** "2h" is two hours ago; a number is a time itself. */
 function moment(value) {
@@ -59,9 +60,9 @@ export async function searchJobs(text) {
   if (text.trim().length < 2) return [];
   await new Promise((resolve) => setTimeout(resolve, DEBOUNCE_MS));
   if (mine !== turn) return [];
-  const rows = await get(`/v1/jobs?${query(text)}&sort=-submitted&limit=${OFFERED}`);
+  const rows = await get(`/v1/jobs?${query(text)}&sort=-submitted&limit=${OFFERED}`, { aside: true });
   const all = {
-    title: `All jobs with “${text.trim()}”`,
+    title: `All jobs matching “${text.trim()}”`,
     hint: "jobs",
     keep: true,
     run: () => {

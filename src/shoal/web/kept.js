@@ -39,7 +39,9 @@ export class KeptFiles {
           h(
             "td",
             {},
-            h("button", { class: "link", title: "Download", onclick: () => this.load(found, file) }, file.path),
+            found.encrypted
+              ? h("code", {}, file.path)
+              : h("button", { class: "link", title: "Download", onclick: () => this.load(found, file) }, file.path),
           ),
           h("td", { class: "num" }, bytes(file.size)),
           h("td", { class: "num dim" }, moment(file.modified_ms, now())),
@@ -53,6 +55,9 @@ export class KeptFiles {
         h("h2", {}, "Files"),
         h("span", { class: "dim small" }, `${plural(files.length, "file")}, ${bytes(found.total_bytes)}`),
       ),
+      found.encrypted
+        ? h("p", { class: "dim small" }, "Encrypted. To decrypt them: ", h("code", {}, `shoal cp -r ${this.id}: .`))
+        : null,
       this.problem ? h("p", { class: "problem", role: "alert" }, this.problem) : null,
       notes.map((note) => h("p", { class: "dim small" }, note)),
       files.length ? table(["File", "num:Size", "num:Changed"], rows) : null,

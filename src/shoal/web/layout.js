@@ -26,14 +26,15 @@ export function layout(nodes, width, height) {
   const shapes = [...new Set([8, 4, 2, 1].map((columns) => Math.min(columns, most)))].filter(
     (columns) => columns > 1 || most === 1,
   );
-  const name = Math.min(NAME_MAX, 8 + LETTER * Math.max(0, ...list.map((node) => node.id.length)));
+  const name = Math.min(NAME_MAX, 8 + LETTER * Math.max(0, ...list.map((node) => (node.name ?? node.id).length)));
   let best = null;
   for (const style of STYLES) {
     for (const across of shapes)
       for (const beside of blocksAcross(blocks.length))
         for (const columns of COLUMNS) {
           // what cannot come near the best is not searched
-          const least = Math.max(style.least, (best?.square ?? 0) - 1);
+          const word = style.named ? Math.ceil((name - 2 * style.pad + style.gap) / across) - style.gap : 0;
+          const least = Math.max(style.least, word, (best?.square ?? 0) - 1);
           const plan = { style, across, beside, columns, name, wide: least, tall: least };
           if (heightOf(blocks, plan, width, height) > height) continue;
           grow(blocks, plan, width, height);
@@ -163,6 +164,7 @@ function racksOf(block, plan, tile, left, top, room, betweenNodes, betweenRacks,
           width: tile,
           height,
           top: style.head + style.pad,
+          cells: node.gpus ?? 0,
         });
     }
     tallest = Math.max(tallest, head + rows * (height + betweenNodes) - betweenNodes);
@@ -170,4 +172,127 @@ function racksOf(block, plan, tile, left, top, room, betweenNodes, betweenRacks,
     x += wide + betweenRacks;
   }
   return { width: widest, height: y + tallest };
+}
+
+/**
+ * The joined blocks of cells with the same key, also across nodes that stand side by side: for each, where its label
+ * goes, which is the largest rectangle of it within one node. `keyAt` is "" where nothing is joined.
+ * @param {any} plan
+ * @param {(tile: any, gpu: number) => string} keyAt
+ */
+export function blocks(plan, tiles, keyAt) {
+  const { across } = plan;
+  const parents = [];
+  const root = (at) => {
+    while (parents[at] !== at) at = parents[at] = parents[parents[at]];
+    return at;
+  };
+  const cells = [];
+  const grids = new Map();
+  for (const tile of tiles) {
+    const grid = Array.from({ length: tile.cells }, (_, gpu) => {
+      const key = keyAt(tile, gpu);
+      if (!key) return -1;
+      parents.push(cells.length);
+      return cells.push({ tile, gpu, key }) - 1;
+    });
+    grids.set(tile, grid);
+  }
+  const join = (one, other) => {
+    if (one >= 0 && other >= 0 && cells[one].key === cells[other].key) parents[root(other)] = root(one);
+  };
+  for (const grid of grids.values())
+    for (const [gpu, cell] of grid.entries()) {
+      if ((gpu + 1) % across) join(cell, grid[gpu + 1] ?? -1);
+      join(cell, grid[gpu + across] ?? -1);
+    }
+  beside(tiles, "y", "x", "width", (one, other) => {
+    for (let row = 0; row * across < one.cells; row += 1)
+      join(grids.get(one)[row * across + across - 1] ?? -1, grids.get(other)[row * across] ?? -1);
+  });
+  beside(tiles, "x", "y", "height", (one, other) => {
+    const last = Math.floor((one.cells - 1) / across) * across;
+    for (let column = 0; column < across; column += 1)
+      join(grids.get(one)[last + column] ?? -1, grids.get(other)[column] ?? -1);
+  });
+  const joined = new Map();
+  for (const [at, cell] of cells.entries()) {
+    const first = root(at);
+    const parts = joined.get(first) ?? joined.set(first, new Map()).get(first);
+    (parts.get(cell.tile) ?? parts.set(cell.tile, new Set()).get(cell.tile)).add(cell.gpu);
+  }
+  return [...joined].map(([first, parts]) => ({ ...cells[first], ...place(plan, parts) }));
+}
+
+const BESIDE_MAX = 12; // pixels between tiles that look joined
+
+/** Calls `act` for each tile and the next one in its row (or column). */
+function beside(tiles, line, along, size, act) {
+  const lines = new Map();
+  for (const tile of tiles) (lines.get(tile[line]) ?? lines.set(tile[line], []).get(tile[line])).push(tile);
+  for (const row of lines.values()) {
+    row.sort((a, b) => a[along] - b[along]);
+    for (const [at, tile] of row.entries()) {
+      const next = row[at + 1];
+      if (next && next[along] - tile[along] - tile[size] <= BESIDE_MAX) act(tile, next);
+    }
+  }
+}
+
+/** The largest rectangle of the cells of a block that are in one tile, in pixels. */
+function place({ across, wide, tall, gap, pad }, parts) {
+  let best = null;
+  for (const [tile, gpus] of parts)
+    for (const gpu of gpus) {
+      const column = gpu % across;
+      let columns = 1;
+      while (column + columns < across && gpus.has(gpu + columns)) columns += 1;
+      for (let rows = 1; columns; rows += 1) {
+        if (!best || rows * columns > best.rows * best.columns) best = { tile, gpu, rows, columns };
+        const below = gpu + rows * across;
+        let common = 0;
+        while (common < columns && gpus.has(below + common)) common += 1;
+        columns = common;
+      }
+    }
+  return {
+    tile: best.tile,
+    gpu: best.gpu,
+    x: best.tile.x + pad + (best.gpu % across) * (wide + gap),
+    y: best.tile.y + best.tile.top + Math.floor(best.gpu / across) * (tall + gap),
+    width: best.columns * (wide + gap) - gap,
+    height: best.rows * (tall + gap) - gap,
+  };
+}
+
+const RACK_MAX = 64; // nodes; a larger one is shown in parts
+const RACK_PART = 32;
+
+/**
+ * Racks as the map shows them from far away: `{id, name, place, gpus, nodes}`, by id.
+ * @param {Iterable<Api.NodeLine>} nodes
+ */
+export function racks(nodes) {
+  const places = new Map();
+  for (const node of nodes) {
+    const place = node.place ?? "";
+    (places.get(place) ?? places.set(place, []).get(place)).push(node.id);
+  }
+  const found = new Map();
+  for (const [place, ids] of places) {
+    const at = place.indexOf("/");
+    const block = at < 0 ? "" : place.slice(0, at);
+    const add = (id, name, some) => found.set(id, { id, name, place: block, gpus: 1, nodes: some });
+    if (place && ids.length <= RACK_MAX) {
+      add(place, place.slice(at + 1), ids);
+      continue;
+    }
+    ids.sort(natural);
+    for (let first = 0; first < ids.length; first += RACK_PART) {
+      const some = ids.slice(first, first + RACK_PART);
+      const name = `${some[0]}–${some.at(-1)}`;
+      add(place ? `${place}/${name}` : name, name, some);
+    }
+  }
+  return found;
 }

@@ -1,7 +1,7 @@
-// Reports of the ledger as tables: what each key used, what of it was of use or wasted, and a file of it.
+// Reports of the ledger as tables: what each key used, how much of it was useful or wasted, a file of it, and tokens.
 
-import { accountColour, accountRank } from "./colours.js";
-import { h, percent, short, whole } from "./dom.js";
+import { accountColor, accountRank } from "./colors.js";
+import { fixed, h, money, number, percent, short, whole } from "./dom.js";
 import { table } from "./table.js";
 
 const ROWS_MAX = 100;
@@ -40,21 +40,21 @@ export function query(by, days, to, only = {}) {
 }
 
 export const csvLink = (words) =>
-  h(
-    "a",
-    { class: "button", href: `/v1/ledger/csv?${words}`, download: "", title: "All rows, with exact amounts" },
-    "CSV",
-  );
+  h("a", { class: "button", href: `/v1/ledger/csv?${words}`, download: "", title: "All rows, exact amounts" }, "CSV");
 
 const known = (value) => value !== null && value !== undefined;
-const figure = (name, value, more) =>
+const HOUR_US = 3.6e9;
+const figure = (name, value, more, exact) =>
   h(
     "div",
     { class: "figure" },
     h("span", { class: "dim small" }, name),
-    h("strong", {}, value),
+    h("strong", { title: exact }, value),
     h("span", { class: "dim small" }, more),
   );
+/** Sums over accounts or rows: none if a part of it is not known. */
+const summed = (parts, name) =>
+  parts.every((one) => known(one[name])) ? parts.reduce((sum, one) => sum + one[name], 0) : null;
 
 /**
  * How the sum of a report divides into accounts: a bar with its legend.
@@ -73,7 +73,7 @@ export function division(view, whole_ = "of the capacity") {
       accounts.map((one) =>
         h("i", {
           title: `${one.title} ${part(one)}`,
-          style: { width: `${(100 * one.gpu_us) / total}%`, background: accountColour(one.account) },
+          style: { width: `${(100 * one.gpu_us) / total}%`, background: accountColor(one.account) },
         }),
       ),
     ),
@@ -84,7 +84,7 @@ export function division(view, whole_ = "of the capacity") {
         h(
           "span",
           { class: "key" },
-          h("i", { class: "dot", style: { background: accountColour(one.account) } }),
+          h("i", { class: "dot", style: { background: accountColor(one.account) } }),
           one.title,
           h("span", { class: "dim" }, ` ${part(one)}`),
         ),
@@ -95,24 +95,33 @@ export function division(view, whole_ = "of the capacity") {
 }
 
 /**
- * Figures of a report: how much, of use, wasted, and what it cost.
+ * Figures of a report: how much, how much of it was useful, what was wasted in money, and what it cost.
  * @param {Api.LedgerView} view
  */
 export function figures(view, first) {
   const total = view.accounts.reduce((sum, one) => sum + one.gpu_us, 0) || 1;
-  const group = (name) =>
-    view.accounts.filter((one) => one.group === name).reduce((sum, one) => sum + one.gpu_us, 0) / total;
+  const group = (name) => view.accounts.filter((one) => one.group === name);
+  const us = (name) => group(name).reduce((sum, one) => sum + one.gpu_us, 0);
+  const waste = view.currency ? summed(group("wasted"), "cost") : null;
+  const wasted = `${percent(us("wasted") / total, 1)} of GPU-hours`;
   return h(
     "div",
     { class: "figures" },
-    figure(first, short(view.capacity_gpu_ms / 3_600_000), "GPU-hours"),
-    figure("Useful", percent(group("used"), 1), "steps, requests"),
-    figure("Wasted", percent(group("wasted"), 1), "lost or held idle"),
-    figure("Cost", known(view.cost) ? short(view.cost) : "–", known(view.cost) ? view.currency : "no price list yet"),
+    figure(first, fixed(view.capacity_gpu_ms / 3_600_000), "GPU-hours", `${view.capacity_gpu_us} GPU-µs`),
+    figure("Useful", percent(us("used") / total, 1), `${fixed(us("used") / HOUR_US)} GPU-hours`),
+    known(waste)
+      ? figure("Wasted", money(waste, view.currency), wasted, String(waste))
+      : figure("Wasted", `${fixed(us("wasted") / HOUR_US)} h`, wasted),
+    figure(
+      "Cost",
+      known(view.cost) ? money(view.cost, view.currency) : "–",
+      known(view.cost) ? "by the price list" : view.currency ? "some prices are missing" : "no price list",
+      known(view.cost) ? String(view.cost) : null,
+    ),
     figure(
       "Energy",
-      known(view.energy_wh) ? short(view.energy_wh / 1000) : "–",
-      known(view.energy_wh) ? `kWh${view.co2_g ? `, ${short(view.co2_g / 1000)} kg CO₂` : ""}` : "not known",
+      known(view.energy_wh) ? fixed(view.energy_wh / 1000) : "–",
+      known(view.energy_wh) ? `kWh${view.co2_g ? `, ${fixed(view.co2_g / 1000)} kg CO₂` : ""}` : "not measured",
     ),
   );
 }
@@ -123,71 +132,68 @@ export function figures(view, first) {
  */
 export function ledgerTable(view, link) {
   const about = new Map(view.accounts.map((one) => [one.account, one]));
-  const sums = new Map();
-  for (const row of view.rows) {
-    const one =
-      sums.get(row.key) ??
-      sums
-        .set(row.key, { label: row.label, us: 0, used: 0, wasted: 0, cost: 0, priced: true, parts: new Map() })
-        .get(row.key);
-    const group = about.get(row.account)?.group;
-    one.us += row.gpu_us;
-    if (group === "used") one.used += row.gpu_us;
-    if (group === "wasted") one.wasted += row.gpu_us;
-    if (known(row.cost)) one.cost += row.cost;
-    else one.priced = false;
-    one.parts.set(row.account, (one.parts.get(row.account) ?? 0) + row.gpu_us);
-  }
-  const total = [...sums.values()].reduce((sum, one) => sum + one.us, 0) || 1;
-  const ordered = [...sums].sort((a, b) => b[1].us - a[1].us);
-  const words = (key, one) =>
+  const keys = new Map();
+  for (const row of view.rows) (keys.get(row.key) ?? keys.set(row.key, []).get(row.key)).push(row);
+  const time = (rows) => rows.reduce((sum, row) => sum + row.gpu_us, 0);
+  const inGroup = (rows, name) => rows.filter((row) => about.get(row.account)?.group === name);
+  const total = time(view.rows) || 1;
+  const ordered = [...keys].map(([key, rows]) => ({ key, rows, us: time(rows) })).sort((a, b) => b.us - a.us);
+  const words = ({ key, rows }) =>
     view.by === "account"
       ? (about.get(key)?.title ?? key)
-      : view.by === "job" && key && one.label
-        ? `${key} ${one.label}`
-        : key || "nobody's";
-  const name = (key, one) => {
-    const href = key === "others" ? null : link?.(key);
-    return href ? h("a", { href, "data-key": key }, words(key, one)) : words(key, one);
+      : view.by === "job" && key && rows[0].label
+        ? `${key} ${rows[0].label}`
+        : key === "others"
+          ? "Others"
+          : key || "Unallocated";
+  const name = (one) => {
+    const href = one.key === "others" ? null : link?.(one.key);
+    return href ? h("a", { href, "data-key": one.key }, words(one)) : words(one);
   };
-  const bar = (one) =>
+  const bar = ({ rows, us }) =>
     h(
       "div",
       { class: "share thin", role: "presentation" },
-      [...one.parts]
-        .sort((a, b) => accountRank(a[0]) - accountRank(b[0]))
-        .map(([account, us]) =>
+      [...rows]
+        .sort((a, b) => accountRank(a.account) - accountRank(b.account))
+        .map((row) =>
           h("i", {
-            title: about.get(account)?.title,
-            style: { width: `${(100 * us) / (one.us || 1)}%`, background: accountColour(account) },
+            title: `${about.get(row.account)?.title} ${percent(row.gpu_us / (us || 1), 1)}`,
+            style: { width: `${(100 * row.gpu_us) / (us || 1)}%`, background: accountColor(row.account) },
           }),
         ),
     );
-  const number = (title, value, props) => h("td", { class: "num", "data-name": title, ...props }, value);
+  const priced = Boolean(view.currency);
+  const cells = (rows, us, share, shown = (text) => text) => {
+    const wasted = inGroup(rows, "wasted");
+    const cost = summed(rows, "cost");
+    const waste = summed(wasted, "cost");
+    return [
+      number(shown(fixed(us / HOUR_US)), `${us} GPU-µs`, { "data-name": "GPU-hours" }),
+      number(shown(percent(share, 1)), undefined, { "data-name": "Share" }),
+      number(shown(percent(time(inGroup(rows, "used")) / (us || 1))), undefined, { "data-name": "Useful" }),
+      number(shown(percent(time(wasted) / (us || 1))), undefined, { "data-name": "Wasted" }),
+      priced ? number(shown(money(waste, view.currency)), waste, { "data-name": "Waste" }) : null,
+      priced ? number(shown(money(cost, view.currency)), cost, { "data-name": "Cost" }) : null,
+    ];
+  };
   const list = ordered
     .slice(0, ROWS_MAX)
-    .map(([key, one]) =>
+    .map((one) =>
       h(
         "tr",
-        { "data-key": key, "data-us": String(one.us) },
-        h("td", { class: "long" }, name(key, one)),
-        number("GPU-hours", short(one.us / 3.6e9)),
-        number("share", percent(one.us / total, 1)),
-        number("of use", percent(one.used / (one.us || 1))),
-        number("wasted", percent(one.wasted / (one.us || 1))),
-        number("cost", one.priced ? short(one.cost) : "–"),
+        { "data-key": one.key, "data-us": String(one.us) },
+        h("td", { class: "long" }, name(one)),
+        cells(one.rows, one.us, one.us / total),
         h("td", {}, bar(one)),
       ),
     );
+  const bold = (text) => h("b", {}, text);
   const sum = h(
     "tr",
     { "data-key": " sum" },
-    h("td", {}, h("b", {}, "Sum")),
-    number("GPU-hours", h("b", {}, short(total / 3.6e9))),
-    number("share", h("b", {}, percent(total / (view.capacity_gpu_us || total), 1))),
-    h("td", {}),
-    h("td", {}),
-    h("td", {}),
+    h("td", {}, bold("Total")),
+    cells(view.rows, total, total / (view.capacity_gpu_us || total), bold),
     h("td", {}),
   );
   const left = ordered.length - ROWS_MAX;
@@ -197,15 +203,50 @@ export function ledgerTable(view, link) {
         TITLES[view.by],
         "num:GPU-hours",
         "num:Share",
-        "num:Of use",
+        "num:Useful",
         "num:Wasted",
-        `num:Cost${view.currency ? ` (${view.currency})` : ""}`,
-        "Where it went",
+        ...(priced ? ["num:Waste", "num:Cost"] : []),
+        "Breakdown",
       ],
       [...list, sum],
     ),
-    left > 0
-      ? h("p", { class: "dim small" }, `and ${whole(left)} more, which are in the sum; the CSV file has up to 1,000`)
-      : null,
+    left > 0 ? h("p", { class: "dim small" }, `${whole(left)} more rows are in the total. CSV has up to 1,000.`) : null,
+  ];
+}
+
+/**
+ * Tokens by service and caller, the largest first, with what a million of the service's tokens cost.
+ * @param {Api.LedgerView} view
+ */
+export function tokensTable(view) {
+  const costs = new Map(view.token_costs.map((one) => [one.service, one]));
+  const priced = Boolean(view.currency);
+  const each = (service, name) => {
+    const value = costs.get(service)?.[name];
+    return known(value) ? money(value, view.currency) : "–";
+  };
+  const line = (one) =>
+    h(
+      "tr",
+      { "data-key": `${one.service} ${one.owner} ${one.caller} ${one.tenant}` },
+      h("td", { class: "long" }, one.service || "Others"),
+      h("td", { class: "mono" }, one.caller || "without a key"),
+      h("td", {}, one.tenant || "–"),
+      ["requests", "prompt", "cached", "generated"].map((name) =>
+        number(short(one[name]), whole(one[name]), { "data-name": name[0].toUpperCase() + name.slice(1) }),
+      ),
+      priced ? number(each(one.service, "per_million_generated"), undefined, { "data-name": "1M generated" }) : null,
+      priced ? number(each(one.service, "per_million_computed"), undefined, { "data-name": "1M computed" }) : null,
+    );
+  const left = view.tokens.length - ROWS_MAX;
+  return [
+    table(
+      [
+        ..."Service,Key,Tenant,num:Requests,num:Prompt,num:Cached,num:Generated".split(","),
+        ...(priced ? ["num:1M generated", "num:1M computed"] : []),
+      ],
+      view.tokens.slice(0, ROWS_MAX).map(line),
+    ),
+    left > 0 ? h("p", { class: "dim small" }, `and ${whole(left)} more: shoal report --tokens`) : null,
   ];
 }

@@ -5,7 +5,7 @@ import { lapsed, resume } from "./api.js";
 const ENDED_MAX = 300;
 const AGAIN_MS = 1500;
 const TICK_MS = 1000;
-const SILENT_MS = 10_000; // the controller beats every two seconds
+const SILENT_MS = 8000; // the controller beats every two seconds
 
 /**
  * @typedef {{
@@ -47,6 +47,18 @@ export function listen(act) {
 const notify = (change) => {
   for (const act of [...listeners]) act(change);
 };
+
+/** Resolves when the cluster is known. */
+export async function known() {
+  if (cluster.status) return;
+  await new Promise((resolve) => {
+    const stop = listen(() => {
+      if (!cluster.status) return;
+      stop();
+      resolve(true);
+    });
+  });
+}
 
 export function jobOf(id) {
   return cluster.jobs.get(id) ?? cluster.ended.get(id);

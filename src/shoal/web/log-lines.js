@@ -1,7 +1,7 @@
 // Lines out of pieces of output, and the elements that show them.
 
 import { clock, h } from "./dom.js";
-import { colours, parts } from "./terminal.js";
+import { colors, parts } from "./terminal.js";
 
 const LINE_BYTES = 64 * 1024; // a longer line is shown in parts
 const SHOWN_CHARACTERS = 16_000; // of one line
@@ -68,7 +68,7 @@ export class Lines {
     this.row = this.tell(this.line({}, this.begin, this.end, this.bytes, done), this.row);
   }
 
-  /** Colours go on from line to line, so what a line leaves counts only when it is complete. */
+  /** Colors go on from line to line, so what a line leaves counts only when it is complete. */
   /** @param {{ at_ms?: number }} piece */
   line({ at_ms: at = this.at }, offset, end, bytes, done) {
     const carry = { ...this.carry };
@@ -83,7 +83,7 @@ const CLASSES = ["bold", "italic", "under", "strike"];
 function span({ text, style }) {
   const names = CLASSES.filter((name) => style[name]);
   const { ink, paper } =
-    style.ink !== undefined || style.paper !== undefined || style.swap || style.dim ? colours(style) : {};
+    style.ink !== undefined || style.paper !== undefined || style.swap || style.dim ? colors(style) : {};
   if (!names.length && !ink) return text;
   return h(
     "span",
@@ -116,7 +116,7 @@ export function draw(line, member, several, row, anew = false) {
       if (left > 0) shown.push(span({ ...one, text: one.text.slice(0, left) }));
       left -= one.text.length;
     }
-    if (left < 0) shown.push(h("span", { class: "dim" }, ` … ${-left} more characters: use Download`));
+    if (left < 0) shown.push(h("span", { class: "dim" }, ` … ${-left} more characters (use Download)`));
     if (several) shown.unshift(h("span", { class: "dim" }, `[${member}] `));
     row ??= h("div", { class: "line", "data-line": key, "data-time": line.at ? clock(line.at) : "" });
     row.replaceChildren(...shown, ...(shown.length ? [] : [h("br", {})]));

@@ -37,7 +37,7 @@ export class LogView {
       const box = h("input", { type: "checkbox", id: name, checked, onchange: () => onchange(box.checked) });
       return box;
     };
-    const labelled = (box, label = box.id) => h("label", { class: "small log-follow" }, box, label);
+    const labeled = (box, label = box.id) => h("label", { class: "small log-follow" }, box, label);
     this.member = h("select", { "aria-label": "Member", onchange: () => this.pick("member", this.member.value, ALL) });
     this.attempt = h("select", {
       "aria-label": "Attempt",
@@ -45,9 +45,9 @@ export class LogView {
     });
     this.search = h("input", {
       type: "search",
-      "aria-label": "Find in the log",
-      placeholder: "Find in the log",
-      value: chosen("grep") || chosen("find"),
+      "aria-label": "Find in log",
+      placeholder: "Find in log",
+      value: chosen("grep") || chosen("q"),
       maxlength: 256,
     });
     this.state = h("span", { class: "dim small", role: "status" });
@@ -55,16 +55,16 @@ export class LogView {
     /** @type {any} its rows have a `line`, a `member` and a `size` */
     this.box = h("div", { class: "lines" });
     this.text = h("pre", { class: "log", role: "region", tabindex: "0", "aria-label": "Output" }, this.box);
-    this.loader = button("Download", "What is chosen, from its beginning", () => this.download());
+    this.loader = button("Download", "Download the selected output", () => this.download());
     this.only = tick("only", () => this.look(), Boolean(chosen("grep")));
     const form = h(
       "form",
       { role: "search", class: "row" },
       this.search,
-      button("↑", "The line before (Shift-Enter)", () => this.step(-1)),
-      button("↓", "The next line (Enter)", () => this.step(1)),
+      button("↑", "Previous match (Shift-Enter)", () => this.step(-1)),
+      button("↓", "Next match (Enter)", () => this.step(1)),
       this.count,
-      labelled(this.only, "only these lines"),
+      labeled(this.only, "Matches only"),
     );
     form.addEventListener("submit", (event) => {
       event.preventDefault();
@@ -83,7 +83,7 @@ export class LogView {
       type: "range",
       min: 0,
       max: 1000,
-      "aria-label": "Place in the log",
+      "aria-label": "Position in log",
       onchange: () => this.seek(String(Number(this.where.value) / 10)),
       oninput: () => {
         this.sliding = true;
@@ -92,7 +92,7 @@ export class LogView {
     this.time = h("input", {
       type: "datetime-local",
       step: 1,
-      "aria-label": "Go to a time",
+      "aria-label": "Go to time",
       onchange: () => {
         const ms = new Date(this.time.value).getTime();
         if (ms > 0) this.seek(`t${ms}`);
@@ -131,7 +131,7 @@ export class LogView {
         this.member,
         this.attempt,
         form,
-        button("First error", "The first line of this attempt, of any member, that looks like an error", () =>
+        button("First error", "First line of this attempt that looks like an error, from any member", () =>
           this.firstError(),
         ),
         h("span", { class: "push row" }, this.state, this.loader),
@@ -140,16 +140,14 @@ export class LogView {
       h(
         "div",
         { class: "row log-place" },
-        button("⇤ Beginning", "", () => this.seek("0")),
+        button("⇤ Start", "", () => this.seek("0")),
         this.where,
         button("End ⇥", "", () => this.follows()),
         this.time,
-        labelled(this.follow),
-        labelled(this.wrap),
-        labelled(this.times),
-        button("Copy link", "To the marked line, or to the first one that is shown; a click marks a line", () =>
-          this.link(),
-        ),
+        labeled(this.follow),
+        labeled(this.wrap),
+        labeled(this.times),
+        button("Copy link", "Copy a link to the selected line, or to the first visible one", () => this.link()),
       ),
     );
     this.dress();
@@ -178,16 +176,16 @@ export class LogView {
       }
     });
     this.light = throttled(200, () => highlight(this.box, this.search.value));
-    this.recolour = () => {
+    this.recolor = () => {
       for (const row of this.box.children)
         if (row.line) draw(row.line, row.member, this.part.members.length > 1, row, true);
     };
-    addEventListener("shoal-theme", this.recolour);
+    addEventListener("shoal-theme", this.recolor);
     this.offered = offer(() =>
       [
-        ["jump to the first error", () => this.firstError()],
-        ["go to the beginning", () => this.seek("0")],
-        ["go to the end and follow", () => this.follows()],
+        ["first error", () => this.firstError()],
+        ["start", () => this.seek("0")],
+        ["end, and follow", () => this.follows()],
         ["download", () => this.download()],
       ].map(([what, run]) => ({ title: `Log: ${what}`, hint: this.id, run })),
     );
@@ -278,8 +276,8 @@ export class LogView {
 
   /** Updates the members and attempts to choose from. An array has no output of its own. */
   know(job) {
-    this.element.hidden = Boolean(job.array);
-    if (job.array) return;
+    this.element.hidden = Boolean(job.array) || !job.attempt;
+    if (this.element.hidden) return;
     this.job = job;
     const count = Math.max(job.spec.members, job.gang.length, 1);
     const newest = job.attempt;
@@ -292,20 +290,20 @@ export class LogView {
     const attempt = chosen("attempt") || "0";
     const option = (value, now_, label) => h("option", { value, selected: String(value) === now_ }, label);
     this.member.replaceChildren(
-      option(ALL, member, count > TOGETHER_MAX ? `members 0 to ${TOGETHER_MAX - 1}` : "all members"),
-      ...Array.from({ length: Math.min(count, 512) }, (_, at) => option(at, member, `member ${at}`)),
+      option(ALL, member, count > TOGETHER_MAX ? `Members 0 to ${TOGETHER_MAX - 1}` : "All members"),
+      ...Array.from({ length: Math.min(count, 512) }, (_, at) => option(at, member, `Member ${at}`)),
     );
     this.member.hidden = count < 2;
     this.attempt.replaceChildren(
-      option(0, attempt, newest ? `newest attempt (${newest})` : "newest attempt"),
+      option(0, attempt, newest ? `Latest attempt (${newest})` : "Latest attempt"),
       ...Array.from({ length: Math.max(0, newest - 1) }, (_, at) => newest - 1 - at)
         .slice(0, 50)
-        .map((one) => option(one, attempt, `attempt ${one}`)),
+        .map((one) => option(one, attempt, `Attempt ${one}`)),
     );
     this.attempt.hidden = newest < 2;
     if (first) this.again(chosen("line") || chosen("seek"));
     else if (attempt === "0") this.again();
-    if (first && chosen("find")) this.collect();
+    if (first && chosen("q")) this.collect();
   }
 
   // -- reading ---------------------------------------------------------------------------------
@@ -401,10 +399,8 @@ export class LogView {
     const all = sizes.reduce((sum, one) => sum + one, 0);
     const over = ended && this.caughtUp();
     if (over && !this.box.childElementCount)
-      this.box.replaceChildren(
-        h("div", { class: "dim" }, this.grep().grep ? "(no line contains this)" : "(no output)"),
-      );
-    this.state.textContent = `${over ? "ended" : this.caughtUp() ? "live" : "more below"} · ${bytes(all)}`;
+      this.box.replaceChildren(h("div", { class: "dim" }, this.grep().grep ? "No matching lines" : "No output"));
+    this.state.textContent = `${over ? "Ended" : this.caughtUp() ? "Live" : "More below"} · ${bytes(all)}`;
     this.placed();
   }
 
@@ -525,7 +521,7 @@ export class LogView {
     }
     const was = chosen("grep");
     choose("grep", only ? text : "");
-    choose("find", only ? "" : text);
+    choose("q", only ? "" : text);
     this.hits = null;
     this.count.textContent = "";
     this.light();
@@ -559,7 +555,7 @@ export class LogView {
   counted() {
     const { all, at, done } = this.hits ?? { all: [] };
     const many = all.length >= HITS_MAX ? `${whole(all.length)} or more lines` : plural(all.length, "line");
-    this.count.textContent = at >= 0 ? `${whole(at + 1)} of ${many}` : done ? many : `searching: ${many}`;
+    this.count.textContent = at >= 0 ? `${whole(at + 1)} of ${many}` : done ? many : `Searching: ${many}`;
   }
 
   /** Searches from the beginning, in as many requests as it takes; `take` says whether to go on. */
@@ -615,7 +611,7 @@ export class LogView {
   /** Of all members, also those that are not shown. */
   async firstError() {
     const found = [];
-    this.count.textContent = "looking for errors";
+    this.count.textContent = "Searching for errors";
     try {
       await this.searched(
         "",
@@ -628,7 +624,7 @@ export class LogView {
     }
     const first = found.sort(byTime)[0];
     const failed = this.job?.gang.find((one) => one.code);
-    this.count.textContent = first ? "" : "no line looks like an error";
+    this.count.textContent = first ? "" : "No errors found";
     const member = first?.member ?? (this.pinned === this.job?.attempt ? failed?.member : undefined);
     if (member === undefined) return;
     if (this.total > 1 && (chosen("grep") || !this.part?.members.includes(member))) {
@@ -645,7 +641,7 @@ export class LogView {
       this.go(first);
       return;
     }
-    this.count.textContent += `; member ${member} exited with ${failed.code}: these are its last lines`;
+    this.count.textContent += `. Last lines of member ${member}, which exited with code ${failed.code}`;
     choose("member", this.total > 1 ? String(member) : "");
     this.member.value = chosen("member") || ALL;
     this.follows();
@@ -660,9 +656,9 @@ export class LogView {
     this.mark(row);
     try {
       await navigator.clipboard.writeText(location.href);
-      toast("The link to this line is copied");
+      toast("Link copied");
     } catch {
-      toast("The link to this line is in the address bar");
+      toast("The link is in the address bar");
     }
   }
 
@@ -688,17 +684,17 @@ export class LogView {
           const data = bytesOf(piece.data);
           size += data.length;
           if (one) written.push(data);
-          else labelled(lines, piece.member, data, written);
+          else labeled(lines, piece.member, data, written);
         }
         if (size > SAVED_BYTES_MAX)
-          throw new Error(`too large for the browser; run shoal logs ${this.id} --output ${this.id}.log`);
+          throw new Error(`Too large for the browser: run shoal logs ${this.id} --output ${this.id}.log`);
         if (part.ends.join() === places || part.ends.every((end, at) => end >= part.sizes[at])) break;
         places = part.ends.join();
         this.state.textContent = `${bytes(size)} read`;
       }
       for (const [of, rest] of lines) if (rest.length) written.push(`[${of}] `, ...rest, "\n");
       save(`${this.id}${one && this.total > 1 ? `.${member}` : ""}.log`, written);
-      this.state.textContent = "downloaded";
+      this.state.textContent = "Downloaded";
     } catch (error) {
       if (error.name !== "AbortError") this.state.textContent = error.message;
     }
@@ -714,7 +710,7 @@ export class LogView {
     this.light.stop();
     this.offered();
     this.hits = null;
-    removeEventListener("shoal-theme", this.recolour);
+    removeEventListener("shoal-theme", this.recolor);
     globalThis.Highlight && CSS.highlights.delete("log-find");
   }
 }
@@ -722,7 +718,7 @@ export class LogView {
 const byTime = (a, b) => a.at_ms - b.at_ms || a.member - b.member || a.offset - b.offset;
 
 /** Whole lines with the member's number before them; `lines` keeps what is not complete. */
-function labelled(lines, member, data, written) {
+function labeled(lines, member, data, written) {
   let rest = lines.get(member) ?? [];
   let from = 0;
   for (let end = data.indexOf(10); end >= 0; end = data.indexOf(10, from)) {

@@ -1,29 +1,31 @@
 // What the map says in words: a GPU's tooltip, the legend, and what a search finds.
 
-import { heatColour, jobColour } from "./colours.js";
-import { glyphOf, h, jobName, natural, plural, span, whole } from "./dom.js";
+import { heatColor, jobColor, tenantColor } from "./colors.js";
+import { glyphOf, h, jobName, natural, percent, plural, span, whole } from "./dom.js";
 import { now } from "./live.js";
-import { cellsOf } from "./map.js";
+import { cellsOf, isWell, stateOf } from "./map.js";
 import { replace } from "./patch.js";
 
 const LEGEND_MAX = 14;
+const ILL_MAX = 4;
 
 /** A job of another tenant has no id here: at most its tenant is named, as @TENANT. */
 const foreign = (id) => id === "" || id.startsWith("@");
 export const owner = (id) =>
-  id === "" ? "another tenant's job" : id.startsWith("@") ? `a job of tenant ${id.slice(1)}` : id;
+  id === "" ? "Job of another tenant" : id.startsWith("@") ? `Job of tenant ${id.slice(1)}` : id;
 
 /**
- * A node that will not be there for ever: a time limit, a spot notice, a planned drain.
+ * A node with a known end: a time limit, a spot notice, a planned drain.
  * @param {Api.NodeLine} node
  */
 export function endsText(node, at = now()) {
   const left = node.ends_ms - at;
-  return `${left > 0 ? `ends in ${span(left)}` : "its end has come"}${node.ends_why ? `: ${node.ends_why}` : ""}`;
+  return `${left > 0 ? `Ends in ${span(left)}` : "Ending now"}${node.ends_why ? `: ${node.ends_why}` : ""}`;
 }
 
-/** The lines of a tooltip. `gpu` is -1 for the node itself. */
-export function describe(map, id, gpu, at = now()) {
+/** The lines of a tooltip. `gpu` is -1 for the node itself; from far away, it is a rack. */
+export function describe(map, { rack = "", node: id = "", gpu = -1 }, at = now()) {
+  if (rack) return ofRack(map, map.racks?.get(rack));
   const node = map.cluster.nodes.get(id);
   if (!node) return [];
   const head = h(
@@ -33,7 +35,7 @@ export function describe(map, id, gpu, at = now()) {
     ` ${glyphOf(node.standing || node.state)} ${node.standing || node.state}`,
     node.place ? h("span", { class: "dim" }, ` ${node.place}`) : null,
   );
-  const inside = gpu >= 0 ? (cellsOf(node)[gpu] ?? []) : [];
+  const inside = gpu >= 0 && !map.layer ? (cellsOf(node)[gpu] ?? []) : [];
   const lines = inside.map((cell) => {
     const job = map.jobOf(cell.job);
     if (!job) return h("div", {}, owner(cell.job));
@@ -46,7 +48,7 @@ export function describe(map, id, gpu, at = now()) {
     return h(
       "div",
       {},
-      h("i", { class: "dot", style: { background: jobColour(job.id) } }),
+      h("i", { class: "dot", style: { background: jobColor(job.id) } }),
       ` ${jobName(job)} `,
       h(
         "span",
@@ -56,18 +58,31 @@ export function describe(map, id, gpu, at = now()) {
           job.tenant,
           `${job.state} ${since}`.trim(),
           work,
-          job.slow?.includes(cell.member) ? "slows down its gang" : "",
+          job.slow?.includes(cell.member) ? "straggler" : "",
         ]
           .filter(Boolean)
           .join(" · "),
       ),
     );
   });
-  if (gpu >= 0 && !inside.length)
-    lines.push(h("div", { class: "dim" }, node.state === "ready" ? "free" : node.why || node.state));
+  if (gpu >= 0 && !inside.length && !map.layer)
+    lines.push(h("div", { class: "dim" }, node.state === "ready" ? "Free" : node.why || node.state));
+  if (map.layer) for (const text of map.layer.lines(node, gpu)) lines.push(h("div", {}, text));
   if (gpu < 0 && node.ends_ms) lines.push(h("div", {}, endsText(node, at)));
-  if (gpu < 0 && node.why) lines.push(h("div", { class: "dim" }, node.why));
+  if (gpu < 0 && node.why && !map.layer) lines.push(h("div", { class: "dim" }, node.why));
   return [head, ...lines];
+}
+
+function ofRack(map, rack) {
+  if (!rack) return [];
+  const { gpus, held, trouble } = map.sumOf(rack, { dark: false });
+  const ill = rack.nodes.map((id) => map.cluster.nodes.get(id)).filter((node) => node && !isWell(node));
+  return [
+    h("div", {}, h("b", {}, rack.id), h("span", { class: "dim" }, ` ${plural(rack.nodes.length, "node")}`)),
+    h("div", {}, `${whole(held)} of ${plural(gpus, "GPU")} in use (${percent(gpus ? held / gpus : 0)})`),
+    ...ill.slice(0, ILL_MAX).map((node) => h("div", {}, `${glyphOf(stateOf(node))} ${node.id} ${stateOf(node)}`)),
+    ...(trouble > ILL_MAX ? [h("div", { class: "dim" }, `and ${trouble - ILL_MAX} more`)] : []),
+  ];
 }
 
 export const sentence = (lines) => lines.map((line) => line.textContent).join(", ");
@@ -85,7 +100,7 @@ export function showTip(tip, lines, at) {
   );
 }
 
-/** The nodes and jobs that have all the words, in any part of what is known of them; a whole id means only that one. */
+/** The nodes and jobs that contain all the words; a whole id means only that one. */
 export function matches(cluster, text) {
   const words = text.toLowerCase().split(/\s+/).filter(Boolean);
   const nodes = new Set();
@@ -114,18 +129,18 @@ function heldIds(cluster) {
   return held.keys();
 }
 
-/** "12 nodes, 3 jobs match", with a link if it is one thing. `anywhere`: whether a job holds a GPU does not matter. */
+/** "12 nodes, 3 jobs", with a link if it is one thing. `anywhere`: whether a job holds a GPU does not matter. */
 export function foundText(cluster, found, anywhere = false) {
   if (!found) return [];
   const { nodes, jobs } = found;
   const counts = [nodes.size && plural(nodes.size, "node"), jobs.size && plural(jobs.size, "job")].filter(Boolean);
-  if (!counts.length) return ["nothing matches"];
+  if (!counts.length) return ["No matches"];
   const held = new Set(heldIds(cluster));
   const off = anywhere ? 0 : [...jobs].filter((id) => !held.has(id)).length;
   const [id] = nodes.size + jobs.size === 1 ? [...nodes, ...jobs] : [];
   return [
-    `${counts.join(", ")} ${nodes.size + jobs.size === 1 ? "matches" : "match"}`,
-    off ? `, ${off === jobs.size ? (off === 1 ? "it holds" : "they hold") : `${whole(off)} of them hold`} no GPU` : "",
+    counts.join(", "),
+    off ? `, ${off === jobs.size ? "" : `${whole(off)} `}without a GPU` : "",
     id && !foreign(id)
       ? [
           ": ",
@@ -139,16 +154,20 @@ export function foundText(cluster, found, anywhere = false) {
   ];
 }
 
-/** The colours in use. A click pins one: `pin` gets the words of the search that finds it. */
+/** The colors in use. A click pins one: `pin` gets the words of the search that finds it. */
 export function legend(element, map, pinned, pin) {
+  if (map.layer) {
+    map.layer.legend(element);
+    return;
+  }
   if (map.by === "heat") {
     replace(
       element,
-      h("span", { class: "dim" }, "utilization"),
+      h("span", { class: "dim" }, "Utilization"),
       [0, 25, 50, 75, 100].map((share) =>
-        h("span", { class: "key" }, h("i", { class: "dot", style: { background: heatColour(share) } }), `${share} %`),
+        h("span", { class: "key" }, h("i", { class: "dot", style: { background: heatColor(share) } }), `${share} %`),
       ),
-      h("span", { class: "key" }, h("i", { class: "dot hollow" }), "held, not measured"),
+      h("span", { class: "key" }, h("i", { class: "dot hollow" }), "No data"),
     );
     return;
   }
@@ -168,14 +187,14 @@ export function legend(element, map, pinned, pin) {
         class: "key",
         "data-key": key || "others",
         "aria-pressed": String(pinned === words),
-        title: "Highlight it; again or Escape to end that",
+        title: "Highlight",
         onclick: () => pin(pinned === words ? "" : words),
         onpointerenter: () => {
           if (!tenants) map.light(key);
         },
         onpointerleave: () => map.light(""),
       },
-      h("i", { class: "dot", style: { background: tenants ? map.tenantColour(key) : jobColour(key) } }),
+      h("i", { class: "dot", style: { background: tenants ? tenantColor(key) : jobColor(key) } }),
       tenants ? key : map.jobOf(key)?.name || owner(key),
       h("span", { class: "dim" }, whole(count)),
     );
@@ -183,9 +202,27 @@ export function legend(element, map, pinned, pin) {
   replace(
     element,
     top.map(entry),
-    sums.size > top.length ? h("span", { class: "dim" }, `and ${whole(sums.size - top.length)} more`) : null,
+    sums.size > top.length ? h("span", { class: "dim" }, `${whole(sums.size - top.length)} more`) : null,
+    top.length ? unused(map.cluster.status) : null,
     top.length
       ? null
-      : h("span", { class: "dim" }, "all GPUs are free; try: ", h("code", {}, "shoal run -g 1 -- sleep 60")),
+      : h("span", { class: "dim" }, "No GPUs in use. Try ", h("code", {}, "shoal run -g 1 -- sleep 60")),
   );
 }
+
+/** @param {Api.StatusView} status */
+const unused = ({ gpus_free: free, gpus_unusable: closed }) =>
+  [
+    ["Free", free, ""],
+    ["Unavailable", closed, "closed"],
+  ].map(([label, count, kind]) =>
+    count
+      ? h(
+          "span",
+          { class: "key" },
+          h("i", { class: `dot free ${kind}` }),
+          label,
+          h("span", { class: "dim" }, whole(count)),
+        )
+      : null,
+  );

@@ -1,12 +1,13 @@
-// Draws a cluster, the live one or that of a moment, on one canvas as tall as the window. Only the visible part is
-// drawn. Colour is never the only sign: cells of one job are joined, states have a frame, a glyph and a word.
+// Draws a cluster, the live one or that of a moment, on one canvas as tall as the window: its GPUs, or from far away
+// its racks. Only the visible part is drawn. Color is never the only sign: cells of one job are joined and labeled,
+// states have a frame, a glyph and a word.
 
 import { penFor } from "./canvas.js";
-import { heatColour, hue, inkOn, isDark, jobColour, numberOf } from "./colours.js";
-import { css, glyphOf, h } from "./dom.js";
-import { layout } from "./layout.js";
+import { forget, giveOnNodes, heatColor, inkOn, isDark, jobColor, tenantColor } from "./colors.js";
+import { css, glyphOf, h, percent } from "./dom.js";
+import { blocks, layout, racks } from "./layout.js";
 
-const WELL = new Set(["ready"]);
+const FAR = 500; // nodes: from here on, racks are shown first
 const HALVES = new Map([
   ["starting", true],
   ["waking", true],
@@ -16,6 +17,8 @@ const HALVES = new Map([
 const BELOW = 24; // pixels that stay free below the map, where it fits
 const ROOM_LEAST = 0.45; // of the window's height, however much stands above the map
 const DIMMED = 0.16;
+const LABEL_LEAST = 26; // pixels of width for a label
+const ZOOM_AFTER = 1.4; // fingers that are so many times as far apart as before
 const TONES = {
   lost: "--bad",
   quarantined: "--bad",
@@ -26,6 +29,8 @@ const TONES = {
   cordoned: "--warn",
   joining: "--ink-3",
 };
+
+const RANKS = Object.keys(TONES); // the worst first
 
 const known = new WeakMap(); // a node that changes is another object
 /**
@@ -42,12 +47,24 @@ export function cellsOf(node) {
   return cells;
 }
 
+/** A node that works and takes jobs. */
+export const isWell = (node) => node.state === "ready" && !node.standing;
+/** The most important word about a node. */
+export const stateOf = (node) => (node.standing && node.state === "ready" ? node.standing : node.state);
+
 export class ClusterMap {
-  /** `cluster`: as in live.js. `tall`: how high it may be; without it, what the window leaves. */
-  constructor({ cluster, tall = undefined, onHover, onChoose, onSay }) {
+  /** `cluster`: as in live.js. `tall`: how high it may be; without it, what the window leaves. `below`: how many pixels
+   * stand below it. `onZoom`: a part of the cluster is shown, or all of it. */
+  constructor({ cluster, tall = undefined, below = () => 0, onHover, onChoose, onSay, onZoom = (_) => {} }) {
     this.cluster = cluster;
     this.tall = tall;
+    this.below = below;
+    this.onZoom = onZoom;
     this.by = "job";
+    this.layer = null; // of layers.js: what is shown in place of jobs
+    this.zoom = ""; // the place that is shown; empty: all
+    this.racks = null; // from far away, by id
+    this.pointers = new Map();
     this.focus = null; // {node, gpu}
     this.hoverJob = "";
     this.chosen = "";
@@ -58,14 +75,13 @@ export class ClusterMap {
     this.canvas = h("canvas", {
       tabindex: "0",
       role: "application",
-      "aria-label": "Map of the cluster's GPUs. Arrow keys move, Enter opens.",
+      "aria-label": "Map of the cluster's GPUs. Arrow keys move, Enter opens, plus and minus zoom.",
     });
     this.spacer = h("div", { class: "map" }, this.canvas);
     this.plan = null;
     this.width = 0;
     this.height = 0;
     this.queued = 0;
-    this.tenants = new Map();
     this.drawn = 0;
     this.redraw = () => {
       if (!this.queued)
@@ -88,14 +104,17 @@ export class ClusterMap {
       const hit = this.hit(event);
       if (hit) {
         this.focus = hit;
-        this.onChoose(hit);
+        this.open(hit);
         this.redraw();
       }
     });
+    this.canvas.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
+    for (const name of ["pointerdown", "pointerup", "pointercancel"])
+      this.canvas.addEventListener(name, (event) => this.finger(event));
     this.canvas.addEventListener("keydown", (event) => this.key(event));
     this.canvas.addEventListener("blur", () => this.redraw());
     this.canvas.addEventListener("focus", () => {
-      if (!this.focus && this.plan?.tiles[0]) this.focus = { node: this.plan.tiles[0].id, gpu: 0 };
+      this.focus ??= this.first();
       this.redraw();
     });
     window.addEventListener("scroll", this.redraw, { passive: true });
@@ -106,6 +125,7 @@ export class ClusterMap {
   }
 
   stop() {
+    forget("moment");
     this.watcher.disconnect();
     cancelAnimationFrame(this.queued);
     window.removeEventListener("scroll", this.redraw);
@@ -114,9 +134,10 @@ export class ClusterMap {
     this.scheme.removeEventListener("change", this.redraw);
   }
 
-  /** Shows another cluster, or the same after its nodes have changed. */
+  /** Shows the cluster of a moment. */
   show(cluster) {
     this.cluster = cluster;
+    giveOnNodes("moment", cluster.nodes);
     this.arrange();
   }
 
@@ -132,7 +153,7 @@ export class ClusterMap {
     if (this.tall) return this.tall();
     const top = this.spacer.getBoundingClientRect().top + window.scrollY;
     const bar = window.innerWidth <= 760 ? 52 : 0;
-    return Math.floor(Math.max(window.innerHeight - top - BELOW - bar, window.innerHeight * ROOM_LEAST));
+    return Math.floor(Math.max(window.innerHeight - top - BELOW - bar - this.below(), window.innerHeight * ROOM_LEAST));
   }
 
   /** Computes the layout again after the nodes or the window have changed. */
@@ -141,10 +162,85 @@ export class ClusterMap {
     if (!width) return;
     this.width = width;
     this.height = this.room();
-    this.plan = layout(this.cluster.nodes, width, this.height);
+    const nodes = this.inside();
+    this.racks = nodes.size >= FAR ? racks(nodes.values()) : null;
+    this.plan = layout(this.racks ?? nodes, width, this.height);
     this.where = new Map(this.plan.tiles.map((tile, index) => [tile.id, index]));
     this.spacer.style.setProperty("height", `${this.plan.height}px`);
     this.redraw();
+  }
+
+  /** The nodes of the place that is shown. A place that is gone shows all. */
+  inside() {
+    const { nodes } = this.cluster;
+    if (!this.zoom) return nodes;
+    const ids = new Set(
+      racks(nodes.values()).get(this.zoom)?.nodes ??
+        [...nodes.values()]
+          .filter(({ place = "" }) => place === this.zoom || place.startsWith(`${this.zoom}/`))
+          .map((node) => node.id),
+    );
+    if (!ids.size) return nodes;
+    return new Map([...nodes].filter(([id]) => ids.has(id)));
+  }
+
+  /** Whether there is anything to zoom into, or out of. */
+  get zooms() {
+    return Boolean(this.racks || this.zoom);
+  }
+  zoomTo(place) {
+    if (place === this.zoom) return;
+    this.zoom = place;
+    this.onHover(null);
+    this.arrange();
+    this.focus = this.first();
+    this.onZoom(place);
+  }
+  first() {
+    const id = this.plan?.tiles[0]?.id;
+    return id ? (this.racks ? { rack: id } : { node: id, gpu: 0 }) : null;
+  }
+  /** One step nearer to what is under the pointer or the cursor: first its block, then its rack. */
+  zoomIn(hit) {
+    if (!hit || !this.zooms) return;
+    const rack =
+      hit.rack ?? [...racks(this.cluster.nodes.values()).values()].find((one) => one.nodes.includes(hit.node))?.id;
+    const block = rack?.includes("/") ? rack.slice(0, rack.indexOf("/")) : "";
+    const blocked = block && !this.zoom && this.plan.labels.filter((label) => label.large).length > 1;
+    if (rack) this.zoomTo(blocked ? block : rack);
+  }
+  zoomOut() {
+    this.zoomTo(this.zoom.includes("/") ? this.zoom.slice(0, this.zoom.indexOf("/")) : "");
+  }
+  open(hit) {
+    if (hit.rack) this.zoomTo(hit.rack);
+    else this.onChoose(hit);
+  }
+
+  wheel(event) {
+    if (!(event.ctrlKey || event.metaKey) || !this.zooms) return;
+    event.preventDefault();
+    if (performance.now() - (this.zoomed ?? 0) < 400) return; // a gesture is many events and one step
+    this.zoomed = performance.now();
+    if (event.deltaY < 0) this.zoomIn(this.hit(event));
+    else this.zoomOut();
+  }
+  /** Two fingers zoom. */
+  finger(event) {
+    if (event.pointerType !== "touch" || !this.zooms) return;
+    if (event.type === "pointerdown") this.pointers.set(event.pointerId, event);
+    else this.pointers.delete(event.pointerId);
+    if (this.pointers.size === 2) this.apart = distance(...this.pointers.values());
+  }
+  pinched(event) {
+    if (this.pointers.size !== 2 || !this.pointers.has(event.pointerId)) return false;
+    this.pointers.set(event.pointerId, event);
+    const ratio = distance(...this.pointers.values()) / this.apart;
+    if (ratio < ZOOM_AFTER && ratio > 1 / ZOOM_AFTER) return true;
+    this.pointers.clear();
+    if (ratio > 1) this.zoomIn(this.hit(event));
+    else this.zoomOut();
+    return true;
   }
 
   light(job) {
@@ -161,28 +257,14 @@ export class ClusterMap {
     return Boolean(this.hoverJob) && this.hoverJob !== job;
   }
 
-  tenantColour(name, dark) {
-    return hue(this.tenantNumber(name), dark);
-  }
-  tenantNumber(name) {
-    if (!this.tenants.has(name)) this.tenants.set(name, this.tenants.size);
-    return this.tenants.get(name);
-  }
-
-  colourOf(cell, dark) {
-    if (this.by === "tenant") return this.tenantColour(this.tenantOf(cell.job), dark);
+  /** Empty if the GPU is held, but not measured. */
+  colorOf(cell, dark) {
+    if (this.by === "tenant") return tenantColor(this.tenantOf(cell.job), dark);
     if (this.by === "heat") {
       const share = this.heatOf(cell);
-      return share < 0 ? "" : heatColour(share, dark);
+      return share < 0 ? "" : heatColor(share, dark);
     }
-    return jobColour(cell.job, dark);
-  }
-
-  inkOf(cell, look) {
-    if (this.by === "tenant") return inkOn(this.tenantNumber(this.tenantOf(cell.job)), look.dark);
-    if (this.by === "job") return inkOn(numberOf(cell.job), look.dark);
-    if (this.heatOf(cell) <= 55) return look.ink;
-    return look.dark ? "#000000" : "#ffffff";
+    return jobColor(cell.job, dark);
   }
 
   /** The node's measurement of the GPU, else the job's report on its member. */
@@ -216,6 +298,7 @@ export class ClusterMap {
       free: css("--cell-free"),
       ink: css("--ink"),
       ink2: css("--ink-2"),
+      ink3: css("--ink-3"),
       accent: css("--accent"),
       surface: css("--surface"),
       sans: css("--sans"),
@@ -231,7 +314,14 @@ export class ClusterMap {
       pen.fillText(label.text, label.x, label.y, label.width);
     }
     this.seen = this.plan.tiles.filter((tile) => tile.y + tile.height >= top && tile.y <= top + tall);
-    for (const tile of this.seen) this.tile(pen, tile, look);
+    if (this.inked !== look.ink3) {
+      this.inked = look.ink3;
+      this.hatch = hatched(pen, look.ink3);
+    }
+    for (const tile of this.seen)
+      if (this.racks) this.rack(pen, tile, look);
+      else this.tile(pen, tile, look);
+    if (!this.racks && !this.layer) this.names(pen, look);
     this.drawn = performance.now() - began;
   }
 
@@ -239,8 +329,8 @@ export class ClusterMap {
     const node = this.cluster.nodes.get(tile.id);
     if (!node) return;
     const { named, wide, tall, gap, across } = this.plan;
-    const well = WELL.has(node.state) && !node.standing;
-    const state = node.standing && node.state === "ready" ? node.standing : node.state;
+    const well = isWell(node);
+    const state = stateOf(node);
     const tone = look.tones[state] ?? look.ink2;
     const marked = this.chosen === node.id || this.lit?.nodes.has(node.id);
     const faint = this.lit && !marked && !(node.held ?? []).some(([job]) => this.lit.jobs.has(job));
@@ -265,7 +355,7 @@ export class ClusterMap {
     }
     const cells = cellsOf(node);
     const dead = state === "lost";
-    // Cells of one member are joined, so that its edges are seen whatever the colours are.
+    // Cells of one member are joined, so that its edges are seen whatever the colors are.
     const same = (gpu, other) => {
       const [one] = cells[gpu];
       const [two] = cells[other] ?? [];
@@ -289,7 +379,8 @@ export class ClusterMap {
         inside,
         look,
         dead,
-        node.id,
+        node,
+        gpu,
       );
       if (this.focus?.node === node.id && this.focus.gpu === gpu && document.activeElement === this.canvas) {
         pen.globalAlpha = 1;
@@ -324,9 +415,16 @@ export class ClusterMap {
     pen.textBaseline = "alphabetic";
   }
 
-  cell(pen, x, y, right, down, inside, look, dead, node) {
+  cell(pen, x, y, right, down, inside, look, dead, { id: node, ...line }, gpu) {
     const { wide, tall } = this.plan;
     const [first] = inside;
+    if (this.layer) {
+      pen.globalAlpha = this.lit && this.dim(node, "") ? DIMMED : 1;
+      pen.fillStyle = this.layer.color({ id: node, ...line }, gpu, look.dark);
+      pen.fillRect(x, y, wide, tall);
+      pen.globalAlpha = 1;
+      return;
+    }
     const covered =
       inside.length === 1 &&
       (first.milli || 1000) >= 1000 &&
@@ -336,6 +434,10 @@ export class ClusterMap {
       pen.globalAlpha = this.lit && !first && this.dim(node, "") ? 0.5 : 1;
       pen.fillStyle = look.free;
       pen.fillRect(x, y, wide, tall);
+      if (!first && !dead && line.state !== "ready") {
+        pen.fillStyle = this.hatch; // nothing can start there
+        pen.fillRect(x, y, wide, tall);
+      }
     }
     if (dead) {
       pen.strokeStyle = look.tones.lost;
@@ -352,9 +454,9 @@ export class ClusterMap {
     for (const one of inside) {
       const part = Math.max(1, (wide * Math.min(1000, one.milli || 1000)) / 1000);
       const job = this.jobOf(one.job);
-      const colour = this.colourOf(one, look.dark);
+      const color = this.colorOf(one, look.dark);
       pen.globalAlpha = this.dim(node, one.job) ? DIMMED : 1;
-      pen.fillStyle = colour || look.free;
+      pen.fillStyle = color || look.free;
       // Starting or stopping, waking or falling asleep: half a cell.
       if (HALVES.has(job?.state)) {
         pen.beginPath();
@@ -362,14 +464,13 @@ export class ClusterMap {
         pen.lineTo(left + part, y + tall);
         pen.lineTo(HALVES.get(job.state) ? left : left + part, y);
         pen.fill();
-      } else pen.fillRect(left, y, part + (colour ? right : 0), tall + (colour ? down : 0));
-      if (!colour) {
+      } else pen.fillRect(left, y, part + (color ? right : 0), tall + (color ? down : 0));
+      if (!color) {
         pen.strokeStyle = look.ink2;
         pen.lineWidth = 1;
         pen.strokeRect(left + 0.5, y + 0.5, part - 1, tall - 1);
       } // held, but not measured
       if (job?.slow?.includes(one.member)) this.slow(pen, left + part, y, Math.min(part, tall), look);
-      if (inside.length === 1) this.words(pen, one, job, left, y, part, tall, look);
       left += part;
     }
     pen.globalAlpha = 1;
@@ -389,34 +490,148 @@ export class ClusterMap {
     }
   }
 
-  /** In a cell as much as it has room for: the job's number, its name, how busy the GPU is. */
-  words(pen, one, job, x, y, wide, tall, look) {
-    if (Math.min(wide, tall) < 18) return;
-    const busy = this.heatOf(one);
-    const name = job?.name && Math.min(wide, tall) >= 44 ? job.name : "";
-    const lines = name
-      ? [name, one.job, ...(busy >= 0 && tall >= 60 ? [`${Math.round(busy)} %`] : [])]
-      : [one.job.replace(/^j/, "")];
-    const half = HALVES.has(job?.state); // words on two grounds get an edge
-    pen.fillStyle = half ? look.ink : this.inkOf(one, look);
-    pen.textAlign = "center";
-    if (half) {
-      pen.strokeStyle = look.free;
-      pen.lineWidth = 4;
-      pen.lineJoin = "round";
+  /** One label for each joined block of a job: its name, then its id and how busy its GPUs are, as far as they fit. */
+  names(pen, look) {
+    if (this.plan.tall < 13) return;
+    const sole = (tile, gpu) => {
+      const inside = cellsOf(this.cluster.nodes.get(tile.id))[gpu];
+      return inside?.length === 1 && this.cluster.nodes.get(tile.id).state !== "lost" ? inside[0] : null;
+    };
+    for (const block of blocks(this.plan, this.seen, (tile, gpu) => sole(tile, gpu)?.job ?? "")) {
+      const cell = sole(block.tile, block.gpu);
+      const part = Math.min(1000, cell.milli || 1000) / 1000;
+      const width = part < 1 ? this.plan.wide * part : block.width;
+      const job = this.jobOf(block.key);
+      const room = width - 10;
+      if (room + 10 < LABEL_LEAST || this.dim(block.tile.id, block.key)) continue;
+      pen.font = `600 12px ${look.sans}`;
+      const name = job?.name || block.key.replace("@", "");
+      const fits = pen.measureText(name).width <= room || room >= 48;
+      const busy = this.heatOf(cell);
+      const more = [job?.name && fits ? block.key : "", busy >= 0 ? percent(busy / 100) : ""]
+        .filter(Boolean)
+        .join(" · ");
+      const half = HALVES.has(job?.state); // words on two grounds get an edge
+      const color = this.colorOf(cell, look.dark);
+      pen.fillStyle = half || !color ? look.ink : inkOn(color);
+      const middle = block.height < 34;
+      const put = (text, y) => {
+        if (half) {
+          pen.strokeStyle = look.free;
+          pen.lineWidth = 4;
+          pen.lineJoin = "round";
+          pen.strokeText(text, block.x + 6, y);
+        }
+        pen.fillText(text, block.x + 6, y);
+      };
+      const text = fits ? cut(pen, name, room) : block.key;
+      if (pen.measureText(text).width > room) continue;
+      put(text, middle ? block.y + block.height / 2 + 4 : block.y + 17);
+      pen.font = `11px ${look.sans}`;
+      if (!middle && more && pen.measureText(more).width <= room) put(more, block.y + 32);
     }
-    lines.forEach((text, at) => {
-      pen.font = `${at || !name ? (name ? 400 : 600) : 600} ${name ? 12 : 10}px ${look.sans}`;
-      const put = [
-        cut(pen, text, wide - 6),
-        x + wide / 2,
-        y + tall / 2 + 4 + (at - (lines.length - 1) / 2) * 15,
-        wide - 2,
-      ];
-      if (half) pen.strokeText(...put);
-      pen.fillText(...put);
-    });
-    pen.textAlign = "start";
+  }
+
+  /** From far away: the share of each job among the GPUs of a rack, and a mark if some of its nodes are in trouble. */
+  rack(pen, tile, look) {
+    const { named, wide, tall } = this.plan;
+    const rack = this.racks.get(tile.id);
+    const sum = this.sumOf(rack, look);
+    const { x, y } = this.cellAt(tile, 0);
+    const lit = !this.lit || rack.nodes.some((id) => this.lit.nodes.has(id));
+    const share = sum.gpus ? sum.held / sum.gpus : 0;
+    pen.fillStyle = look.free;
+    pen.fillRect(x, y, wide, tall);
+    let left = x;
+    for (const [color, { count, dim }] of sum.parts) {
+      const part = (wide * count) / Math.max(1, sum.gpus);
+      pen.globalAlpha = dim && !(this.lit && lit) ? DIMMED : 1;
+      pen.fillStyle = color || look.ink3;
+      pen.fillRect(left, y, part, tall);
+      left += part;
+    }
+    pen.globalAlpha = lit ? 1 : 0.4;
+    if (sum.closed && !this.layer) {
+      const part = (wide * sum.closed) / sum.gpus;
+      pen.fillStyle = this.hatch;
+      pen.fillRect(x + wide - part, y, part, tall);
+    }
+    const tone = sum.worst && (look.tones[sum.worst] ?? look.ink2);
+    if (named) {
+      pen.font = `11px ${look.sans}`;
+      pen.fillStyle = look.ink2;
+      const words = this.layer ? "" : percent(share);
+      const room = pen.measureText(words).width;
+      if (tile.width - room - 14 > 20) {
+        pen.fillText(words, tile.x + tile.width - room - 4, tile.y + 13);
+        pen.fillText(cut(pen, rack.name, tile.width - room - 14), tile.x + 4, tile.y + 13);
+      } else pen.fillText(cut(pen, rack.name, tile.width - 6), tile.x + 4, tile.y + 13);
+    }
+    if (tone) {
+      pen.strokeStyle = tone;
+      pen.lineWidth = 1.5;
+      pen.strokeRect(x + 0.75, y + 0.75, wide - 1.5, tall - 1.5);
+      const text = `${glyphOf(sum.worst)} ${sum.trouble}`;
+      pen.font = `600 11px ${look.sans}`;
+      const room = pen.measureText(text).width + 8;
+      if (room <= wide && tall >= 14) {
+        pen.fillStyle = look.surface;
+        pen.fillRect(x + wide - room - 1, y + tall - 16, room, 15);
+        pen.fillStyle = tone;
+        pen.fillText(text, x + wide - room + 3, y + tall - 4);
+      } else this.sign(pen, { x, y, width: wide, height: tall }, glyphOf(sum.worst), tone, look);
+    }
+    pen.globalAlpha = 1;
+    if (this.focus?.rack === tile.id && document.activeElement === this.canvas) {
+      pen.strokeStyle = look.ink;
+      pen.lineWidth = 2;
+      pen.strokeRect(x - 1, y - 1, wide + 2, tall + 2);
+    }
+  }
+
+  /** A rack in figures: GPUs, those held and those that are free but closed, nodes in trouble, and GPUs by color. */
+  sumOf(rack, look) {
+    // A node that changes is another object; loads and highlights change without that.
+    const key = this.layer || this.lit || this.by === "heat" ? "" : `${this.by} ${look.dark} ${this.hoverJob}`;
+    const lines = rack.nodes.map((id) => this.cluster.nodes.get(id));
+    if (key && rack.sum?.key === key && lines.every((node, at) => node === rack.sum.lines[at])) return rack.sum;
+    const sum = { key, lines, gpus: 0, held: 0, closed: 0, trouble: 0, worst: "", parts: new Map() };
+    const jobs = new Map();
+    const dark = look.dark;
+    const add = (color, count, dim) => {
+      const part = sum.parts.get(color) ?? sum.parts.set(color, { count: 0, dim: true }).get(color);
+      part.count += count;
+      part.dim &&= dim;
+    };
+    for (const node of lines) {
+      if (!node) continue;
+      const { id } = node;
+      const gpus = node.gpus ?? 0;
+      const state = stateOf(node);
+      let held = 0;
+      sum.gpus += gpus;
+      if (!isWell(node)) {
+        sum.trouble += 1;
+        if (!sum.worst || RANKS.indexOf(state) < RANKS.indexOf(sum.worst)) sum.worst = state;
+      }
+      for (const [job, member, on, milli] of node.held ?? []) {
+        const count = (on.length * Math.min(1000, milli || 1000)) / 1000;
+        held += count;
+        if (this.by === "heat" && !this.layer)
+          for (const gpu of on)
+            add(this.colorOf({ job, member, node: id, gpu }, dark), count / on.length, this.dim(id, job));
+        else jobs.set(job, (jobs.get(job) ?? 0) + count);
+      }
+      if (this.layer)
+        for (let gpu = 0; gpu < gpus; gpu += 1) add(this.layer.color(node, gpu, dark), 1, this.dim(id, ""));
+      sum.held += held;
+      if (node.state !== "ready") sum.closed += gpus - held;
+    }
+    if (!this.layer && this.by !== "heat")
+      for (const [job, count] of [...jobs].sort((a, b) => b[1] - a[1]))
+        add(this.colorOf({ job }, dark), count, this.dim("", job));
+    rack.sum = sum;
+    return sum;
   }
 
   cellAt(tile, gpu) {
@@ -437,6 +652,7 @@ export class ClusterMap {
       (one) => x >= one.x && x <= one.x + one.width && y >= one.y && y <= one.y + one.height,
     );
     if (!tile) return null;
+    if (this.racks) return { rack: tile.id };
     const column = Math.floor((x - tile.x - pad) / (wide + gap));
     const row = Math.floor((y - tile.y - tile.top) / (tall + gap));
     const gpu = row >= 0 && column >= 0 && column < across ? row * across + column : -1;
@@ -445,6 +661,7 @@ export class ClusterMap {
   }
 
   pointed(event) {
+    if (this.pinched(event)) return;
     const hit = this.hit(event);
     this.canvas.classList.toggle("over", Boolean(hit));
     const job = hit && hit.gpu >= 0 ? (cellsOf(this.cluster.nodes.get(hit.node))[hit.gpu]?.[0]?.job ?? "") : "";
@@ -457,7 +674,9 @@ export class ClusterMap {
     return this.plan?.tiles[this.where.get(id)];
   }
 
+  /** Scrolls to a node, or shows all again if it is outside of what is shown. */
   reveal(id) {
+    if (this.zoom && !this.where.has(id) && this.cluster.nodes.has(id)) this.zoomTo("");
     const tile = this.placeOf(id);
     if (!tile) return;
     const y = this.spacer.getBoundingClientRect().top + window.scrollY + tile.y;
@@ -467,17 +686,24 @@ export class ClusterMap {
 
   key(event) {
     const moves = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowDown: [1, 0], ArrowUp: [-1, 0] };
-    if ((event.key === "Enter" || event.key === " ") && this.focus) {
+    const acts = {
+      Enter: () => this.focus && this.open(this.focus),
+      "+": () => this.zoomIn(this.focus),
+      "-": () => this.zoomOut(),
+    };
+    acts[" "] = acts.Enter;
+    acts["="] = acts["+"];
+    if (acts[event.key]) {
       event.preventDefault();
-      this.onChoose(this.focus);
+      acts[event.key]();
       return;
     }
     if (!moves[event.key] || !this.plan) return;
     event.preventDefault();
     const [down, right] = moves[event.key];
-    let { node, gpu } = this.focus ?? { node: this.plan.tiles[0]?.id, gpu: 0 };
-    let index = this.where.get(node) ?? 0;
-    const count = () => Math.max(1, this.cluster.nodes.get(this.plan.tiles[index].id)?.gpus ?? 1);
+    let gpu = this.focus?.gpu ?? 0;
+    let index = this.where.get(this.focus?.rack ?? this.focus?.node) ?? 0;
+    const count = () => Math.max(1, this.plan.tiles[index].cells);
     const { across } = this.plan;
     if (down && gpu + down * across >= 0 && gpu + down * across < count()) gpu += down * across;
     else if (down) {
@@ -495,9 +721,9 @@ export class ClusterMap {
         gpu = 0;
       }
     }
-    node = this.plan.tiles[index].id;
-    this.focus = { node, gpu: Math.max(0, Math.min(gpu, count() - 1)) };
-    this.reveal(node);
+    const { id } = this.plan.tiles[index];
+    this.focus = this.racks ? { rack: id } : { node: id, gpu: Math.max(0, Math.min(gpu, count() - 1)) };
+    this.reveal(id);
     this.onSay(this.focus);
     this.redraw();
   }
@@ -525,4 +751,22 @@ export function cut(pen, text, wide) {
   let length = text.length - 1;
   while (length > 1 && pen.measureText(`${text.slice(0, length)}…`).width > wide) length -= 1;
   return `${text.slice(0, length)}…`;
+}
+
+const distance = (one, other) => Math.hypot(one.clientX - other.clientX, one.clientY - other.clientY);
+
+/** A pattern of thin diagonal lines. */
+function hatched(pen, tone) {
+  const tile = document.createElement("canvas");
+  tile.width = tile.height = 8;
+  const brush = tile.getContext("2d");
+  brush.strokeStyle = tone;
+  brush.globalAlpha = 0.45;
+  brush.beginPath();
+  for (const at of [-8, 0, 8]) {
+    brush.moveTo(at, 8);
+    brush.lineTo(at + 8, 0);
+  }
+  brush.stroke();
+  return pen.createPattern(tile, "repeat");
 }

@@ -1,26 +1,15 @@
 // A cell for each pair of nodes, on a canvas: thousands of nodes are drawn in one go.
 
 import { penFor, watchWidth } from "./canvas.js";
+import { inkOn, rateColor, rateName, rateOf, rates } from "./colors.js";
 import { css, h, whole } from "./dom.js";
 
 const LABELS_MAX = 48;
 const GUTTER = 74;
 const SIDE_MAX = 860;
-// From weak (orange) to usual (blue): told apart by eyes of every kind. In thousandths of the usual rate.
-/** @type {[number, number[]][]} */
-const SHADES = [
-  [250, [217, 72, 1]],
-  [500, [253, 174, 107]],
-  [800, [254, 222, 186]],
-  [1500, [107, 174, 214]],
-  [Infinity, [8, 81, 156]],
-];
-const FAILED = [150, 0, 90];
-
 function shade(link, usual) {
-  if (link[5]) return FAILED;
-  const milli = usual ? (Math.min(link[3], link[4]) * 1000) / usual : 1000;
-  return SHADES.find(([most]) => milli < most)[1];
+  const key = link[5] ? "failed" : rateOf(usual ? (Math.min(link[3], link[4]) * 1000) / usual : 1000);
+  return [1, 3, 5].map((at) => Number.parseInt(rateColor(key).slice(at, at + 2), 16));
 }
 
 /** `set(view, groups)`. A pair's figures are shown for the pointer, a tap, or the arrow keys. */
@@ -29,21 +18,13 @@ export function matrix() {
   const canvas = h("canvas", {
     tabindex: "0",
     role: "application",
-    "aria-label": "Matrix of links; the arrow keys move",
+    "aria-label": "Link matrix. Arrow keys move.",
   });
-  const keys = [
-    ["rgb(150,0,90)", "failed"],
-    ["rgb(217,72,1)", "< 25 %"],
-    ["rgb(253,174,107)", "< 50 %"],
-    ["rgb(254,222,186)", "< 80 %"],
-    ["rgb(107,174,214)", "usual"],
-    ["rgb(8,81,156)", "> 150 %"],
-  ];
   const legend = h(
     "p",
     { class: "legend row small" },
-    keys.map(([colour, text]) =>
-      h("span", { class: "key" }, h("i", { class: "dot", style: { background: colour } }), text),
+    rates.map((key) =>
+      h("span", { class: "key" }, h("i", { class: "dot", style: { background: rateColor(key) } }), rateName(key)),
     ),
   );
   const box = h("div", { class: "matrix" }, canvas);
@@ -88,11 +69,11 @@ export function matrix() {
       const known = links.get(key);
       if (known && (link[5] || Math.min(link[3], link[4]) > Math.min(known[3], known[4])) && !known[5]) continue;
       links.set(key, link);
-      const colour = shade(link, usual);
-      for (const spot of [a * n + b, b * n + a]) pixels.data.set([...colour, 255], spot * 4);
+      const color = shade(link, usual);
+      for (const spot of [a * n + b, b * n + a]) pixels.data.set([...color, 255], spot * 4);
     }
     image.getContext("2d").putImageData(pixels, 0, 0);
-    readout.textContent = "Point at a cell, or use the arrow keys.";
+    readout.textContent = "Hover over a cell or use the arrow keys.";
     draw();
   }
 
@@ -139,15 +120,15 @@ export function matrix() {
     pen.stroke();
   }
 
-  /** Colour is not the only sign: tenths of the usual rate, x for failed. */
+  /** Color is not the only sign: tenths of the usual rate, x for failed. */
   function figures(pen, n) {
     pen.textAlign = "center";
     for (const [key, link] of links) {
       const a = Math.floor(key / n);
       const b = key % n;
       const tenths = usual ? Math.floor((Math.min(link[3], link[4]) * 10) / usual) : 0;
-      const colour = shade(link, usual);
-      pen.fillStyle = colour[0] * 0.3 + colour[1] * 0.59 + colour[2] * 0.11 > 120 ? "#17212b" : "#ffffff";
+      const parts = shade(link, usual).map((part) => part.toString(16).padStart(2, "0"));
+      pen.fillStyle = inkOn(`#${parts.join("")}`);
       const text = link[5] ? "x" : tenths >= 15 ? "+" : String(Math.min(9, tenths));
       for (const [row, column] of [
         [a, b],

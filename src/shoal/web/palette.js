@@ -1,4 +1,4 @@
-// The palette (Ctrl-K): every view, job, node and service, and what the open view can do, by typing.
+// The palette (Ctrl-K): views, jobs, nodes, services, people and actions, by typing.
 
 import { find } from "./commands.js";
 import { h } from "./dom.js";
@@ -39,13 +39,13 @@ export function show() {
     role: "combobox",
     "aria-expanded": "true",
     "aria-controls": "palette-list",
-    "aria-label": "Go to or do",
-    placeholder: "Go to a view, a job, a node, or do something",
+    "aria-label": "Search or run a command",
+    placeholder: "Search jobs, nodes, services, people, or type an action: drain n6",
     autocomplete: "off",
     spellcheck: "false",
     maxlength: 200,
   });
-  const box = h("dialog", { class: "palette", "aria-label": "Palette" }, input, list);
+  const box = h("dialog", { class: "palette", "aria-label": "Command palette" }, input, list);
 
   function draw() {
     at = Math.max(0, Math.min(at, rows.length - 1));
@@ -66,7 +66,7 @@ export function show() {
               h("span", { class: "dim small" }, one.hint ?? ""),
             ),
           )
-        : h("li", { class: "dim", role: "option", "aria-disabled": "true" }, "nothing matches"),
+        : h("li", { class: "dim", role: "option", "aria-disabled": "true" }, "No results"),
     );
     input.setAttribute("aria-activedescendant", rows.length ? `palette-${at}` : "");
     list.querySelector("[aria-selected=true]")?.scrollIntoView({ block: "nearest" });

@@ -91,10 +91,10 @@ export function people(root, kind, name, only, bys) {
         h("td", { class: "dim" }, shape(job)),
         h(
           "td",
-          { class: "num", "data-name": "ran" },
+          { class: "num", "data-name": "Run time" },
           job.running_ms && job.state !== "waiting" ? span((job.finished_ms ?? now()) - job.running_ms) : "–",
         ),
-        h("td", { class: "num", "data-name": "submitted" }, ago(job.submitted_ms, now())),
+        h("td", { class: "num", "data-name": "Submitted" }, ago(job.submitted_ms, now())),
       );
     replace(
       jobs,
@@ -106,10 +106,10 @@ export function people(root, kind, name, only, bys) {
       ),
       rows.length
         ? table(
-            ["Job", "", ...(kind === "tenant" ? ["User"] : []), "Size", "num:Ran", "num:Submitted"],
+            ["Job", "", ...(kind === "tenant" ? ["User"] : []), "Size", "num:Run time", "num:Submitted"],
             rows.slice(0, JOBS).map(line),
           )
-        : h("p", { class: "dim" }, "No jobs are known."),
+        : h("p", { class: "dim" }, "No jobs yet."),
     );
   }
 
@@ -121,7 +121,7 @@ export function people(root, kind, name, only, bys) {
       missing
         ? empty(missing)
         : bare
-          ? empty("No GPU time was used in this period.")
+          ? empty("No GPU time used in this period.")
           : (whole.notes ?? []).length
             ? h(
                 "ul",
@@ -130,7 +130,7 @@ export function people(root, kind, name, only, bys) {
               )
             : null,
     );
-    replace(top, ...(bare ? [] : [figures(whole, "Used"), division(whole, "of what it used")]));
+    replace(top, ...(bare ? [] : [figures(whole, "Used"), division(whole, "of usage")]));
     const links = {
       user: (key) => userAddress(key, { ...only, days }),
       job: (key) => (key && key !== "older" ? `#/job/${encodeURIComponent(key)}` : null),
@@ -143,7 +143,7 @@ export function people(root, kind, name, only, bys) {
           h(
             "div",
             { class: "row" },
-            h("h2", {}, bys[at] === "account" ? "Where it went" : `By ${bys[at]}`),
+            h("h2", {}, bys[at] === "account" ? "Breakdown" : `By ${bys[at]}`),
             h("span", { class: "push" }, csvLink(query(bys[at], days, to, only))),
           ),
           ledgerTable(view, links[bys[at]]),

@@ -76,7 +76,7 @@ export function editor(form, { text = null, done }) {
     "form",
     {
       class: "card stack policy-edit",
-      "aria-label": "Edit the policy",
+      "aria-label": "Edit policy",
       onsubmit: (event) => {
         event.preventDefault();
         compare();
@@ -104,7 +104,7 @@ export function editor(form, { text = null, done }) {
       h(
         "span",
         { class: "push row" },
-        h("button", { type: "button", onclick: () => leave() }, "Stop editing"),
+        h("button", { type: "button", onclick: () => leave() }, "Cancel editing"),
         h("button", { class: "primary", type: "submit" }, "Compare"),
       ),
     ),
@@ -129,7 +129,7 @@ export function editor(form, { text = null, done }) {
           { class: "field" },
           h("b", {}, field.name),
           input(field, field.value, field.name, field.name),
-          h("span", {}, `${field.about}${field.usual !== field.value ? ` (usually ${field.usual})` : ""}`),
+          h("span", {}, `${field.about}${field.usual !== field.value ? ` (default ${field.usual})` : ""}`),
         ),
       ),
     );
@@ -184,14 +184,14 @@ export function editor(form, { text = null, done }) {
       h(
         "details",
         { class: "small dim" },
-        h("summary", {}, "What these mean"),
+        h("summary", {}, "Field reference"),
         h(
           "dl",
           {},
           form.tenant_fields.map((field) => [h("dt", {}, field.name), h("dd", {}, field.about)]),
         ),
       ),
-      left > 0 ? h("p", { class: "dim small" }, `${whole(left)} more: edit them as text`) : null,
+      left > 0 ? h("p", { class: "dim small" }, `${whole(left)} more tenants: edit as text`) : null,
       h(
         "div",
         {},
@@ -204,7 +204,7 @@ export function editor(form, { text = null, done }) {
               list.querySelector("tr:last-child input").focus();
             },
           },
-          "Add a tenant",
+          "Add tenant",
         ),
       ),
     ];
@@ -235,7 +235,7 @@ export function editor(form, { text = null, done }) {
         { class: "dim small" },
         "As for ",
         h("code", {}, "shoal policy set FILE"),
-        ": what is not said is as in its base (fair, unless it names another).",
+        ": omitted fields have the values of its base (default: fair).",
       ),
     ];
   }
@@ -308,9 +308,9 @@ export function editor(form, { text = null, done }) {
   function apply() {
     const wanted = diff;
     confirm({
-      title: "Apply the policy",
+      title: "Apply policy",
       text:
-        `${plural(wanted.changes.length + wanted.left_out, "value")} will change at once for everybody. ` +
+        `${plural(wanted.changes.length + wanted.left_out, "value")} will change for everyone at once. ` +
         `Running jobs continue.`,
       verb: "Apply",
       act: async () => {
@@ -318,18 +318,13 @@ export function editor(form, { text = null, done }) {
           await put(`/v1/policy?expected=${wanted.expected}`, wanted.policy);
         } catch (error) {
           if (error.status === 409) {
-            fail(
-              new Error(
-                "Not applied: somebody else changed the policy meanwhile. Compare again to see your edit beside " +
-                  "the policy in force now.",
-              ),
-            );
+            fail(new Error("Not applied: someone else changed the policy. Compare again to see both."));
             diff = null;
             show();
           }
           throw error;
         }
-        return { note: "The policy is in force" };
+        return { note: "Policy applied" };
       },
     }).then((applied) => {
       if (applied && alive) leave(true);
@@ -342,7 +337,7 @@ export function editor(form, { text = null, done }) {
       return;
     }
     if (!diff.changes.length) {
-      replace(below, h("p", { class: "note" }, "Nothing differs from the policy in force."));
+      replace(below, h("p", { class: "note" }, "No differences from the current policy."));
       return;
     }
     const mine = replayed?.edited === diff.version;
@@ -358,7 +353,7 @@ export function editor(form, { text = null, done }) {
     );
     replace(
       below,
-      h("h3", {}, `What would change: ${plural(diff.changes.length + diff.left_out, "value")}`),
+      h("h3", {}, `Changes: ${plural(diff.changes.length + diff.left_out, "value")}`),
       table(["Field", "Now", "Edited"], rows),
       diff.left_out ? h("p", { class: "dim small" }, `and ${whole(diff.left_out)} more`) : null,
       h(
@@ -389,7 +384,7 @@ export function editor(form, { text = null, done }) {
       mine
         ? outcome(replayed)
         : replayed?.state === "running"
-          ? h("p", { class: "note" }, "Another replay is running; try again when it has ended.")
+          ? h("p", { class: "note" }, "Another simulation is running. Try again when it has finished.")
           : null,
     );
   }

@@ -23,7 +23,7 @@ export function progress(job) {
     "div",
     {},
     h("span", {}, words, job.loss === undefined || job.loss === null ? "" : ` · loss ${short(job.loss)}`),
-    job.slow?.length ? [" ", chip("suspect", "slow member")] : null,
+    job.slow?.length ? [" ", chip("suspect", "Slow member")] : null,
     quiet(job),
     job.steps ? h("div", { class: "bar" }, h("i", { style: { width: `${100 * share}%` } })) : null,
   );
@@ -36,6 +36,6 @@ export function progress(job) {
 function quiet(job) {
   const ms = job.state === "running" && job.moved_ms ? now() - job.moved_ms : 0;
   return ms > Math.max(QUIET_MS, (QUIET_STEPS * (job.step_us ?? 0)) / 1000)
-    ? [" ", chip("suspect", `no step for ${span(ms)}`)]
+    ? [" ", chip("suspect", `No step for ${span(ms)}`)]
     : null;
 }

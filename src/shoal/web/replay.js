@@ -1,13 +1,13 @@
 // The outcome of a replay under several policies, side by side. The policy view shares a draft with it.
 
-import { empty, h, percent, short, span, whole } from "./dom.js";
+import { empty, fixed, h, money, percent, plural, span, verdict, whole } from "./dom.js";
 import { now } from "./live.js";
 
 export const ASK_MS = 700;
 /** A policy that was edited and not applied. */
 export const draft = { policy: null, version: "", name: "", text: "" };
 
-const seconds = (value) => (value === null || value === undefined ? "–" : span(value * 1000));
+const seconds = (value) => (value === null || value === undefined ? "–" : value ? span(value * 1000) : "0 s");
 const share = (value) => percent(value, 1);
 // Name, value in the answer, format, and which direction is better.
 /** @type {[string, (one: any) => number, (value: number) => string, number][]} */
@@ -21,11 +21,20 @@ const FIGURES = [
   ["Completion, p99", (one) => one.completion.p99_s, seconds, -1],
   ["Makespan", (one) => one.makespan_s, seconds, -1],
   ["Utilization", (one) => one.utilization, share, 1],
-  ["Utilization with work", (one) => one.utilization_with_work, share, 1],
+  ["Utilization while busy", (one) => one.utilization_with_work, share, 1],
   ["Fragmentation", (one) => one.fragmentation, share, -1],
   ["Goodput", (one) => one.goodput, share, 1],
   ["Preemptions", (one) => one.preemptions, whole, 0],
+  ["GPU-hours wasted", (one) => wasted(one, "gpu_ms") / 3_600_000, fixed, -1],
   ["Fairness (Jain)", (one) => one.fairness, (value) => value.toFixed(3), 1],
+];
+
+const wasted = (one, name) =>
+  one.accounts.filter((part) => part.group === "wasted").reduce((sum, part) => sum + (part[name] ?? 0), 0);
+/** @returns {[string, (one: any) => number, (value: number) => string, number][]} */
+const paid = (currency) => [
+  ["Waste", (one) => wasted(one, "cost"), (value) => money(value, currency), -1],
+  ["Cost", (one) => one.cost, (value) => money(value, currency), -1],
 ];
 
 /**
@@ -35,19 +44,21 @@ const FIGURES = [
 export function outcome(view) {
   if (view.state === "idle")
     return empty(
-      "Choose policies and replay, or run the same in a terminal:",
+      "Choose policies and replay. The same in a terminal:",
       "shoal sim --history --days 7 --policy fifo --policy fair",
     );
   if (view.state === "running")
     return h(
       "p",
       { class: "note", role: "status" },
-      `replaying for ${span(now() - view.started_ms)}; the limit is 5 minutes`,
+      `Replaying for ${span(now() - view.started_ms)}; the limit is 5 min`,
     );
   if (view.state !== "done") return h("p", { class: view.state === "failed" ? "problem" : "note" }, view.problem);
   const { policies, nodes, gpus, skipped } = view.result;
+  const currency = policies[0]?.currency ?? "";
+  const figures = currency ? [...FIGURES, ...paid(currency)] : FIGURES;
   const names = [...new Set(view.asked.policies)];
-  const rows = FIGURES.map(([name, value, write, better]) => {
+  const rows = figures.map(([name, value, write, better]) => {
     const values = policies.map(value);
     const texts = values.map((one) => (one === null || one === undefined ? "–" : write(one)));
     const best = better ? values.reduce((a, b) => (b * better > a * better ? b : a)) : null;
@@ -59,20 +70,20 @@ export function outcome(view) {
       texts.map((text, at) => h("td", { class: `num ${better && differ && values[at] === best ? "best" : ""}` }, text)),
     );
   });
-  const rest = skipped ? `; ${short(skipped)} that never ran are left out` : "";
+  const rest = skipped ? ` ${plural(skipped, "job")} that never ran ${skipped === 1 ? "is" : "are"} left out.` : "";
   return h(
     "section",
-    { class: "card" },
+    { class: "card stack" },
+    verdict(view.result.verdict),
     h(
       "p",
       { class: "dim small" },
-      `${whole(policies[0]?.jobs ?? 0)} jobs on ${whole(nodes)} nodes with ${whole(gpus)} GPUs, replayed in ` +
-        `${span(view.ended_ms - view.started_ms)}${rest}. ` +
-        `The best value of each row is marked.`,
+      `${plural(policies[0]?.jobs ?? 0, "job")} on ${plural(nodes, "node")} with ${plural(gpus, "GPU")}, replayed in ` +
+        `${span(view.ended_ms - view.started_ms)}.${rest} ● marks the best value of a row.`,
     ),
     h(
       "div",
-      { class: "scroll" },
+      { class: "scroll", tabindex: "0", role: "region", "aria-label": "Comparison" },
       h(
         "table",
         { class: "compare" },
@@ -82,7 +93,7 @@ export function outcome(view) {
           h(
             "tr",
             {},
-            h("td", {}),
+            h("th", { scope: "col" }, "Metric"),
             names.map((name) =>
               h("th", { scope: "col", class: "num" }, name === "current" ? `current (${view.current})` : name),
             ),

@@ -1,7 +1,7 @@
 // The schedules: when each runs next, and how its last run ended.
 
 import { get } from "./api.js";
-import { chip, h, moment, plural, whole } from "./dom.js";
+import { chip, empty, h, moment, plural, whole } from "./dom.js";
 import { now } from "./live.js";
 import { replace } from "./patch.js";
 import { table } from "./table.js";
@@ -10,16 +10,19 @@ const AGAIN_MS = 10_000;
 const SHOWN = 100;
 const NEXT_SHOWN = 3;
 
-/** Keeps a card up to date; it is hidden while there are no schedules. */
+/** Keeps a card up to date. Returns how to stop it. */
 export function watchSchedules(card) {
   let alive = true;
+  let known = false;
   async function ask() {
-    if (document.hidden) return;
+    if (document.hidden && known) return;
     try {
       const found = await get("/v1/schedules");
       if (alive) draw(card, found);
-    } catch {
-      /* what was shown stays until the next answer */
+      known = true;
+    } catch (error) {
+      // what was shown stays until the next answer
+      if (alive && !known) replace(card, h("p", { class: "problem" }, error.message));
     }
   }
   const timer = setInterval(ask, AGAIN_MS);
@@ -35,7 +38,10 @@ export function watchSchedules(card) {
  * @param {Api.ScheduleView[]} found
  */
 function draw(card, found) {
-  card.hidden = !found.length;
+  if (!found.length) {
+    replace(card, empty("No schedules yet. To add one:", 'shoal run --cron "0 3 * * *" -- python nightly.py'));
+    return;
+  }
   const rows = found.slice(0, SHOWN).map((one) =>
     h(
       "tr",
@@ -63,30 +69,17 @@ function draw(card, found) {
           ? [h("a", { href: `#/job/${one.last_job}` }, one.last_job), " ", one.last_state ? chip(one.last_state) : null]
           : "–",
       ),
-      h(
-        "td",
-        { class: "dim small" },
-        [
-          plural(one.runs, "run"),
-          one.missed && `${whole(one.missed)} missed`,
-          one.skipped && `${whole(one.skipped)} skipped`,
-        ]
-          .filter(Boolean)
-          .join(", "),
-      ),
+      h("td", { class: "num", "data-name": "runs" }, whole(one.runs)),
+      h("td", { class: "num", "data-name": "missed" }, one.missed ? whole(one.missed) : "–"),
+      h("td", { class: "num", "data-name": "skipped" }, one.skipped ? whole(one.skipped) : "–"),
     ),
   );
   replace(
     card,
-    h(
-      "summary",
-      {},
-      h("h2", {}, "Schedules"),
-      h("span", { class: "dim small" }, ` ${plural(found.length, "schedule")}, times as in your browser's time zone`),
-    ),
-    table(["Schedule", "When", "", "Next runs", "Last run", ""], rows),
+    h("p", { class: "dim small" }, "Times are in your time zone."),
+    table(["Schedule", "Cron", "State", "Next runs", "Last run", "num:Runs", "num:Missed", "num:Skipped"], rows),
     found.length > SHOWN
-      ? h("p", { class: "dim small" }, `and ${whole(found.length - SHOWN)} more: run shoal schedule list`)
+      ? h("p", { class: "dim small" }, `${plural(found.length - SHOWN, "more schedule")}: run shoal schedule list`)
       : null,
   );
 }

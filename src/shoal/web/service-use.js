@@ -1,4 +1,4 @@
-// How to use a service: its URL, snippets to copy, and one request or a chat from here, through the
+// How to use a service: its URL, snippets to copy, and a request or a chat from the page. Those go through the
 // controller, because a page may only ask its own origin.
 
 import { get, mayChange, post, servicePath } from "./api.js";
@@ -52,13 +52,13 @@ export class Use {
       replace(
         this.where,
         browser_url
-          ? h("a", { href: browser_url, target: "_blank", rel: "noopener noreferrer" }, "Open it in the browser")
+          ? h("a", { href: browser_url, target: "_blank", rel: "noopener noreferrer" }, "Open in browser")
           : null,
         copyable(url, `URL of ${this.name}`),
         h(
           "details",
           {},
-          h("summary", {}, "Use it from a program"),
+          h("summary", {}, "Use from code"),
           h(
             "div",
             { class: "stack" },
@@ -92,7 +92,9 @@ export class Use {
         },
       );
     } catch (error) {
-      end.problem = signal.aborted ? "stopped" : (error.plain ?? "the controller ended before the answer was complete");
+      end.problem = signal.aborted
+        ? "Stopped"
+        : (error.plain ?? "The controller stopped before the response was complete");
     }
     return end;
   }
@@ -100,7 +102,7 @@ export class Use {
   async open() {
     const leave = new AbortController();
     this.stops.add(leave);
-    replace(this.tried, h("p", { class: "dim", role: "status" }, "Asking what it speaks…"));
+    replace(this.tried, h("p", { class: "dim", role: "status" }, "Detecting the API…"));
     const { status, text } = await this.send("/v1/models", undefined, leave.signal);
     this.stops.delete(leave);
     let models = [];
@@ -146,10 +148,10 @@ export class Use {
   request() {
     const path = h("input", { name: "path", value: "/", maxlength: 2048, required: true, pattern: "/.*" });
     const body = h("textarea", { name: "body", rows: 3, spellcheck: "false" });
-    const out = h("pre", { class: "code", tabindex: "0", "aria-label": `Answer of ${this.name}`, hidden: true });
+    const out = h("pre", { class: "code", tabindex: "0", "aria-label": `Response of ${this.name}`, hidden: true });
     return this.form(
       `Request to ${this.name}`,
-      [h("label", { class: "field" }, "Path", path), h("label", { class: "field" }, "JSON to post (empty: GET)", body)],
+      [h("label", { class: "field" }, "Path", path), h("label", { class: "field" }, "JSON body (empty: GET)", body)],
       async (signal) => {
         out.textContent = "";
         out.hidden = false;
@@ -163,8 +165,8 @@ export class Use {
           },
         );
         return [
-          status ? `status ${status} in ${Math.round(performance.now() - began)} ms` : "",
-          location ? `to ${location}, not followed` : "",
+          status ? `Status ${status} in ${Math.round(performance.now() - began)} ms` : "",
+          location ? `redirect to ${location}, not followed` : "",
           problem,
         ]
           .filter(Boolean)
@@ -195,6 +197,8 @@ export class Use {
         const words = line("assistant", "");
         let wrong = "";
         let rest = "";
+        let first = 0;
+        const began = performance.now();
         const end = await this.send(
           "/v1/chat/completions",
           JSON.stringify({ model, messages: said, stream: true }),
@@ -206,16 +210,22 @@ export class Use {
               if (one.startsWith("data: {"))
                 try {
                   const { choices, error } = JSON.parse(one.slice(6));
-                  words.append(choices?.[0]?.delta?.content ?? "");
+                  const piece = choices?.[0]?.delta?.content ?? "";
+                  if (piece && !first) first = performance.now() - began;
+                  words.append(piece);
                   if (error) wrong = error.message ?? String(error);
                 } catch {
-                  wrong = "it sent something that is not JSON";
+                  wrong = "The response is not JSON";
                 }
           },
         );
         if (words.textContent) said.push({ role: "assistant", content: words.textContent });
         else said.pop();
-        return wrong || end.problem || (end.status === 200 ? "" : `status ${end.status}: ${end.text.slice(0, 300)}`);
+        if (wrong || end.problem) return wrong || end.problem;
+        if (end.status !== 200) return `Status ${end.status}: ${end.text.slice(0, 300)}`;
+        return first
+          ? `First token after ${Math.round(first)} ms, all after ${Math.round(performance.now() - began)} ms`
+          : "";
       },
     );
   }

@@ -1,4 +1,4 @@
-// A line of output as a terminal would show it: what was overwritten is gone, colours are kept, and
+// A line of output as a terminal would show it: what was overwritten is gone, colors are kept, and
 // other escapes are dropped.
 
 import { css } from "./dom.js";
@@ -108,7 +108,7 @@ const BASIC = [
   [245, 245, 245],
 ];
 
-/** One of 256 colours: 16 by name, a cube, and greys. */
+/** One of 256 colors: 16 by name, a cube, and grays. */
 function cube(number) {
   const code = byte(number);
   if (code < 16) return code;
@@ -119,7 +119,7 @@ function cube(number) {
   });
 }
 
-// -- colours that can be read ------------------------------------------------------------------
+// -- colors that can be read ------------------------------------------------------------------
 
 const linear = (value) => {
   const part = value / 255;
@@ -156,8 +156,8 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
   ground = null;
 });
 
-/** Colours of a style in the current theme: { ink, paper }, either may be missing. */
-export function colours(style) {
+/** Colors of a style in the current theme: { ink, paper }, either may be missing. */
+export function colors(style) {
   if (!ground) {
     ground = { paper: hex("--sunken"), ink: hex("--ink") };
     known = new Map();

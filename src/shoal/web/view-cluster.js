@@ -1,11 +1,11 @@
-// The map of all GPUs and what runs on them.
+// The cluster at a glance: its figures, the map of its GPUs, and what waits for them.
 
 import { nodeActions } from "./actions.js";
 import { chosen, choose as keep } from "./address.js";
-import { get, maybe, nodePath } from "./api.js";
+import { get, isAdmin, maybe, me, nodePath } from "./api.js";
 import { nearEnd } from "./budgets.js";
 import { lineChart } from "./chart-line.js";
-import { hue, jobColour } from "./colours.js";
+import { hue, jobColor } from "./colors.js";
 import { offer } from "./commands.js";
 import {
   bytes,
@@ -15,8 +15,8 @@ import {
   eventLine,
   h,
   jobName,
+  money,
   natural,
-  percent,
   plural,
   shape,
   short,
@@ -25,7 +25,7 @@ import {
   whole,
 } from "./dom.js";
 import { cluster, jobOf, listen, now } from "./live.js";
-import { ClusterMap } from "./map.js";
+import { ClusterMap, isWell } from "./map.js";
 import { describe, legend as drawLegend, endsText, foundText, matches, sentence, showTip } from "./map-words.js";
 import { replace } from "./patch.js";
 
@@ -33,52 +33,77 @@ const LATELY_MAX = 14;
 const LATELY_GPUS_MAX = 640; // a larger map needs the room
 const TROUBLE = ["lost", "quarantined", "silent", "draining", "drained", "cordoned", "joining"];
 const TROUBLE_MAX = 4;
-const COLOURS = { job: "Job", tenant: "Tenant", heat: "Heat" };
+const COLORS = {
+  job: "Job",
+  tenant: "Tenant",
+  heat: "Utilization",
+  health: "Health",
+  links: "Links",
+  storage: "Storage",
+};
+// in place of jobs, and for whom
+const LAYERS = { health: () => true, links: () => seesAll(), storage: () => isAdmin() };
+const colorings = () => Object.entries(COLORS).filter(([by]) => LAYERS[by]?.() ?? true);
+const LINE_MAX = 12; // waiting jobs below the map
+const LINE_MS = 2000;
+const HOUR = 3_600_000;
+const LAYER_MS = 20_000;
+/** Of those who see one tenant, the ledger is that tenant's. */
+const seesAll = () => isAdmin() || me.tenant === "*";
 
 export function mount(root) {
   const tip = h("div", { class: "tip", role: "presentation", hidden: true });
   const said = h("p", { class: "unseen", role: "status", "aria-live": "polite" });
   const map = new ClusterMap({
     cluster,
-    onHover: (hit) => showTip(tip, hit && describe(map, hit.node, hit.gpu), hit),
+    below: () => (line.hidden ? 0 : line.offsetHeight + 14),
+    onHover: (hit) => showTip(tip, hit && describe(map, hit), hit),
     onChoose: (hit) => choose(hit.node),
     onSay: (hit) => {
-      said.textContent = sentence(describe(map, hit.node, hit.gpu));
+      said.textContent = sentence(describe(map, hit));
+    },
+    onZoom: (place) => {
+      keep("zoom", place);
+      update();
     },
   });
   window.shoalMap = map; // for tests and benchmarks
-  map.by = colourBy();
+  const shownBy = colorBy();
+  map.by = LAYERS[shownBy] ? "job" : shownBy;
   map.chosen = chosen("node");
+  map.zoom = chosen("zoom");
   const summary = h("div", { class: "figures slim" });
-  const money = nearEnd();
-  const legend = h("div", { class: "legend row small", "aria-label": "Colours" });
+  const near = nearEnd();
+  const legend = h("div", { class: "legend row small", "aria-label": "Colors" });
   const panel = h("aside", { class: "panel", "aria-label": "Node", hidden: true });
   const nothing = h("div", {});
   const lately = h("aside", { class: "lately", "aria-label": "Latest events" });
+  const crumbs = h("nav", { class: "row small", "aria-label": "Part of the cluster", hidden: true });
+  const line = h("section", { class: "line", "aria-label": "Queue", hidden: true });
   const trouble = h("div", { class: "row trouble" });
   const find = h("input", {
     type: "search",
     placeholder: "Find nodes and jobs",
     "aria-label": "Find nodes and jobs",
     maxlength: 100,
-    value: chosen("find"),
+    value: chosen("q"),
     oninput: () => search(true),
   });
   const count = h("span", { class: "small", role: "status", "data-name": "found" });
   const choice = h(
     "fieldset",
     { class: "choice" },
-    h("legend", { class: "unseen" }, "Colour by"),
-    Object.entries(COLOURS).map(([value, label]) =>
+    h("legend", { class: "unseen" }, "Color by"),
+    colorings().map(([value, label]) =>
       h(
         "label",
         {},
         h("input", {
           type: "radio",
-          name: "colour",
+          name: "color",
           value,
-          checked: map.by === value,
-          onchange: () => recolour(value),
+          checked: shownBy === value,
+          onchange: () => recolor(value),
         }),
         label,
       ),
@@ -91,33 +116,35 @@ export function mount(root) {
       { class: "stack" },
       h("h1", { class: "unseen" }, "Cluster"),
       summary,
-      money.element,
-      h(
-        "div",
-        { class: "row" },
-        h("span", { class: "dim small" }, "Colour by"),
-        choice,
-        find,
-        count,
-        h("span", { class: "push" }, trouble),
-      ),
+      near.element,
+      h("div", { class: "row" }, choice, find, count, h("span", { class: "push" }, trouble)),
       legend,
+      crumbs,
       nothing,
       h("div", { class: "map-and-panel" }, map.spacer, panel, lately),
+      line,
     ),
     tip,
     said,
   );
 
-  function recolour(value) {
-    map.by = value;
+  function recolor(value) {
     keep("by", value);
     choice.querySelector(`[value=${value}]`).checked = true;
     try {
-      localStorage.setItem("shoal-colour", value);
+      localStorage.setItem("shoal-color", value);
     } catch {
       /* for this visit only */
     }
+    show(value);
+  }
+  let wanted = "";
+  async function show(value) {
+    wanted = value;
+    const layer = LAYERS[value] ? await (await import("./layers.js")).openLayer(value, map) : null;
+    if (wanted !== value || !alive) return;
+    map.layer = layer;
+    if (!layer) map.by = value;
     map.redraw();
     update();
   }
@@ -126,7 +153,7 @@ export function mount(root) {
   function search(typed = false) {
     map.lit = matches(cluster, find.value);
     if (typed) {
-      keep("find", find.value.trim());
+      keep("q", find.value.trim());
       const [first] = map.lit
         ? [
             ...map.lit.nodes,
@@ -149,6 +176,7 @@ export function mount(root) {
     if (event.key !== "Escape" || event.defaultPrevented || document.querySelector("dialog[open]")) return;
     if (find.value) pin("");
     else if (!panel.hidden) close();
+    else map.zoomTo("");
   }
 
   // The recent load of the chosen node, if it is measured.
@@ -157,7 +185,7 @@ export function mount(root) {
     const id = map.chosen;
     if (!id || !cluster.nodes.has(id)) return;
     try {
-      const series = await maybe(`${nodePath(id)}/series`);
+      const series = await maybe(`${nodePath(id)}/series`, { aside: true });
       if (!series || map.chosen !== id) return;
       const points = (values) =>
         values
@@ -168,9 +196,9 @@ export function mount(root) {
         return all.length ? all.reduce((a, b) => a + b) / all.length : null;
       });
       load.set([
-        { name: "CPU", colour: css("--accent"), points: points(series.cpu) },
+        { name: "CPU", color: css("--accent"), points: points(series.cpu) },
         ...(mean.some((value) => value !== null)
-          ? [{ name: "GPUs", colour: hue(4), points: points(mean), dash: "5 2" }]
+          ? [{ name: "GPUs", color: hue(4), points: points(mean), dash: "5 2" }]
           : []),
       ]);
     } catch {
@@ -215,12 +243,8 @@ export function mount(root) {
       ),
       node.labels ? h("p", { class: "dim small" }, node.labels) : null,
       node.ends_ms ? h("p", { class: "small" }, endsText(node)) : null,
-      node.why
-        ? h(
-            "p",
-            { class: node.state === "ready" && !node.standing ? "dim small" : "small" },
-            `${node.why}${node.since_ms ? `, since ${span(now() - node.since_ms)}` : ""}`,
-          )
+      node.why && !isWell(node)
+        ? h("p", { class: "small" }, `${node.why}${node.since_ms ? `, for ${span(now() - node.since_ms)}` : ""}`)
         : null,
       h(
         "ul",
@@ -230,14 +254,14 @@ export function mount(root) {
               h(
                 "li",
                 {},
-                h("i", { class: "dot", style: { background: jobColour(job.id) } }),
+                h("i", { class: "dot", style: { background: jobColor(job.id) } }),
                 " ",
                 h("a", { href: `#/job/${job.id}`, "data-key": job.id }, jobName(job)),
                 " ",
                 h("span", { class: "dim small" }, `${shape(job)} ${job.state}`),
               ),
             )
-          : h("li", { class: "dim" }, "no jobs"),
+          : h("li", { class: "dim" }, "No jobs"),
       ),
       asleepPart(node),
       load.element,
@@ -245,15 +269,26 @@ export function mount(root) {
         "div",
         { class: "row" },
         nodeActions(node),
-        h("a", { class: "push", href: `#/node/${encodeURIComponent(node.id)}`, "data-key": "page" }, "All about it"),
+        h("a", { class: "push", href: `#/node/${encodeURIComponent(node.id)}`, "data-key": "page" }, "Open node"),
       ),
     );
   }
 
+  // What a GPU-hour has cost lately, by the ledger.
+  let price = { perHour: 0, currency: "" };
+  const pricing = async () => {
+    if (document.hidden || !seesAll()) return;
+    const ledger = await maybe(`/v1/ledger?from_ms=${Math.max(0, now() - 2 * HOUR)}`, { aside: true });
+    if (!alive || !ledger?.cost) return;
+    price = { perHour: (ledger.cost * 1000 * HOUR) / ledger.capacity_gpu_us, currency: ledger.currency };
+    update();
+  };
+
   const update = throttled(120, () => {
     const status = cluster.status;
     if (!status) return;
-    figures(summary, status);
+    figures(summary, status, price);
+    path(crumbs, map);
     lately.hidden = status.gpus > LATELY_GPUS_MAX;
     drawLegend(legend, map, find.value, pin);
     if (find.value) search();
@@ -262,7 +297,7 @@ export function mount(root) {
       nothing,
       cluster.nodes.size
         ? null
-        : empty("There are no nodes yet. To start a cluster of four virtual nodes:", "shoal up --nodes 4 --gpus 8"),
+        : empty("No nodes yet. Start a cluster of four virtual nodes:", "shoal up --nodes 4 --gpus 8"),
     );
     detail();
     map.refit(); // what stands above it may have grown
@@ -275,9 +310,27 @@ export function mount(root) {
     if (seq === cluster.status?.last_seq || document.hidden || lately.hidden) return;
     seq = cluster.status?.last_seq;
     try {
-      const { events } = await get(`/v1/events?after=-${LATELY_MAX}&limit=${LATELY_MAX}&notable=true`);
+      const { events } = await get(`/v1/events?after=-${LATELY_MAX}&limit=${LATELY_MAX}&notable=true`, {
+        aside: true,
+      });
       if (alive)
-        replace(lately, h("h2", {}, "Latest events"), h("ol", { class: "events" }, events.reverse().map(eventLine)));
+        replace(
+          lately,
+          h("div", {}, h("h2", {}, "Latest events"), h("ol", { class: "events" }, events.reverse().map(eventLine))),
+        );
+    } catch {
+      /* fetched again with the next change */
+    }
+  });
+
+  // What waits, first in line first.
+  const queue = throttled(LINE_MS, async () => {
+    if (document.hidden || !alive) return;
+    try {
+      const waits = cluster.status?.jobs?.waiting ? await get(`/v1/queue?limit=${LINE_MAX}`, { aside: true }) : null;
+      if (!alive) return;
+      inLine(line, waits);
+      map.refit();
     } catch {
       /* fetched again with the next change */
     }
@@ -289,6 +342,7 @@ export function mount(root) {
       return;
     }
     ask();
+    queue();
     const other =
       change.whole ||
       change.gone_nodes?.length ||
@@ -300,28 +354,41 @@ export function mount(root) {
   window.addEventListener("shoal-theme", update);
   window.addEventListener("keydown", onEscape);
   const withdraw = offer(() => [
-    ...Object.entries(COLOURS).map(([value, label]) => ({
-      title: `Colour by ${label.toLowerCase()}`,
+    ...colorings().map(([value, label]) => ({
+      title: `Color by ${label.toLowerCase()}`,
       hint: "map",
-      run: () => recolour(value),
+      run: () => recolor(value),
     })),
-    ...(find.value ? [{ title: "End the highlight", hint: "map", run: () => pin("") }] : []),
+    ...(find.value ? [{ title: "Clear highlight", hint: "map", run: () => pin("") }] : []),
   ]);
   map.arrange();
   update();
   ask();
-  const timer = setInterval(() => {
-    if (!document.hidden) loads();
-  }, 4000);
+  queue();
+  pricing().catch(() => {}); // a cluster without a ledger has no prices
+  if (LAYERS[shownBy]) show(shownBy);
+  const timers = [
+    setInterval(() => {
+      if (!document.hidden) loads();
+    }, 4000),
+    setInterval(() => {
+      queue(); // predictions change without an event
+      if (!document.hidden) pricing().catch(() => {});
+    }, 60_000),
+    setInterval(() => {
+      if (map.layer && !document.hidden) map.layer.load().then(update, () => {});
+    }, LAYER_MS),
+  ];
   return () => {
     alive = false;
-    clearInterval(timer);
+    timers.map(clearInterval);
     load.stop();
     ask.stop();
+    queue.stop();
     stop();
     update.stop();
     map.stop();
-    money.stop();
+    near.stop();
     withdraw();
     window.removeEventListener("shoal-theme", update);
     window.removeEventListener("keydown", onEscape);
@@ -329,24 +396,26 @@ export function mount(root) {
 }
 
 /** As the address says, else as it was last. */
-function colourBy() {
+function colorBy() {
   let by = chosen("by");
   try {
-    by ||= localStorage.getItem("shoal-colour") ?? "job";
+    by ||= localStorage.getItem("shoal-color") ?? "job";
   } catch {
     /* use the default */
   }
-  return COLOURS[by] ? by : "job";
+  return colorings().some(([one]) => one === by) ? by : "job";
 }
 
-function figures(element, status) {
+/** What a visitor asks first: how full it is, what waits, what is broken, what it costs. */
+function figures(element, status, price) {
   const jobs = status.jobs ?? {};
   const asleep = (jobs.dozing ?? 0) + (jobs.asleep ?? 0) + (jobs.waking ?? 0);
-  const share = status.gpus ? status.gpus_held / status.gpus : 0;
   const nodes = Object.entries(status.nodes ?? {});
   const all = nodes.reduce((sum, [, count]) => sum + count, 0);
-  const ready = status.nodes?.ready ?? 0;
   const rps = [...cluster.services.values()].reduce((sum, one) => sum + (one.rps ?? 0), 0);
+  const wanted = [...cluster.jobs.values()]
+    .filter((job) => job.state === "waiting")
+    .reduce((sum, job) => sum + (job.gpus ?? 0) * (job.members ?? 1), 0);
   const figure = (name, value, more, extra) =>
     h(
       "div",
@@ -356,37 +425,108 @@ function figures(element, status) {
       h("strong", {}, value),
       extra,
     );
+  const held = status.gpus_held;
+  const closed = status.gpus_unusable;
+  const total = Math.max(1, held + status.gpus_free + closed);
   replace(
     element,
     figure(
       "GPUs in use",
-      `${whole(status.gpus_held)} / ${whole(status.gpus)}`,
-      status.gpus ? percent(share) : "none yet",
+      `${whole(held)} / ${whole(status.gpus)}`,
+      `${whole(status.gpus_free)} free${closed ? `, ${whole(closed)} unavailable` : ""}`,
       h(
         "div",
-        { class: "bar", role: "img", "aria-label": `${percent(share)} of the GPUs are in use` },
-        h("i", { style: { width: `${100 * share}%` } }),
+        {
+          class: "bar parts",
+          role: "img",
+          "aria-label": `${whole(held)} in use, ${whole(status.gpus_free)} free, ${whole(closed)} unavailable`,
+        },
+        h("i", { style: { width: `${(100 * held) / total}%` } }),
+        h("i", { class: "closed", style: { width: `${(100 * closed) / total}%` } }),
       ),
+    ),
+    figure("Waiting", plural(jobs.waiting ?? 0, "job"), wanted ? `${plural(wanted, "GPU")} requested` : ""),
+    figure(
+      "Running",
+      plural((jobs.running ?? 0) + (jobs.starting ?? 0) + (jobs.stopping ?? 0), "job"),
+      asleep ? `${whole(asleep)} asleep` : "",
     ),
     figure(
       "Nodes ready",
-      `${whole(ready)} / ${whole(all)}`,
+      `${whole(status.nodes?.ready ?? 0)} / ${whole(all)}`,
       nodes
         .filter(([state]) => state !== "ready")
         .map(([state, count]) => `${count} ${state}`)
-        .join(", ") || "no problems",
+        .join(", "),
     ),
-    figure(
-      "Jobs",
-      whole((jobs.running ?? 0) + (jobs.starting ?? 0)),
-      `running, ${whole(jobs.waiting ?? 0)} waiting${asleep ? `, ${whole(asleep)} asleep` : ""}`,
-    ),
-    status.submitted === null
-      ? null
-      : figure("Finished", whole(status.finished), `of ${whole(status.submitted)} submitted`),
-    cluster.services.size
-      ? figure("Requests", short(Number(rps.toFixed(1))), `per second, ${plural(cluster.services.size, "service")}`)
+    price.perHour
+      ? figure(
+          "Cost per hour",
+          money(price.perHour * status.gpus, price.currency),
+          held < status.gpus ? `${money(price.perHour * (status.gpus - held), price.currency)} unallocated` : "",
+        )
       : null,
+    cluster.services.size
+      ? figure("Requests", `${short(Number(rps.toFixed(1)))} / s`, plural(cluster.services.size, "service"))
+      : null,
+  );
+}
+
+/** The way back from a part of a large cluster. */
+function path(element, map) {
+  element.hidden = !map.zooms;
+  const block = map.zoom.includes("/") ? map.zoom.slice(0, map.zoom.indexOf("/")) : "";
+  const step = (place, label) =>
+    place === map.zoom
+      ? h("b", { "aria-current": "page" }, label)
+      : h("button", { class: "link", "data-key": place || "all", onclick: () => map.zoomTo(place) }, label);
+  replace(
+    element,
+    step("", map.zoom ? "All racks" : `${plural(map.racks?.size ?? 0, "rack")}`),
+    block ? ["›", step(block, block)] : null,
+    map.zoom ? ["›", step(map.zoom, block ? map.zoom.slice(block.length + 1) : map.zoom)] : null,
+    h("span", { class: "dim" }, map.zoom ? "Esc to zoom out" : "Select a rack to zoom in"),
+  );
+}
+
+/**
+ * The first in line, below the map.
+ * @param {HTMLElement} element
+ * @param {Api.QueueView | null} queue
+ */
+function inLine(element, queue) {
+  element.hidden = !queue?.rows.length;
+  if (element.hidden) return;
+  const starts = (row) => {
+    if (!row.foreseen || row.early_ms === null) return row.foreseen ? row.start : "";
+    const early = Math.max(0, row.early_ms - queue.now_ms);
+    const late = Math.max(early, row.late_ms - queue.now_ms);
+    return early === late ? `starts in ${span(late)}` : `starts in ${span(early)} to ${span(late)}`;
+  };
+  const more = queue.waiting - queue.rows.length;
+  replace(
+    element,
+    h("h2", {}, "Queue"),
+    h(
+      "ol",
+      {},
+      queue.rows.map((row) =>
+        h(
+          "li",
+          { "data-key": row.id, "data-job": row.id },
+          h(
+            "a",
+            { href: `#/job/${row.id}`, "data-key": row.id, title: row.why },
+            h("span", { class: "row" }, h("b", {}, jobName(row)), h("span", { class: "dim small push" }, shape(row))),
+            h("span", { class: "small reason" }, row.why),
+            h("span", { class: "dim small" }, starts(row)),
+          ),
+        ),
+      ),
+      more > 0
+        ? h("li", { "data-key": "more" }, h("a", { href: "#/jobs?state=waiting" }, `${whole(more)} more`))
+        : null,
+    ),
   );
 }
 
@@ -404,20 +544,20 @@ function troubles(element, choose) {
           chip(node.standing || node.state, `${node.id} ${node.standing || node.state}`),
         ),
       ),
-    ill.length > TROUBLE_MAX ? h("span", { class: "dim small" }, `and ${ill.length - TROUBLE_MAX} more`) : null,
+    ill.length > TROUBLE_MAX ? h("span", { class: "dim small" }, `${whole(ill.length - TROUBLE_MAX)} more`) : null,
   );
 }
 
 /**
- * Jobs that sleep on a node hold no cell of the map.
+ * Suspended jobs hold no cell of the map.
  * @param {Api.NodeLine} node
  */
 function asleepPart(node) {
   const jobs = (node.asleep ?? []).map((id) => jobOf(id)).filter(Boolean);
   if (!jobs.length)
-    return node.no_sleep ? h("p", { class: "dim small" }, `Jobs cannot sleep here: ${node.no_sleep}`) : null;
+    return node.no_sleep ? h("p", { class: "dim small" }, `Jobs cannot be suspended here: ${node.no_sleep}`) : null;
   const memory = node.sleepers_mb
-    ? h("p", { class: "dim small" }, `${bytes(node.sleepers_mb * 2 ** 20)} of memory for what they had on GPUs`)
+    ? h("p", { class: "dim small" }, `${bytes(node.sleepers_mb * 2 ** 20)} of host memory holds their GPU state`)
     : null;
   return h(
     "div",

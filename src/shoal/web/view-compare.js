@@ -22,10 +22,8 @@ const HIDDEN = "(hidden)";
 /** Why these runs cannot be compared; empty if they can. */
 function refusal(ids) {
   const odd = ids.find((id) => !ID.test(id));
-  if (odd !== undefined) return `"${odd.slice(0, 40)}" is not the id of a job; write for example #/compare/j3,j7`;
-  return ids.length > RUNS_MAX
-    ? `At most ${RUNS_MAX} runs can be compared at once, and these are ${ids.length}; take some out of the address.`
-    : "";
+  if (odd !== undefined) return `"${odd.slice(0, 40)}" is not a job id. Example: #/compare/j3,j7`;
+  return ids.length > RUNS_MAX ? `Up to ${RUNS_MAX} runs can be compared; this address has ${ids.length}.` : "";
 }
 
 export function mount(root, argument) {
@@ -46,7 +44,7 @@ export function mount(root, argument) {
   const box = h("input", {
     type: "search",
     name: "run",
-    "aria-label": "Id of another run",
+    "aria-label": "Job id",
     placeholder: "j12",
     size: 8,
     maxlength: 32,
@@ -151,11 +149,7 @@ export function mount(root, argument) {
     );
     curves.hidden = !keys.size;
     hint.textContent =
-      ids.length < 2
-        ? "Add the id of another run."
-        : known.length && !keys.size
-          ? "None of these runs has reported a step."
-          : "";
+      ids.length < 2 ? "Add another run by its job id." : known.length && !keys.size ? "No steps reported yet." : "";
     if (ids.length === 1 && known.length) alike(known[0].job);
     differ(known);
   }
@@ -193,13 +187,13 @@ export function mount(root, argument) {
         x2: 29,
         y1: 5,
         y2: 5,
-        stroke: look(run.at).colour,
+        stroke: look(run.at).color,
         "stroke-width": 3,
         "stroke-dasharray": look(run.at).dash,
       }),
     );
     const words = run.gone
-      ? h("span", { class: "dim" }, "there is no such job (any more), or you may not see it")
+      ? h("span", { class: "dim" }, "Not found, or no access")
       : !run.job
         ? h("span", { class: "dim" }, "…")
         : [
@@ -210,8 +204,8 @@ export function mount(root, argument) {
                   "span",
                   { class: "dim small" },
                   run.job.array
-                    ? "an array; compare its elements"
-                    : "no curves: it has reported no step, or they are no longer kept",
+                    ? "Array: compare its trials instead"
+                    : "No curves: no steps reported, or no longer kept",
                 ),
           ];
     return h(
@@ -232,7 +226,7 @@ export function mount(root, argument) {
       words,
       h(
         "button",
-        { class: "quiet", "aria-label": `Take ${run.id} out`, onclick: () => to(ids.filter((id) => id !== run.id)) },
+        { class: "quiet", "aria-label": `Remove ${run.id}`, onclick: () => to(ids.filter((id) => id !== run.id)) },
         "✕",
       ),
     );
@@ -249,7 +243,7 @@ export function mount(root, argument) {
         similar,
         others.length
           ? [
-              `Runs that are also named ${job.name}: `,
+              `Other runs named ${job.name}: `,
               others.map((one, at) => [
                 at ? ", " : "",
                 h("a", { href: `#/compare/${one.id},${job.id}` }, `${one.id} (${moment(one.submitted_ms, now())})`),
@@ -280,7 +274,7 @@ export function mount(root, argument) {
       h(
         "div",
         { class: "row" },
-        h("h2", {}, every ? "All about them" : "Differences"),
+        h("h2", {}, every ? "All fields" : "Differences"),
         h(
           "span",
           { class: "dim small" },
@@ -297,7 +291,7 @@ export function mount(root, argument) {
               differ(known);
             },
           }),
-          "Rows that are the same, too",
+          "Show identical rows",
         ),
       ),
       h(

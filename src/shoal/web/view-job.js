@@ -3,19 +3,21 @@
 import { about, notes } from "./about.js";
 import { jobActions } from "./actions.js";
 import { get, jobPath, maybe } from "./api.js";
-import { jobColour } from "./colours.js";
+import { jobColor } from "./colors.js";
 import { offer } from "./commands.js";
+import { copyable } from "./copy.js";
 import { chip, empty, h, jobName, moment, plural, shape, span, throttled, whole } from "./dom.js";
 import { Elements } from "./elements.js";
 import { followButton } from "./follow.js";
 import { JobCurves } from "./job-curves.js";
-import { commandOf, drawCost, drawEvents, fact, members, napFact, timeline, toTime } from "./job-parts.js";
+import { commandOf, drawCost, drawEvents, fact, members, napFact, toTime } from "./job-parts.js";
+import { failedAttempt, failure, wait } from "./job-state.js";
+import { drawTimeline, runTime } from "./job-timeline.js";
 import { KeptFiles } from "./kept.js";
 import { jobOf, listen, now } from "./live.js";
 import { LogView } from "./logs.js";
 import { replace } from "./patch.js";
 import { progress } from "./progress.js";
-import { remedyButtons } from "./remedies.js";
 import { JobCurve } from "./series.js";
 import { drawWorkflow } from "./workflow.js";
 
@@ -63,6 +65,10 @@ export function mount(root, id) {
   let over = false;
   /** @type {Api.JobRow[]} */
   let runs = null;
+  /** @type {Api.AttemptRecord} */
+  let failed = null;
+  /** @type {Answer<"GET", "/v1/form">} */
+  let form = null;
 
   async function ask() {
     if (busy) {
@@ -74,9 +80,10 @@ export function mount(root, id) {
       [job, history] = await Promise.all([get(path, { signal }), get(`${path}/why`, { signal })]);
       if (signal.aborted) return;
       drawHead();
-      timeline(line, history.attempts, job);
+      drawTimeline(line, history, job);
       drawEvents(events, history);
-      line.hidden = gang.hidden = Boolean(job.array);
+      line.hidden = Boolean(job.array) || !history.attempts.length;
+      gang.hidden = Boolean(job.array) || !job.gang.length;
       replace(gang, ...members(job));
       logs.know(job);
       await Promise.all([
@@ -86,6 +93,8 @@ export function mount(root, id) {
         drawCurves(),
         drawSpent(),
         others(),
+        explain(),
+        reproduce(),
       ]);
       over = Boolean(job.finished_ms);
     } catch (error) {
@@ -122,6 +131,21 @@ export function mount(root, id) {
     left.hidden = Boolean(gang.hidden && cost.hidden);
   }
 
+  /** What the member that failed first wrote last: asked for once for each attempt. */
+  async function explain() {
+    const attempt = failedAttempt(job, history)?.attempt;
+    if (!attempt || failed?.attempt === attempt) return;
+    const told = await maybe(`${path}/explanation`, { signal });
+    failed = told?.attempts.find((one) => one.attempt === attempt) ?? null;
+    drawHead();
+  }
+  /** The command that submits it again. */
+  async function reproduce() {
+    if (form || job.spec.service) return;
+    form = await maybe(`/v1/form?like=${encodeURIComponent(id)}`, { signal });
+    drawHead();
+  }
+
   /** Runs of the same name, newest first: the one before this is offered for a comparison. */
   async function others() {
     if (runs || !job.name || job.array || job.spec.service) return;
@@ -141,52 +165,49 @@ export function mount(root, id) {
         class: "button",
         "data-key": "compare",
         href: `#/compare/${other ? `${other.id},` : ""}${id}`,
-        title: other ? `${jobName(other)}, ${other.state}: the run before this one` : "Choose another run",
+        title: other ? `Previous run: ${jobName(other)}, ${other.state}` : "Choose another run",
       },
-      other ? `Compare with ${other.id}` : "Compare with …",
+      other ? `Compare with ${other.id}` : "Compare",
     );
   };
 
   function drawHead() {
-    const wait =
-      history.state === "waiting" && history.early_ms !== null
-        ? `Predicted to start in ${span(history.early_ms - now())} to ${span(history.late_ms - now())}.`
-        : "";
-    const own = job.array || job.spec.service ? null : compare();
+    const last = failedAttempt(job, history);
+    const waits = job.state === "waiting" && !job.array;
+    const trials = () => h("a", { class: "button", "data-key": "sweep", href: `#/sweep/${id}` }, "Compare trials");
+    const own = job.array ? trials() : job.spec.service ? null : compare();
     replace(
       head,
-      h("p", { class: "small" }, h("a", { href: "#/jobs", "data-key": "back" }, "← all jobs")),
+      h("p", { class: "small" }, h("a", { href: "#/jobs", "data-key": "back" }, "← Jobs")),
       h(
         "div",
         { class: "row" },
-        h("i", { class: "dot", style: { background: jobColour(id) } }),
+        h("i", { class: "dot", style: { background: jobColor(id) } }),
         h("h1", {}, jobName(job)),
         chip(job.state),
         star,
         h("span", { class: "push row" }, own, jobActions(jobForActions())),
       ),
-      h("p", { class: "why" }, history.why || job.why || "", wait ? h("span", { class: "dim" }, ` ${wait}`) : null),
-      remedyButtons({ ...job, service: job.spec.service, remedies: history.remedies }),
-      h("div", {}, jobOf(id) ? progress(jobOf(id)) : ""),
+      last ? failure(job, failed?.attempt === last.attempt ? failed : last, () => logs.firstError()) : null,
+      waits ? wait(job, history) : null,
+      last || waits ? null : h("p", { class: "why" }, history.why || job.why || ""),
+      jobOf(id)?.step || jobOf(id)?.elements ? progress(jobOf(id)) : null,
       h(
         "dl",
         { class: "facts" },
-        fact("Requests", shape(job)),
+        fact("Resources", shape(job)),
         fact("Tenant", h("a", { href: `#/tenant/${encodeURIComponent(job.tenant)}` }, job.tenant)),
         job.spec.user
           ? fact("User", h("a", { href: `#/user/${encodeURIComponent(job.spec.user)}` }, job.spec.user))
           : null,
-        job.array ? null : fact("Attempt", String(job.attempt)),
+        job.array || !job.attempt ? null : fact("Attempt", String(job.attempt)),
         fact("Submitted", toTime(job.submitted_ms, moment(job.submitted_ms, now()))),
-        fact(
-          job.finished_ms ? "Ran for" : "Running for",
-          job.running_ms ? span((job.finished_ms ?? job.nap?.since_ms ?? now()) - job.running_ms) : "–",
-        ),
+        job.attempt ? fact("Run time", span(runTime(history.attempts, job.finished_ms ?? now()))) : null,
         job.finished_ms ? fact("Ended", toTime(job.finished_ms, moment(job.finished_ms, now()))) : null,
         napFact(job),
         job.losses || job.failures || job.hangs
           ? fact(
-              "Setbacks",
+              "Interruptions",
               [
                 job.losses && plural(job.losses, "lost node"),
                 job.failures && plural(job.failures, "failure"),
@@ -197,8 +218,17 @@ export function mount(root, id) {
             )
           : null,
         about(job),
-        job.progress?.saved_step ? fact("Saved up to", `step ${whole(job.progress.saved_step)}`) : null,
+        job.progress?.saved_step ? fact("Last checkpoint", `step ${whole(job.progress.saved_step)}`) : null,
         h("div", { class: "wide" }, h("dt", {}, "Command"), h("dd", { class: "mono" }, commandOf(job))),
+        form?.command_line
+          ? h(
+              "div",
+              { class: "wide" },
+              h("dt", {}, "Reproduce"),
+              h("dd", {}, copyable(form.command_line, "Command to run it again")),
+              form.notes.map((text) => h("dd", { class: "dim small" }, text)),
+            )
+          : null,
       ),
       notes(job),
     );
@@ -223,7 +253,7 @@ export function mount(root, id) {
             },
           },
           {
-            title: `Run ${id} again with changes`,
+            title: `Run ${id} with changes`,
             hint: "job",
             run: () => {
               location.hash = `#/new?like=${id}`;

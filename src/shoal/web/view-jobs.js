@@ -1,4 +1,5 @@
-// All jobs in one table: found by words and filters, sorted, selected; every choice is in the address.
+// All jobs in one table: found by words and filters, sorted, selected; every choice is in the address. The queue and
+// the schedules are tabs of the same view.
 
 import { choose, chosen } from "./address.js";
 import { isAdmin, mayChange, me } from "./api.js";
@@ -13,33 +14,76 @@ import { cluster, listen } from "./live.js";
 import { replace } from "./patch.js";
 import { watchSchedules } from "./schedules.js";
 import { allowed } from "./views.js";
-import { watchWaiting } from "./waiting.js";
+import { drawQueue, drawStrip, queueQuery, watchQueue } from "./waiting.js";
 
 const TYPING_MS = 250;
 const AGAIN_MS = 1500;
 const KNOWN_MAX = 200;
 const COMPARED_MAX = 10;
 const STATES = ["live", "waiting", "running", "asleep", "finished", "succeeded", "failed", "timed-out", "cancelled"];
-const ENDED = /^(finished|succeeded|failed|timed-out|cancelled)/; // then nobody asks what waits
 const TIMES = [
-  ["1h", "last hour"],
-  ["1d", "last day"],
-  ["7d", "last 7 days"],
-  ["30d", "last 30 days"],
+  ["1h", "Last hour"],
+  ["1d", "Last 24 hours"],
+  ["7d", "Last 7 days"],
+  ["30d", "Last 30 days"],
 ];
+const TABS = { "": "All jobs", queue: "Queue", schedules: "Schedules" };
 const NEWEST = "-submitted";
 const everywhere = () => isAdmin() || me.tenant === "*";
 
 export function mount(root) {
-  const narrowScreen = matchMedia("(max-width: 1100px)");
-  const waiting = h("section", { class: "card stack", "aria-label": "Waiting", hidden: true });
-  const schedules = h("details", {
-    class: "card",
-    "aria-label": "Schedules",
-    hidden: true,
-    open: chosen("schedules") === "open",
+  const tab = Object.hasOwn(TABS, chosen("tab")) ? chosen("tab") : "";
+  const count = h("span", { class: "dim", role: "status", "data-name": "count" });
+  const strip = h("div", { class: "reasons small", role: "group", "aria-label": "Waiting", hidden: true });
+  const waiting = h("span", { class: "count", hidden: true });
+  const body = h("section", { class: "card jobs", "aria-label": TABS[tab] });
+  const head = h(
+    "div",
+    { class: "row" },
+    h("h1", {}, "Jobs"),
+    h(
+      "nav",
+      { class: "parts", "aria-label": "Jobs" },
+      Object.entries(TABS).map(([key, title]) =>
+        h(
+          "a",
+          { href: key ? `#/jobs?tab=${key}` : "#/jobs", "aria-current": key === tab ? "page" : null },
+          title,
+          key === "queue" ? waiting : null,
+        ),
+      ),
+    ),
+    count,
+    allowed("new") ? h("a", { class: "button push", href: "#/new" }, "New job") : null,
+  );
+  root.append(h("div", { class: "stack jobs-view" }, head, tab === "schedules" ? null : strip, body));
+
+  let list = { pick: (name, value) => choose(name, value), stop: () => {} };
+  if (tab === "schedules") list.stop = watchSchedules(body);
+  else if (!tab) list = mountList(body, count);
+  const pick = (name, value) => {
+    list.pick(name, value);
+    drawStrip(strip, queue, pick);
+    if (tab) watched.again();
+  };
+  /** @type {Api.QueueView} */
+  let queue = null;
+  const watched = watchQueue(tab === "queue" ? queueQuery : () => "limit=1", (found, problem) => {
+    queue = found;
+    waiting.hidden = !queue?.waiting;
+    waiting.textContent = whole(queue?.waiting ?? 0);
+    drawStrip(strip, queue, pick);
+    if (tab === "queue") drawQueue(body, queue, problem);
   });
-  schedules.addEventListener("toggle", () => choose("schedules", schedules.open ? "open" : ""));
+  return () => {
+    watched.stop();
+    list.stop();
+  };
+}
+
+/** The table of all jobs. Returns how to choose a filter, and how to stop it. */
+function mountList(root, count) {
+  const narrowScreen = matchMedia("(max-width: 1100px)");
   const box = h("input", {
     type: "search",
     value: chosen("q"),
@@ -54,7 +98,6 @@ export function mount(root) {
   const bar = h("div", { class: "jobs-bar row", role: "region", "aria-label": "Selected jobs", hidden: true });
   const foot = h("div", { class: "row jobs-foot" });
   const told = h("p", { class: "note", role: "status", hidden: true });
-  const count = h("span", { class: "dim", role: "status", "data-name": "count" });
   const list = new JobList(() => drawList());
   const grid = new Grid({
     sort: (by) => pick("sort", by === NEWEST ? "" : by),
@@ -64,34 +107,11 @@ export function mount(root) {
     chosen: () => drawBar(),
     need: () => list.more(),
   });
-  root.append(
-    h(
-      "div",
-      { class: "stack" },
-      h(
-        "div",
-        { class: "row" },
-        h("h1", {}, "Jobs"),
-        count,
-        allowed("new") ? h("a", { class: "button push", href: "#/new" }, "New job") : null,
-      ),
-      waiting,
-      schedules,
-      h(
-        "section",
-        { class: "card jobs", "aria-label": "All jobs" },
-        h("div", { class: "row", role: "search" }, box, filters),
-        active,
-        told,
-        bar,
-        grid.element,
-        foot,
-      ),
-    ),
-  );
+  root.append(h("div", { class: "row", role: "search" }, box, filters), active, told, bar, grid.element, foot);
 
   const choices = () => Object.fromEntries(FILTERS.map((name) => [name, chosen(name)]));
   const given = () => FILTERS.filter((name) => chosen(name));
+  const shownFilters = () => given().filter((name) => name !== "group"); // which the strip shows
   function ask() {
     const asked = query(box.value, choices());
     asked.set("sort", chosen("sort") || NEWEST);
@@ -139,16 +159,16 @@ export function mount(root) {
       h(
         "select",
         { "data-key": "state", "aria-label": "State", onchange: (event) => pick("state", event.target.value) },
-        option("", "any state"),
+        option("", "Any state"),
         STATES.map((state) => option(state, state)),
         !chosen("state") || STATES.includes(chosen("state")) ? null : option(chosen("state"), chosen("state")),
       ),
       h(
         "select",
         { "data-key": "since", "aria-label": "Time", onchange: (event) => pick("since", event.target.value) },
-        option("", "any time"),
+        option("", "Any time"),
         TIMES.map(([value, label]) => option(value, label)),
-        !since || TIMES.some(([value]) => value === since) ? null : option(since, "since a time"),
+        !since || TIMES.some(([value]) => value === since) ? null : option(since, "Since a set time"),
       ),
       me.token
         ? h(
@@ -173,12 +193,12 @@ export function mount(root) {
           everywhere() ? field("tenant", "Tenant") : null,
           field("node", "Node", "known-nodes"),
           field("service", "Service", "known-services"),
-          field("array", "Array (its elements)"),
+          field("array", "Array"),
           field("label", "Label, e.g. run=a"),
           h(
             "label",
             { class: "field", "data-key": "until" },
-            "Submitted by",
+            "Submitted before",
             h("input", {
               type: "datetime-local",
               name: "until",
@@ -211,29 +231,29 @@ export function mount(root) {
               ` ${one.head}`,
             ),
           ),
-          h("button", { class: "quiet", onclick: () => pick("cols", "") }, "The usual ones"),
+          h("button", { class: "quiet", onclick: () => pick("cols", "") }, "Reset"),
         ),
       ),
     );
     for (const select of filters.querySelectorAll("select")) select.value = chosen(select.dataset.key);
     replace(
       active,
-      given().map((name) =>
+      shownFilters().map((name) =>
         h(
           "button",
           {
             class: "chip",
             "data-key": name,
             "data-filter": name,
-            "aria-label": `Remove the filter ${name} ${chosen(name)}`,
+            "aria-label": `Remove filter: ${name} ${chosen(name)}`,
             onclick: () => pick(name, ""),
           },
           `${name}: ${name === "until" ? local(chosen(name)).replace("T", " ") : chosen(name)} ×`,
         ),
       ),
-      given().length ? h("button", { class: "quiet", onclick: clear }, "Clear all") : null,
+      shownFilters().length ? h("button", { class: "quiet", onclick: clear }, "Clear all") : null,
     );
-    active.hidden = !given().length;
+    active.hidden = !shownFilters().length;
   }
 
   const shown = () => {
@@ -258,7 +278,7 @@ export function mount(root) {
           ? `${list.count.startsWith("about") ? "about " : ""}${plural(Math.max(total, list.rows.length), "job")}`
           : `more than ${plural(list.rows.length, "job")}`
         : plural(list.rows.length, "job")
-      : "loading";
+      : "Loading";
     grid.sort = chosen("sort") || NEWEST;
     grid.columns = COLUMNS.filter((one) => shown().includes(one.key));
     grid.element.hidden = !list.rows.length;
@@ -281,19 +301,18 @@ export function mount(root) {
         ? h(
             "button",
             { onclick: () => list.more(), disabled: list.busy },
-            list.busy ? "Loading" : `Show more: ${whole(list.rows.length)} are loaded`,
+            list.busy ? "Loading" : `Load more (${whole(list.rows.length)} loaded)`,
           )
         : null,
       list.leftOut
         ? h(
             "p",
             { class: "dim small" },
-            "Too many have ended to sort all of them: only the last 5,000 that match are in this order. By " +
-              "Submitted or Ended, all are.",
+            "Only the last 5,000 finished jobs are sorted by this column. Sort by Submitted or Ended to include all.",
           )
         : null,
       list.fixed && list.missed
-        ? h("button", { class: "jobs-newer", onclick: ask }, `${plural(list.missed, "job")} came since: show them`)
+        ? h("button", { class: "jobs-newer", onclick: ask }, `Show ${plural(list.missed, "new job")}`)
         : null,
     );
   }
@@ -319,7 +338,7 @@ export function mount(root) {
         ? h("a", { class: "button", "data-key": "compare", href: `#/compare/${ids.join(",")}` }, "Compare")
         : null,
       some === 1 && mayChange() && allowed("new")
-        ? h("a", { class: "button", "data-key": "like", href: `#/new?like=${ids[0]}` }, "Run again with changes")
+        ? h("a", { class: "button", "data-key": "like", href: `#/new?like=${ids[0]}` }, "Run with changes")
         : null,
       h("button", { class: "quiet", "data-key": "none", onclick: () => grid.pick([]) }, "Clear"),
     );
@@ -333,7 +352,6 @@ export function mount(root) {
     }
   }
   function draw() {
-    waiting.classList.toggle("off", ENDED.test(chosen("state")));
     drawFilters();
     drawList();
   }
@@ -387,7 +405,7 @@ export function mount(root) {
   const without = offer(() => [
     { title: "Failed jobs", hint: "filter", run: () => pick("state", "failed") },
     ...(me.token ? [{ title: "My jobs", hint: "filter", run: () => pick("user", me.user) }] : []),
-    { title: "Clear the filters", hint: "jobs", run: clear },
+    { title: "Clear filters", hint: "jobs", run: clear },
     ...(grid.selected.size && mayChange()
       ? ["cancel", "requeue"].map((name) => ({
           title: `${name === "cancel" ? "Cancel" : "Requeue"} ${plural(grid.selected.size, "selected job")}`,
@@ -397,8 +415,6 @@ export function mount(root) {
       : []),
   ]);
   const stops = [
-    watchWaiting(waiting),
-    watchSchedules(schedules),
     leave,
     without,
     () => list.stop(),
@@ -411,8 +427,11 @@ export function mount(root) {
   ];
   draw();
   ask();
-  return () => {
-    for (const stop of stops) stop();
+  return {
+    pick,
+    stop: () => {
+      for (const stop of stops) stop();
+    },
   };
 }
 

@@ -1,11 +1,11 @@
-// Where every GPU-second and its cost went.
+// Where every GPU-hour and its cost went.
 
 import { choose, chosen } from "./address.js";
 import { maybe } from "./api.js";
 import { stackedBars } from "./charts.js";
-import { accountColour, accountRank } from "./colours.js";
-import { empty, h, short, span } from "./dom.js";
-import { choice, csvLink, DAY_MS, division, figures, ledgerTable, query, SPANS } from "./ledger-table.js";
+import { accountColor, accountRank } from "./colors.js";
+import { empty, fixed, h, money, short, span, verdict } from "./dom.js";
+import { choice, csvLink, DAY_MS, division, figures, ledgerTable, query, SPANS, tokensTable } from "./ledger-table.js";
 import { now } from "./live.js";
 import { replace } from "./patch.js";
 
@@ -17,13 +17,18 @@ const BYS = [
   ["node", "Node"],
   ["account", "Account"],
 ];
+const UNITS = [
+  ["time", "GPU-hours"],
+  ["cost", "Cost"],
+  ["energy", "Energy"],
+];
 const LINKS = { tenant: "tenant", user: "user", job: "job", node: "node" };
 
 export function mount(root) {
   const among = (all, value, usual) => (all.some(([one]) => one === value) ? value : usual);
   let days = among(SPANS, chosen("days"), "1");
   let by = among(BYS, chosen("by"), "tenant");
-  let unit = "time";
+  let unit = among(UNITS, chosen("unit"), "time");
   let to = 0;
   let alive = true;
   /** @type {Api.LedgerView} */
@@ -34,21 +39,14 @@ export function mount(root) {
   const chart = stackedBars({ title: "" });
   const top = h("div", { class: "stack" });
   const below = h("section", { class: "card", "aria-label": "Table" });
+  const tokens = h("section", { class: "card", "aria-label": "Tokens", hidden: true });
   const card = h("section", { class: "card", "aria-label": "Over time" }, chart.element);
   const notice = h("div", {});
-  const units = choice(
-    "unit",
-    [
-      ["time", "GPU-hours"],
-      ["cost", "Money"],
-      ["energy", "Energy"],
-    ],
-    unit,
-    (value) => {
-      unit = value;
-      draw();
-    },
-  );
+  const units = choice("unit", UNITS, unit, (value) => {
+    unit = value;
+    choose("unit", value === "time" ? "" : value);
+    draw();
+  });
   root.append(
     h(
       "div",
@@ -57,6 +55,7 @@ export function mount(root) {
         "div",
         { class: "row" },
         h("h1", {}, "Ledger"),
+        h("span", { class: "push" }),
         choice("span", SPANS, days, (value) => {
           days = value;
           choose("days", value === "1" ? "" : value);
@@ -70,7 +69,7 @@ export function mount(root) {
       h(
         "div",
         { class: "row" },
-        h("span", { class: "dim small" }, "By"),
+        h("span", { class: "dim small" }, "Group by"),
         choice("by", BYS, by, (value) => {
           by = value;
           choose("by", value === "tenant" ? "" : value);
@@ -78,6 +77,7 @@ export function mount(root) {
         }),
       ),
       below,
+      tokens,
     ),
   );
 
@@ -96,17 +96,19 @@ export function mount(root) {
   const amount = (row) =>
     unit === "time" ? row.gpu_ms / 3_600_000 : unit === "cost" ? (row.cost ?? 0) : (row.energy_wh ?? 0) / 1000;
   const words = (value, brief) =>
-    unit === "time"
-      ? `${short(value)}${brief ? "" : " GPU-h"}`
-      : unit === "cost"
-        ? `${short(value)}${brief ? "" : ` ${over?.currency ?? ""}`}`
-        : `${short(value)}${brief ? "" : " kWh"}`;
+    brief
+      ? short(value)
+      : unit === "time"
+        ? `${fixed(value)} GPU-hours`
+        : unit === "cost"
+          ? money(value, over?.currency)
+          : `${fixed(value)} kWh`;
 
   const lent = () =>
     over.slept_ms
       ? [
-          `Not part of the sum: jobs slept ${span(over.slept_ms)} in all, and lent out ` +
-            `${short(over.lent_gpu_us / 3.6e9)} GPU-hours by that.`,
+          `Not in the total: jobs were suspended for ${span(over.slept_ms)}, which freed ` +
+            `${fixed(over.lent_gpu_us / 3.6e9)} GPU-hours for others.`,
         ]
       : [];
   const notes = () => [...lent(), ...(over.notes ?? [])];
@@ -118,12 +120,14 @@ export function mount(root) {
     }
     const bare = !over?.rows.length;
     card.hidden = below.hidden = bare;
+    tokens.hidden = !under?.tokens.length; // a service may use no GPU
+    if (!tokens.hidden) replace(tokens, h("h2", {}, "Tokens"), tokensTable(under));
     replace(
       notice,
       over === null
         ? empty("This controller has no ledger.", "shoal report")
         : bare
-          ? empty("No GPU time was recorded in this period. To start a job:", "shoal run -g 1 -- python train.py")
+          ? empty("No GPU time in this period. To start a job:", "shoal run -g 1 -- python train.py")
           : notes().length
             ? h(
                 "ul",
@@ -139,7 +143,7 @@ export function mount(root) {
     const accounts = [...over.accounts]
       .filter((one) => one.gpu_us > 0)
       .sort((a, b) => accountRank(a.account) - accountRank(b.account));
-    replace(top, figures(over, "Capacity"), division(over));
+    replace(top, verdict(over.verdict), figures(over, "Capacity"), division(over));
     bars(accounts);
     rows();
   }
@@ -160,7 +164,7 @@ export function mount(root) {
         : at.toLocaleDateString("en-GB", { day: "numeric", month: "short" });
     };
     const title = new Map(accounts.map((one) => [one.account, one.title]));
-    const colour = new Map(accounts.map((one) => [one.title, accountColour(one.account)]));
+    const color = new Map(accounts.map((one) => [one.title, accountColor(one.account)]));
     const list = ordered.map(([key, inside]) => ({
       label: label(key),
       parts: [...inside]
@@ -168,9 +172,9 @@ export function mount(root) {
         .map((row) => ({ name: title.get(row.account) ?? row.account, value: amount(row) })),
     }));
     chart.element.querySelector("h3").textContent =
-      { time: "GPU-hours", cost: `Money${over.currency ? `, ${over.currency}` : ""}`, energy: "Energy, kWh" }[unit] +
+      { time: "GPU-hours", cost: `Cost${over.currency ? ` (${over.currency})` : ""}`, energy: "Energy (kWh)" }[unit] +
       (days === "1" ? " per hour" : " per day");
-    chart.set(list, (name) => colour.get(name) ?? accountColour(name), words);
+    chart.set(list, (name) => color.get(name) ?? accountColor(name), words);
   }
 
   function rows() {

@@ -1,17 +1,18 @@
-// The network between nodes: what the last tour measured, as a matrix, and in words.
+// The network between nodes: what was last measured, as a matrix and in words.
 
 import { get, isAdmin, post } from "./api.js";
 import { lineChart } from "./chart-line.js";
 import { confirm } from "./dialog.js";
-import { ago, empty, h, plural, short, span, whole } from "./dom.js";
+import { ago, empty, fixed, h, natural, number, plural, short, span, verdict, whole } from "./dom.js";
 import { now } from "./live.js";
 import { matrix } from "./matrix.js";
 import { replace } from "./patch.js";
+import { table } from "./table.js";
 
 const ASK_MS = 1500;
 const NAMES_MAX = 12;
 const WEAK_MAX = 100;
-const KIND_COLOURS = { "all-reduce": "#2171b5", "all-gather": "#d94801", "all-to-all": "#6a51a3" };
+const KIND_COLORS = { "all-reduce": "#2171b5", "all-gather": "#d94801", "all-to-all": "#6a51a3" };
 
 /** 940 MB/s, 12.5 GB/s. */
 const rate = (mbs) => (mbs >= 1000 ? `${short(mbs / 1000)} GB/s` : `${short(mbs)} MB/s`);
@@ -20,7 +21,6 @@ const size = (bytes) => {
   for (; bytes >= 1024 && at < 3; at += 1) bytes /= 1024;
   return `${short(bytes)} ${["B", "KiB", "MiB", "GiB"][at]}`;
 };
-const natural = new Intl.Collator("en", { numeric: true }).compare;
 const listed = (names) =>
   names.length > NAMES_MAX
     ? `${names.slice(0, NAMES_MAX).join(", ")} and ${names.length - NAMES_MAX} more`
@@ -46,7 +46,7 @@ export function mount(root) {
   const problem = h("p", { class: "problem", role: "alert", hidden: true });
   const progress = h("p", { class: "note", role: "status", hidden: true });
   const go = h("button", { class: "primary", type: "button", hidden: !isAdmin(), onclick: measure }, "Measure now");
-  const facts = h("p", { class: "dim" });
+  const facts = h("div", { class: "stack" });
   const picture = matrix();
   const words = h("div", { class: "stack" });
   const chart = lineChart({
@@ -93,12 +93,12 @@ export function mount(root) {
   function measure() {
     confirm({
       title: "Measure the network",
-      text: "Nodes meet in pairs, for about 1.5 s per round. Jobs go on, but share the network meanwhile.",
+      text: "Every pair of nodes is measured for about 1.5 s. Jobs keep running and share the network meanwhile.",
       verb: "Measure",
       act: async () => {
         await post("/v1/fabric/check", {});
         ask();
-        return { note: "measuring" };
+        return { note: "Measuring the network" };
       },
     });
   }
@@ -118,8 +118,8 @@ export function mount(root) {
       const tour = await get(`/v1/fabric/tours/${encodeURIComponent(view.running)}`);
       const rounds = tour.nodes.length - 1 + (tour.nodes.length % 2);
       progress.textContent =
-        `${plural(tour.nodes.length, "node")} meet in ${plural(rounds, "round")}: ` +
-        `${tour.answered} have answered after ${span(now() - tour.begun_ms)}`;
+        `Measuring ${plural(tour.nodes.length, "node")} in ${plural(rounds, "round")}: ` +
+        `${tour.answered} of ${tour.nodes.length} answered after ${span(now() - tour.begun_ms)}`;
     });
     if (alive) timer = setTimeout(ask, progress.hidden ? 10 * ASK_MS : ASK_MS);
   }
@@ -128,53 +128,60 @@ export function mount(root) {
     const none = !view.id;
     card.hidden = none;
     collectives.hidden = none || !view.collectives.length;
-    replace(bare, none ? empty("The network between the nodes was not measured yet.", "shoal check --network") : null);
+    replace(bare, none ? empty("The network has not been measured yet.", "shoal check --network") : null);
     if (none) {
-      facts.textContent = "";
+      replace(facts);
       replace(words);
       return;
     }
     const groups = grouped(view);
-    facts.textContent =
-      `${plural(view.nodes.length, "node")}, ${plural(view.links.length, "link")}, measured ` +
-      `${ago(view.ended_ms, now())} in ${span(view.ended_ms - view.begun_ms)}. Usual: ${rate(view.usual_mbs)}, ` +
-      `${whole(view.usual_latency_us)} µs.`;
+    replace(
+      facts,
+      verdict(view.verdict, view.outliers.length || view.heard_from.length < view.nodes.length ? "bad" : "ok"),
+      h(
+        "p",
+        { class: "dim" },
+        `${plural(view.nodes.length, "node")}, ${plural(view.links.length, "link")}, measured ` +
+          `${ago(view.ended_ms, now())} in ${span(view.ended_ms - view.begun_ms)}. Median ${rate(view.usual_mbs)}, ` +
+          `${whole(view.usual_latency_us)} µs.`,
+      ),
+    );
     picture.set(view, groups);
     const silent = view.nodes.filter((node) => !view.heard_from.includes(node));
     const bad = [...(silent.length ? [`No answer from ${listed(silent)}`] : []), ...view.outliers];
     replace(
       words,
-      h(
-        "section",
-        { class: "card", "aria-label": "Weak links" },
-        h("h2", {}, "Weak links"),
-        bad.length
-          ? h(
+      bad.length
+        ? h(
+            "section",
+            { class: "card", "aria-label": "Weak links" },
+            h("h2", {}, "Weak links"),
+            h(
               "ul",
               { class: "weak" },
               bad
                 .slice(0, WEAK_MAX)
-                .map((text) => h("li", {}, h("span", { class: "chip bad", "data-glyph": "▲" }, "weak"), " ", text)),
+                .map((text) => h("li", {}, h("span", { class: "chip bad", "data-glyph": "▲" }, "Weak"), " ", text)),
               bad.length > WEAK_MAX ? h("li", {}, `and ${bad.length - WEAK_MAX} more`) : null,
-            )
-          : h("p", {}, h("span", { class: "chip ok", "data-glyph": "✓" }, "ok"), " No link is weak."),
-      ),
+            ),
+          )
+        : null,
       groups.length > 1
         ? h(
             "section",
             { class: "card", "aria-label": "Groups" },
-            h("h2", {}, "Groups of nodes that are near each other"),
+            h("h2", {}, "Groups of nearby nodes"),
             h(
               "ul",
               {},
-              groups.map(([place, nodes]) => h("li", {}, h("b", {}, place || "not known"), ` ${listed(nodes)}`)),
+              groups.map(([place, nodes]) => h("li", {}, h("b", {}, place || "Unknown"), ` ${listed(nodes)}`)),
             ),
             h(
               "p",
               { class: "dim small" },
-              "With ",
+              "Set ",
               h("code", {}, "place: measured"),
-              " in the policy, gangs are placed by them.",
+              " in the policy to place gangs by these groups.",
             ),
           )
         : null,
@@ -187,7 +194,7 @@ export function mount(root) {
               "ul",
               { class: "dim" },
               [
-                ...(view.busy.length ? [`Jobs ran meanwhile on ${listed(view.busy)}.`] : []),
+                ...(view.busy.length ? [`Jobs were running on ${listed(view.busy)}.`] : []),
                 ...view.errors,
                 ...view.notes,
               ]
@@ -201,7 +208,7 @@ export function mount(root) {
     chart.set(
       kinds.map((name) => ({
         name,
-        colour: KIND_COLOURS[name] ?? "#555",
+        color: KIND_COLORS[name] ?? "#555",
         points: view.collectives
           .filter((one) => one.name === name && one.size_bytes)
           .map((one) => [Math.log2(one.size_bytes), one.bus_mbs ?? 0])
@@ -211,36 +218,18 @@ export function mount(root) {
     const rows = [...view.collectives].sort((a, b) => a.name.localeCompare(b.name) || a.size_bytes - b.size_bytes);
     replace(
       collectives.lastChild,
-      h(
-        "table",
-        {},
-        h(
-          "thead",
-          {},
+      table(
+        ["Collective", "num:Size", "num:Ranks", "num:Time (ms)", "num:Algorithm (MB/s)", "num:Bus (MB/s)"],
+        rows.map((one) =>
           h(
             "tr",
             {},
-            ["Collective", "Size", "Ranks", "Time", "Algorithm", "Bus"].map((text, at) =>
-              h("th", { class: at ? "num" : "" }, text),
-            ),
-          ),
-        ),
-        h(
-          "tbody",
-          {},
-          rows.map((one) =>
-            h(
-              "tr",
-              {},
-              h("td", {}, one.name),
-              [
-                size(one.size_bytes),
-                one.ranks,
-                `${short(one.took_us / 1000)} ms`,
-                rate(one.algorithm_mbs),
-                rate(one.bus_mbs),
-              ].map((text) => h("td", { class: "num" }, String(text))),
-            ),
+            h("td", {}, one.name),
+            number(size(one.size_bytes), one.size_bytes, { "data-name": "Size" }),
+            number(whole(one.ranks), undefined, { "data-name": "Ranks" }),
+            number(fixed(one.took_us / 1000, 2), `${one.took_us} µs`, { "data-name": "Time (ms)" }),
+            number(whole(one.algorithm_mbs), undefined, { "data-name": "Algorithm (MB/s)" }),
+            number(whole(one.bus_mbs), undefined, { "data-name": "Bus (MB/s)" }),
           ),
         ),
       ),

@@ -78,7 +78,7 @@ class Form {
         ),
       ),
       filled?.package
-        ? h("p", { class: "note" }, `It runs with the code of ${this.like} (package ${filled.package.slice(0, 12)}).`)
+        ? h("p", { class: "note" }, `Uses the code of ${this.like} (package ${filled.package.slice(0, 12)}).`)
         : null,
       this.body,
       filled?.waits
@@ -86,11 +86,7 @@ class Form {
             "label",
             { class: "row" },
             this.instead,
-            h(
-              "span",
-              {},
-              `In the place of ${this.like}, which is cancelled. If it has started by then, nothing is submitted.`,
-            ),
+            h("span", {}, `Replace ${this.like}, which is cancelled. If it has started by then, nothing is submitted.`),
           )
         : null,
       this.problem,
@@ -131,7 +127,7 @@ class Form {
     this.inputs.clear();
     if (this.as === "file") {
       this.body.replaceChildren(
-        h("p", { class: "dim small" }, "The fields of a job file, as YAML or JSON. Requirements are the list itself."),
+        h("p", { class: "dim small" }, "A job file in YAML or JSON. Paste requirements as text, not as a path."),
         this.text,
       );
       return;
@@ -196,7 +192,7 @@ class Form {
                   ),
                 ),
                 spellcheck: "false",
-                placeholder: one.kind === "lines" ? `${one.metavar}, one on each line` : placeholder,
+                placeholder: one.kind === "lines" ? `${one.metavar}, one per line` : placeholder,
                 value: text(value),
               })
             : h("input", {
@@ -293,10 +289,10 @@ class Form {
   show(view) {
     replace(
       this.line,
-      h("h2", {}, "The same on the command line"),
+      h("h2", {}, "Command line"),
       view?.command_line
         ? copyable(view.command_line, "command line")
-        : h("p", { class: "dim" }, view ? "" : "It appears here when the form says what to run."),
+        : h("p", { class: "dim" }, view ? "" : "Enter a command to see it here."),
       (view?.notes ?? []).map((note) => h("p", { class: "dim small" }, note)),
     );
   }
@@ -313,7 +309,7 @@ class Form {
     try {
       const view = await this.ask(body);
       if (as === "form" && !view.fields)
-        throw new Error("A value of this file has several lines, so only the file can hold it.");
+        throw new Error("A value has several lines and can only be edited in the job file.");
       this.text.value = view.file;
       this.values = view.fields ?? this.values;
       this.as = as;
@@ -337,9 +333,11 @@ class Form {
     try {
       const job = await post("/v1/form/submit", { ...body, key: this.sent[1] });
       toast(`${job.id} submitted`);
-      location.hash = `#/job/${job.id}`;
+      const { grid, rows } = job.spec.sweep ?? {};
+      location.hash = `#/${Object.keys(grid ?? {}).length || rows?.length ? "sweep" : "job"}/${job.id}`;
     } catch (error) {
-      if (!error.status) error.message = `${error.message} Submit again when it is back: that makes no second job.`;
+      if (!error.status)
+        error.message = `${error.message} Submit again when the connection is back; no second job is created.`;
       this.wrong(error, true);
     }
     this.go.disabled = false;

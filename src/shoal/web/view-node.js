@@ -1,12 +1,28 @@
-// One node: what it is, what its GPUs do, what runs and ran there, its checks, and what became of it.
+// One node: what it is, what its GPUs do, its jobs, its checks and its history.
 
 import { nodeActions } from "./actions.js";
 import { get, isAdmin, maybe, nodePath, post } from "./api.js";
 import { lineChart } from "./chart-line.js";
-import { hue, jobColour } from "./colours.js";
+import { hue, jobColor } from "./colors.js";
 import { offer } from "./commands.js";
 import { confirm } from "./dialog.js";
-import { bytes, chip, css, empty, h, jobName, moment, plural, shape, span, throttled, whole } from "./dom.js";
+import {
+  bytes,
+  chip,
+  css,
+  empty,
+  fixed,
+  h,
+  jobName,
+  moment,
+  number,
+  plural,
+  shape,
+  span,
+  throttled,
+  verdict,
+  whole,
+} from "./dom.js";
 import { followButton } from "./follow.js";
 import { cluster, jobOf, listen, now } from "./live.js";
 import { replace } from "./patch.js";
@@ -23,11 +39,11 @@ export function mount(root, id) {
   const facts = h("section", { class: "card", "aria-label": "Facts" });
   const chart = (title, unit) => lineChart({ title, unit, height: 130 });
   const curves = {
-    busy: chart("GPUs busy", "%"),
+    busy: chart("GPU utilization", "%"),
     memory: chart("GPU memory", "%"),
     power: chart("GPU power", "W"),
     heat: chart("GPU temperature", "°C"),
-    host: chart("CPU and memory of the machine", "%"),
+    host: chart("CPU and memory", "%"),
   };
   const load = h(
     "section",
@@ -37,20 +53,20 @@ export function mount(root, id) {
   const jobs = h("section", { class: "card", "aria-label": "Jobs" });
   const checks = h("section", { class: "card stack", "aria-label": "Checks" });
   const links = h("section", { class: "card", "aria-label": "Links", hidden: true });
+  const tree = h("section", { class: "card", "aria-label": "Tree", hidden: true });
   const history = h("section", { class: "card", "aria-label": "History" });
   const star = followButton("node", id);
   const path = nodePath(id);
   const stopper = new AbortController();
   const { signal } = stopper;
   root.append(
-    h("div", { class: "stack" }, head, facts, load, h("div", { class: "grid2" }, jobs, checks), links, history),
+    h("div", { class: "stack" }, head, facts, load, h("div", { class: "grid2" }, jobs, checks), links, tree, history),
   );
   /** @type {Api.NodeView} */
   let view = null;
   let seq = -1;
   /** @type {{ text: string, bad?: boolean, over?: boolean, stands?: Api.Stand[] }} */
   let checking = null;
-  let closed = "";
 
   async function ask() {
     try {
@@ -65,6 +81,7 @@ export function mount(root, id) {
       drawHead();
       drawFacts();
       drawLinks();
+      if (view.gpus) drawTree(await maybe(`${path}/tree`, { signal }));
       const series = await maybe(`${path}/series`, { signal });
       if (series && !signal.aborted) drawCurves(series);
       if (seq !== cluster.status?.last_seq) {
@@ -89,7 +106,7 @@ export function mount(root, id) {
     const standing = view.standing === "ok" ? "" : view.standing;
     replace(
       head,
-      h("p", { class: "small" }, h("a", { href: "#/cluster", "data-key": "back" }, "← all nodes")),
+      h("p", { class: "small" }, h("a", { href: "#/cluster", "data-key": "back" }, "← Cluster")),
       h(
         "div",
         { class: "row" },
@@ -97,22 +114,29 @@ export function mount(root, id) {
         chip(view.state),
         standing && standing !== view.state ? chip(standing) : null,
         star,
-        h("span", { class: "push row" }, nodeActions({ ...view, standing })),
+        h(
+          "span",
+          { class: "push row" },
+          view.intent !== "open" && view.closed
+            ? h("span", { class: "dim small reason" }, sentence(view.closed))
+            : null,
+          nodeActions({ ...view, standing }),
+        ),
       ),
-      view.intent !== "open" && closed ? h("p", { class: "why" }, closed) : null,
+      verdict(...summary(view)),
       view.why && (view.state !== "ready" || standing) && view.health + view.standing !== "readyok"
         ? h(
             "p",
             { class: "why" },
             view.why,
-            view.since_ms ? h("span", { class: "dim" }, `, since ${span(now() - view.since_ms)}`) : null,
+            view.since_ms ? h("span", { class: "dim" }, ` (for ${span(now() - view.since_ms)})`) : null,
           )
         : null,
       view.ends_ms
         ? h(
             "p",
             { class: "note" },
-            view.ends_ms > now() ? `Ends in ${span(view.ends_ms - now())}` : "Its end has come",
+            view.ends_ms > now() ? `Ends in ${span(view.ends_ms - now())}` : "Past its end",
             view.ends_why ? `: ${view.ends_why}` : "",
           )
         : null,
@@ -127,8 +151,8 @@ export function mount(root, id) {
         "dl",
         { class: "facts" },
         fact("GPUs", `${whole(view.gpus - view.gpus_free)} of ${whole(view.gpus)} in use`),
-        fact("Model", view.gpu_model),
-        fact("Memory of each GPU", view.gpu_memory_mb ? bytes(view.gpu_memory_mb * 2 ** 20) : ""),
+        fact("GPU model", view.gpu_model),
+        fact("GPU memory", view.gpu_memory_mb ? bytes(view.gpu_memory_mb * 2 ** 20) : ""),
         fact(
           "CPUs",
           `${whole((view.cpu_milli - view.cpu_milli_free) / 1000)} of ${whole(view.cpu_milli / 1000)} in use`,
@@ -137,22 +161,27 @@ export function mount(root, id) {
           "Memory",
           `${bytes((view.memory_mb - view.memory_mb_free) * 2 ** 20)} of ${bytes(view.memory_mb * 2 ** 20)} in use`,
         ),
-        fact("Place", view.place),
-        fact("Measured place", view.measured_place),
+        fact("Location", view.place),
+        fact("Measured location", view.measured_place),
         fact("Address", view.address),
-        fact(
-          "Came from",
-          view.origin ? `${view.origin}${view.order ? `, order ${view.order}` : ""}` : "the head's machine",
-        ),
-        fact("Shoal", view.version),
-        fact("Images", view.containers),
-        fact("Sleep", view.sleep || (view.gpus && view.sleep_why ? `no: ${view.sleep_why}` : "")),
-        fact("Asleep there", view.sleepers ? plural(view.sleepers, "member") : ""),
+        fact("Source", view.origin ? `${view.origin}${view.order ? `, order ${view.order}` : ""}` : "Head"),
+        fact("Shoal version", view.version),
+        fact("Container runtime", view.containers),
+        fact("Sleep", view.sleep || (view.gpus && view.sleep_why ? `Not available: ${view.sleep_why}` : "")),
+        fact("Asleep", view.sleepers ? plural(view.sleepers, "member") : ""),
         fact("Labels", labels.join(", ")),
         fact("Taints", view.taints.join(", ")),
-        fact("Not enforced", view.unenforced.join("; ")),
+        fact("Limits not enforced", view.unenforced.join("; ")),
       ),
     );
+  }
+
+  /** @param {Api.NodeTree} found */
+  function drawTree(found) {
+    tree.hidden = !found?.lines.length;
+    if (tree.hidden) return;
+    const drawing = h("pre", { class: "code", tabindex: "0", "aria-label": "Tree" }, found.lines.join("\n"));
+    replace(tree, h("h2", {}, "GPUs, CPUs and cards"), drawing);
   }
 
   function drawCurves(series) {
@@ -165,7 +194,7 @@ export function mount(root, id) {
       series.gpus
         .map((gpu) => ({
           name: series.gpus.length > 1 ? `GPU ${gpu.gpu}` : "",
-          colour: hue(gpu.gpu),
+          color: hue(gpu.gpu),
           points: line(gpu[name], factor),
         }))
         .filter((one) => one.points.length);
@@ -180,8 +209,8 @@ export function mount(root, id) {
     set(
       curves.host,
       [
-        { name: "CPU", colour: css("--accent"), points: line(series.cpu) },
-        { name: "memory", colour: hue(4), points: line(series.memory), dash: "5 2" },
+        { name: "CPU", color: css("--accent"), points: line(series.cpu) },
+        { name: "memory", color: hue(4), points: line(series.memory), dash: "5 2" },
       ].filter((one) => one.points.length),
     );
     load.hidden = Object.values(curves).every((one) => one.element.hidden);
@@ -197,7 +226,7 @@ export function mount(root, id) {
         { class: "weak" },
         view.weak_links.map((text) => h("li", { "data-key": text }, text)),
       ),
-      h("p", { class: "small" }, h("a", { href: "#/network" }, "the network")),
+      h("p", { class: "small" }, h("a", { href: "#/network" }, "Open network")),
     );
   }
 
@@ -214,19 +243,21 @@ export function mount(root, id) {
         h(
           "td",
           { class: "long" },
-          h("i", { class: "dot", style: { background: jobColour(name) } }),
+          h("i", { class: "dot", style: { background: jobColor(name) } }),
           " ",
           h("a", { href: `#/job/${name}` }, job ? jobName(job) : name),
         ),
-        h("td", {}, job ? chip(job.state) : h("span", { class: "dim" }, "ended")),
-        h("td", { class: "dim" }, here ? "here now" : "was here"),
+        h("td", {}, job ? chip(job.state) : h("span", { class: "dim" }, "Ended")),
+        h("td", { class: "dim" }, here ? "Current" : "Past"),
         h("td", { class: "dim" }, job ? shape(job) : ""),
       );
     });
     replace(
       jobs,
-      h("h2", {}, "Jobs now and lately"),
-      rows.length ? table(["Job", "State", "Here", "Requests"], rows) : h("p", { class: "dim" }, "none yet"),
+      h("h2", {}, "Jobs"),
+      rows.length
+        ? table(["Job", "State", "On this node", "Resources"], rows)
+        : h("p", { class: "dim" }, "No jobs yet"),
     );
   }
 
@@ -244,7 +275,7 @@ export function mount(root, id) {
         "tr",
         { "data-key": key },
         h("td", {}, moment(event.at_ms, now())),
-        h("td", {}, chip(event.passed ? "succeeded" : "failed", event.passed ? "passed" : "failed")),
+        h("td", {}, chip(event.passed ? "succeeded" : "failed", event.passed ? "Passed" : "Failed")),
         h("td", { class: "dim" }, event.why || figures(event.result)),
       ),
     );
@@ -265,19 +296,22 @@ export function mount(root, id) {
       checking ? h("p", { class: checking.bad ? "problem" : "note", role: "status" }, checking.text) : null,
       checking?.stands
         ? table(
-            ["Figure", "num:Value", "num:Usual"],
+            ["Measurement", "num:Value", "num:Typical", "Unit"],
             checking.stands.map((one) =>
               h(
                 "tr",
                 { "data-key": one.figure },
-                h("td", {}, one.figure.replaceAll("_", " "), one.low ? h("b", {}, " low") : null),
-                h("td", { class: "num" }, whole(one.value)),
-                h("td", { class: "num dim" }, one.usual === null ? "–" : whole(one.usual)),
+                h("td", {}, measured(one.figure).name, one.low ? h("b", {}, " low") : null),
+                number(people(one.value), one.value, { "data-name": "Value" }),
+                number(one.usual === null ? "–" : people(one.usual), one.usual ?? undefined, {
+                  "data-name": "Typical",
+                }),
+                h("td", { class: "dim" }, measured(one.figure).unit),
               ),
             ),
           )
         : null,
-      rows.length ? table(["When", "Verdict", "Why"], rows) : h("p", { class: "dim" }, "not checked yet"),
+      rows.length ? table(["Time", "Result", "Details"], rows) : h("p", { class: "dim" }, "No checks yet"),
     );
     drawn = events;
   }
@@ -286,11 +320,11 @@ export function mount(root, id) {
   function begin() {
     confirm({
       title: `Check ${id}`,
-      verb: "Check the node",
-      text: "It is measured for some seconds. Jobs there go on and share it meanwhile.",
+      verb: "Check node",
+      text: "Measures the node for a few seconds. Its jobs keep running and share it meanwhile.",
       act: async () => {
         watch(await post(`${path}/check`));
-        return { note: `${id} is being checked` };
+        return { note: `Checking ${id}` };
       },
     });
   }
@@ -302,9 +336,9 @@ export function mount(root, id) {
       if (!signal.aborted) redraw();
     };
     const timer = setInterval(() => {
-      if (!checking?.over) tell(`being checked for ${span(performance.now() - begun)}`);
+      if (!checking?.over) tell(`Checking for ${span(performance.now() - begun)}`);
     }, 1000);
-    tell("being checked");
+    tell("Checking");
     try {
       let found = asked;
       while (!found.verdict && performance.now() - begun < 600_000 && !signal.aborted)
@@ -312,9 +346,9 @@ export function mount(root, id) {
       tell(
         found.verdict
           ? `${found.verdict.passed ? "Passed" : "Failed"}: ` +
-              `${found.verdict.why || "as usual"}${found.busy ? ", while jobs ran there" : ""}. ` +
+              `${found.verdict.why || "all measurements are typical"}${found.busy ? " (jobs were running)" : ""}. ` +
               `${found.notes.join(" ")}`
-          : "no verdict yet",
+          : "No result yet",
         { over: true, bad: found.verdict?.passed === false, stands: found.verdict?.stands },
       );
     } catch (error) {
@@ -328,9 +362,6 @@ export function mount(root, id) {
   }
 
   function drawHistory(events) {
-    const said = events.map(({ event }) => event).findLast((event) => event.event === "NodeIntended");
-    closed = said ? `${said.why}, ${moment(said.at_ms, now())}` : "";
-    drawHead();
     const changes = view.history.map((one) => ({
       key: `s${one.at_ms}`,
       at_ms: one.at_ms,
@@ -343,7 +374,7 @@ export function mount(root, id) {
     const all = [...changes, ...told].sort((a, b) => b.at_ms - a.at_ms || b.key - a.key).slice(0, HISTORY_MAX);
     replace(
       history,
-      h("h2", {}, "What became of it, by whom and why"),
+      h("h2", {}, "History"),
       all.length
         ? h(
             "ol",
@@ -357,7 +388,7 @@ export function mount(root, id) {
               ),
             ),
           )
-        : h("p", { class: "dim" }, "nothing yet"),
+        : h("p", { class: "dim" }, "No events yet"),
     );
   }
 
@@ -381,8 +412,50 @@ export function mount(root, id) {
   };
 }
 
+const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1);
+const HEALTH = { ready: "Healthy", silent: "Not responding", lost: "Lost", joining: "Joining" };
+
+/**
+ * The node in one sentence, and its tone.
+ * @param {Api.NodeView} view
+ * @returns {[string, string]}
+ */
+function summary(view) {
+  const ill = view.health !== "ready" || view.standing !== "ok";
+  const health = view.standing !== "ok" ? sentence(view.standing) : (HEALTH[view.health] ?? sentence(view.health));
+  const weak = view.weak_links.length ? plural(view.weak_links.length, "weak link") : "";
+  const jobs = view.jobs.length ? plural(view.jobs.length, "job") : "no jobs";
+  const gpus = view.gpus ? `${whole(view.gpus - view.gpus_free)} of ${plural(view.gpus, "GPU")} in use` : "";
+  const closed = view.intent === "open" ? "" : view.closed;
+  const text = [health, jobs, gpus, view.hangs, weak, closed].filter(Boolean).join("; ");
+  return [`${text}.`, ill ? "bad" : closed || weak || view.hangs ? "warn" : "ok"];
+}
+
+// The unit is the end of a measurement's name.
+const UNITS = [
+  ["_gbs", "GB/s"],
+  ["_mbs", "MB/s"],
+  ["_mb", "MB"],
+  ["_us", "µs"],
+  ["_ms", "ms"],
+  ["_s", "s"],
+  ["_c", "°C"],
+  ["_w", "W"],
+  ["_mhz", "MHz"],
+  ["_gflops", "GFLOP/s"],
+  ["_tflops", "TFLOP/s"],
+  ["_percent", "%"],
+  ["_errors", "errors"],
+  ["_count", ""],
+];
+function measured(figure) {
+  const [end, unit] = UNITS.find(([ending]) => figure.endsWith(ending)) ?? ["", ""];
+  const name = (end && unit !== "errors" ? figure.slice(0, -end.length) : figure).replaceAll("_", " ");
+  return { name: sentence(name), unit };
+}
+const people = (value) => (Math.abs(value) >= 100 ? whole(value) : fixed(value, Number.isInteger(value) ? 0 : 1));
 const figures = (result) =>
   Object.entries(result?.figures ?? {})
     .slice(0, 4)
-    .map(([name, value]) => `${name.replaceAll("_", " ")} ${whole(value)}`)
+    .map(([name, value]) => `${measured(name).name} ${people(value)} ${measured(name).unit}`.trim())
     .join(", ");

@@ -1,10 +1,11 @@
 // The policy in force: what its values mean, its tenants and budgets, earlier ones; admins edit it.
 
 import { chosen } from "./address.js";
-import { get, isAdmin, maybe, me } from "./api.js";
+import { get, isAdmin, maybe, me, put } from "./api.js";
 import { budgets, gauge, toTenant } from "./budgets.js";
 import { offer } from "./commands.js";
-import { h, moment, plural, whole } from "./dom.js";
+import { confirm } from "./dialog.js";
+import { h, moment, money, plural, whole } from "./dom.js";
 import { now } from "./live.js";
 import { replace } from "./patch.js";
 import { editor } from "./policy-edit.js";
@@ -14,6 +15,7 @@ import { table } from "./table.js";
 const ASK_MS = 10_000;
 const TENANTS_MAX = 200;
 const CHANGES_MAX = 4;
+const COMPARED_MAX = 10;
 const seesAll = () => isAdmin() || me.tenant === "*";
 
 export function mount(root) {
@@ -23,14 +25,18 @@ export function mount(root) {
   let form = null;
   let edit = null;
   let opened = null;
+  /** @type {{ newest: number, element: HTMLElement }} */
+  let picks = null;
+  let compared = null;
+  let currency = "";
   const about = h("span", { class: "dim" });
   const actions = h("span", { class: "push row" });
   const notice = h("div", {});
-  const money = h("section", { class: "card stack", "aria-label": "Budgets", hidden: true });
+  const gauges = h("section", { class: "card stack", "aria-label": "Budgets", hidden: true });
   const place = h("div", {});
   const tenants = h("section", { class: "card", "aria-label": "Tenants" });
   const rules = h("section", { class: "card stack", "aria-label": "Rules" });
-  const past = h("section", { class: "card stack", "aria-label": "Earlier policies", hidden: true });
+  const past = h("section", { class: "card stack", "aria-label": "History", hidden: true });
   const look = h("div", {});
   root.append(
     h(
@@ -39,7 +45,7 @@ export function mount(root) {
       h("div", { class: "row" }, h("h1", {}, "Policy"), about, actions),
       notice,
       place,
-      money,
+      gauges,
       tenants,
       rules,
       past,
@@ -57,21 +63,23 @@ export function mount(root) {
 
   async function ask() {
     try {
-      const [found, own, records] = await Promise.all([
+      const [found, own, records, prices] = await Promise.all([
         get("/v1/policy/form", { signal }),
         budgets(),
         seesAll() ? maybe("/v1/policy/history", { signal }) : [],
+        maybe("/v1/prices", { signal }),
       ]);
       if (signal.aborted) return;
       const before = form;
       form = found;
+      currency = prices?.currency ?? "";
       replace(
         notice,
         edit && before && before.version !== form.version
           ? h(
               "p",
               { class: "note", role: "status" },
-              "Somebody has changed the policy since you began to edit. Compare shows your edit beside the new one.",
+              "The policy changed since you started editing. Compare shows your edit beside the current policy.",
             )
           : draftNote(),
       );
@@ -87,8 +95,8 @@ export function mount(root) {
       ? h(
           "div",
           { class: "note row" },
-          "You have a draft that is not applied.",
-          h("button", { onclick: () => begin(draft.text) }, "Go on editing"),
+          "You have an unapplied draft.",
+          h("button", { onclick: () => begin(draft.text) }, "Continue editing"),
           h(
             "button",
             {
@@ -97,7 +105,7 @@ export function mount(root) {
                 ask();
               },
             },
-            "Discard it",
+            "Discard draft",
           ),
         )
       : null;
@@ -130,8 +138,8 @@ export function mount(root) {
     const since = newest ? `, since ${moment(newest.at_ms, now())}${by}` : "";
     replace(about, `${form.policy.name}${since}`);
     buttons();
-    money.hidden = !own.length;
-    replace(money, h("h2", {}, "Budgets"), own.map(gauge));
+    gauges.hidden = !own.length;
+    replace(gauges, h("h2", {}, "Budgets"), own.map(gauge));
     showTenants();
     const line = (field) =>
       h(
@@ -142,19 +150,19 @@ export function mount(root) {
           "td",
           { class: "mono" },
           field.value,
-          field.value === field.usual ? null : h("div", { class: "dim small" }, `usually ${field.usual}`),
+          field.value === field.usual ? null : h("div", { class: "dim small" }, `default ${field.usual}`),
         ),
         h("td", { class: "dim" }, field.about),
       );
-    const list = (all) => table(["Field", "Value", "What it means"], all.map(line));
+    const list = (all) => table(["Field", "Value", "Description"], all.map(line));
     replace(
       rules,
       h("h2", {}, "Rules"),
       list(form.fields.filter((field) => field.common)),
-      fold("more", "All other fields", list(form.fields.filter((field) => !field.common))),
+      fold("more", "Other fields", list(form.fields.filter((field) => !field.common))),
       fold(
         "text",
-        "As a file",
+        "Policy file",
         h("pre", { class: "mono policy-text", tabindex: "0", "aria-label": "The policy as a file" }, form.text),
       ),
     );
@@ -166,7 +174,8 @@ export function mount(root) {
     const budget = (one) =>
       [
         one.budget_gpu_hours ? plural(one.budget_gpu_hours, "GPU-hour") : "",
-        one.budget_money ? `${whole(one.budget_money)} money` : "",
+        one.budget_money ? money(one.budget_money, currency) : "",
+        one.budget_tokens ? plural(one.budget_tokens, "token") : "",
       ]
         .filter(Boolean)
         .join(", ");
@@ -177,17 +186,19 @@ export function mount(root) {
           "tr",
           { "data-key": one.name, "data-tenant": one.name },
           h("td", {}, toTenant(one.name)),
-          h("td", { "data-name": "part of" }, one.parent || "–"),
-          h("td", { class: "num", "data-name": "weight" }, String(one.weight)),
-          h("td", { class: "num", "data-name": "quota" }, one.quota_gpus ? plural(one.quota_gpus, "GPU") : "–"),
+          h("td", { "data-name": "Parent" }, one.parent || "–"),
+          h("td", { class: "num", "data-name": "Weight" }, String(one.weight)),
+          h("td", { class: "num", "data-name": "Quota" }, one.quota_gpus ? plural(one.quota_gpus, "GPU") : "–"),
           h(
             "td",
-            { "data-name": "budget" },
-            budget(one) ? `${budget(one)} ${one.budget_period === "month" ? "a month" : "in all"}` : "–",
+            { "data-name": "Budget" },
+            budget(one)
+              ? `${budget(one)} ${one.budget_period === "total" ? "in total" : `per ${one.budget_period}`}`
+              : "–",
           ),
-          h("td", { class: "num", "data-name": "jobs" }, one.jobs_max ? whole(one.jobs_max) : "–"),
-          h("td", { class: "num", "data-name": "waiting" }, one.waiting_max ? whole(one.waiting_max) : "–"),
-          h("td", { class: "num", "data-name": "priority" }, String(one.priority_max)),
+          h("td", { class: "num", "data-name": "Max jobs" }, one.jobs_max ? whole(one.jobs_max) : "–"),
+          h("td", { class: "num", "data-name": "Max waiting" }, one.waiting_max ? whole(one.waiting_max) : "–"),
+          h("td", { class: "num", "data-name": "Max priority" }, String(one.priority_max)),
         ),
       );
     replace(
@@ -200,25 +211,25 @@ export function mount(root) {
             table(
               [
                 "Tenant",
-                "Part of",
+                "Parent",
                 "num:Weight",
                 "num:Quota",
                 "Budget",
-                "num:Jobs at most",
-                "num:Waiting at most",
-                "num:Priority at most",
+                "num:Max jobs",
+                "num:Max waiting",
+                "num:Max priority",
               ],
               rows,
             ),
           )
-        : h("p", { class: "dim" }, "The policy names no tenants: all have the same weight, no quota and no budget."),
+        : h("p", { class: "dim" }, "No tenants in the policy: all have equal weight, no quota and no budget."),
       all.length > TENANTS_MAX
         ? h("p", { class: "dim small" }, `and ${whole(all.length - TENANTS_MAX)} more: shoal policy show`)
         : null,
       rows.length
         ? fold(
             "means",
-            "What these mean",
+            "Field reference",
             h(
               "dl",
               {},
@@ -233,7 +244,7 @@ export function mount(root) {
     past.hidden = !records.length;
     const told = (one) =>
       one.changes === null
-        ? "the oldest that is known"
+        ? "Oldest known version"
         : [
             one.changes
               .slice(0, CHANGES_MAX)
@@ -249,7 +260,7 @@ export function mount(root) {
         "tr",
         { "data-key": one.seq, "data-seq": String(one.seq) },
         h("td", {}, moment(one.at_ms, now())),
-        h("td", { "data-name": "by" }, one.who || "at the start"),
+        h("td", { "data-name": "by" }, one.who || "initial"),
         h("td", {}, one.name),
         h("td", { class: "small" }, told(one)),
         h(
@@ -259,14 +270,83 @@ export function mount(root) {
             ? h(
                 "div",
                 { class: "row" },
-                h("button", { onclick: () => open(one.seq) }, "Look at"),
-                isAdmin() ? h("button", { onclick: () => open(one.seq, true) }, "Edit from this one") : null,
+                h("button", { onclick: () => open(one.seq) }, "View"),
+                isAdmin() ? h("button", { onclick: () => open(one.seq, true) }, "Edit from here") : null,
+                isAdmin() ? h("button", { class: "danger", onclick: () => rollBack(one) }, "Roll back") : null,
               )
-            : h("span", { class: "dim" }, "in force"),
+            : h("span", { class: "dim" }, "Current"),
         ),
       ),
     );
-    replace(past, h("h2", {}, "Earlier policies"), table(["Since", "By", "Name", "What changed", ""], rows), look);
+    replace(past, h("h2", {}, "History"), between(records), table(["Since", "By", "Name", "Changes", ""], rows), look);
+  }
+
+  /** Any two of the newest, side by side. */
+  function between(records) {
+    if (records.length < 2) return null;
+    const pick = (name, label, at) =>
+      h(
+        "select",
+        { name, "aria-label": label, "data-key": name, onchange: compare },
+        records
+          .slice(0, COMPARED_MAX)
+          .map((one, index) =>
+            h(
+              "option",
+              { value: String(one.seq), selected: index === at },
+              `${moment(one.at_ms, now())}${one.who ? ` by ${one.who}` : ""}${index ? "" : " (current)"}`,
+            ),
+          ),
+      );
+    compared ??= h("div", {});
+    if (picks?.newest === records[0].seq) return [picks.element, compared];
+    const element = h(
+      "div",
+      { class: "row", "data-key": "between" },
+      "Compare",
+      pick("before", "Older version", 1),
+      "with",
+      pick("after", "Newer version", 0),
+      h("button", { onclick: compare }, "Show diff"),
+    );
+    picks = { newest: records[0].seq, element };
+    return [element, compared];
+  }
+
+  async function compare() {
+    const seq = (name) => picks.element.querySelector(`[name=${name}]`).value;
+    try {
+      const diff = await get(`/v1/policy/diff?before=${seq("before")}&after=${seq("after")}`, { signal });
+      replace(compared, differences(diff, "Older", "Newer"));
+    } catch (error) {
+      if (!signal.aborted) replace(compared, h("p", { class: "problem", role: "alert" }, error.message));
+    }
+  }
+
+  /** @param {Api.PolicyRecord} one */
+  async function rollBack(one) {
+    let diff;
+    try {
+      diff = await get(`/v1/policy/diff?after=${one.seq}`, { signal });
+    } catch (error) {
+      replace(look, h("p", { class: "problem", role: "alert" }, error.message));
+      return;
+    }
+    if (
+      await confirm({
+        title: `Roll back to the policy of ${moment(one.at_ms, now())}`,
+        text: "It applies at once. Running jobs continue. To see its effect first, use Edit from here and simulate.",
+        verb: "Roll back to this version",
+        danger: true,
+        wide: true,
+        body: h("div", { class: "left" }, differences(diff, "Now", "After")),
+        act: async () => {
+          await put(`/v1/policy?expected=${diff.expected}`, diff.policy);
+          return { note: "Rolled back" };
+        },
+      })
+    )
+      ask();
   }
 
   async function open(seq, editing = false) {
@@ -285,7 +365,7 @@ export function mount(root) {
       h(
         "div",
         { class: "row" },
-        h("h3", {}, `As it was from ${moment(opened.at_ms, now())}`),
+        h("h3", {}, `Policy of ${moment(opened.at_ms, now())}`),
         h("button", { class: "push", onclick: () => replace(look) }, "Close"),
       ),
       h("pre", { class: "mono policy-text", tabindex: "0", "aria-label": "An earlier policy as a file" }, opened.text),
@@ -299,7 +379,7 @@ export function mount(root) {
     isAdmin()
       ? [
           {
-            title: "Edit the policy",
+            title: "Edit policy",
             hint: "policy",
             run: () => {
               if (form && !edit) begin();
@@ -316,3 +396,23 @@ export function mount(root) {
     edit?.stop();
   };
 }
+
+/** @param {Api.PolicyDiff} diff */
+const differences = (diff, before, after) =>
+  diff.changes.length
+    ? [
+        table(
+          ["Field", before, after],
+          diff.changes.map((one) =>
+            h(
+              "tr",
+              { "data-key": one.field, "data-changed": one.field },
+              h("td", {}, h("b", {}, one.field)),
+              h("td", { class: "mono old", "data-name": before }, one.before || "–"),
+              h("td", { class: "mono new", "data-name": after }, one.after || "–"),
+            ),
+          ),
+        ),
+        diff.left_out ? h("p", { class: "dim small" }, `and ${whole(diff.left_out)} more`) : null,
+      ]
+    : h("p", { class: "note" }, "No differences.");

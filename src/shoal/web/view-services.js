@@ -3,8 +3,8 @@
 import { serviceActions } from "./actions.js";
 import { maybe, servicePath } from "./api.js";
 import { lineChart } from "./chart-line.js";
-import { hue } from "./colours.js";
-import { chip, css, empty, h, jobName, plural, short, throttled } from "./dom.js";
+import { hue } from "./colors.js";
+import { chip, css, empty, fixed, h, jobName, number, plural, throttled, whole } from "./dom.js";
 import { followButton } from "./follow.js";
 import { cluster, jobOf, listen, now } from "./live.js";
 import { replace } from "./patch.js";
@@ -27,7 +27,7 @@ export function mount(root) {
       cluster.services.size
         ? null
         : empty(
-            "There are no services. To serve a command behind one URL:",
+            "No services yet. To serve a command behind one URL:",
             "shoal serve chat --replicas 1..8 -g 1 -- python server.py",
           ),
     );
@@ -64,7 +64,7 @@ export function mount(root) {
 // A gang's members by rank; the first one answers.
 function nodesOf(one) {
   if (!one.nodes?.length) return one.node ?? "–";
-  const members = one.nodes.map((node, rank) => `member ${rank} on ${node}${rank ? "" : ", answers requests"}`);
+  const members = one.nodes.map((node, rank) => `Member ${rank} on ${node}${rank ? "" : " (serves requests)"}`);
   return h(
     "span",
     { title: members.join("\n") },
@@ -82,18 +82,22 @@ class Card {
     this.size = lineChart({ title: "Replicas", height: 130 });
     this.top = h("div", { class: "stack" });
     this.below = h("div", {});
+    this.more = h("div", {});
     this.use = new Use(name);
     this.element = h(
       "section",
       { class: "card stack service", "data-service": name, "aria-label": `Service ${name}` },
       this.top,
       h("div", { class: "grid2" }, this.rps.element, this.latency.element, this.work.element, this.size.element),
+      this.more,
       this.below,
       this.use.element,
     );
     this.star = followButton("service", name);
     this.heard = [];
     this.kept = false;
+    /** @type {import("./service-tokens.js").Tokens | null} */
+    this.tokens = null;
   }
 
   show(service) {
@@ -117,7 +121,7 @@ class Card {
         { class: "row" },
         h("h2", {}, this.name),
         chip(service.state),
-        h("span", { class: "dim small" }, `version ${service.version ?? 1}`),
+        h("span", { class: "dim small" }, `Version ${service.version ?? 1}`),
         this.star,
         h("span", { class: "push row" }, serviceActions(service)),
       ),
@@ -125,13 +129,13 @@ class Card {
       h(
         "dl",
         { class: "facts" },
-        fact("Requests", `${short(Number((service.rps ?? 0).toFixed(1)))} /s`),
-        fact("Failed", `${short(Number((service.failed_per_s ?? 0).toFixed(1)))} /s`),
-        fact("Latency", `${short(service.response_ms ?? 0)} ms`),
-        fact("In flight", short(service.in_flight ?? 0)),
-        fact("Queued", short(service.queued ?? 0)),
-        fact("Replicas", `${service.ready ?? 0} of ${service.wanted ?? 0}`),
-        fact("Between", `${service.least ?? 0} and ${service.most ?? 0}`),
+        fact("Requests", `${fixed(service.rps ?? 0)} /s`),
+        fact("Errors", `${fixed(service.failed_per_s ?? 0)} /s`),
+        fact("Latency", `${whole(service.response_ms ?? 0)} ms`),
+        fact("In flight", whole(service.in_flight ?? 0)),
+        fact("Queued", whole(service.queued ?? 0)),
+        fact("Ready", `${whole(service.ready ?? 0)} of ${plural(service.wanted ?? 0, "replica")}`),
+        fact("Limits", `${whole(service.least ?? 0)} to ${whole(service.most ?? 0)}`),
       ),
     );
     const rows = (service.replicas ?? []).map((one) =>
@@ -144,18 +148,21 @@ class Card {
           h("a", { href: `#/job/${one.job}`, "data-key": one.job }, jobName(jobOf(one.job) ?? { id: one.job })),
         ),
         h("td", {}, chip(one.state)),
-        h("td", { "data-name": "node" }, nodesOf(one)),
-        h("td", { class: "num", "data-name": "version" }, String(one.version ?? 1)),
-        h("td", { class: "num", "data-name": "in flight" }, String(one.in_flight ?? 0)),
-        h("td", { class: "num", "data-name": "per second" }, short(Number((one.rps ?? 0).toFixed(1)))),
-        h("td", { class: "num", "data-name": "answers in" }, `${one.response_ms ?? 0} ms`),
+        h("td", { "data-name": "Node" }, nodesOf(one)),
+        number(whole(one.version ?? 1), undefined, { "data-name": "Version" }),
+        number(whole(one.in_flight ?? 0), undefined, { "data-name": "In flight" }),
+        number(fixed(one.rps ?? 0), one.rps ?? 0, { "data-name": "Requests/s" }),
+        number(whole(one.response_ms ?? 0), undefined, { "data-name": "Latency (ms)" }),
       ),
     );
     replace(
       this.below,
       rows.length
-        ? table(["Replica", "", "Node", "num:Version", "num:In flight", "num:Per second", "num:Latency"], rows)
-        : h("p", { class: "dim" }, `${plural(0, "replica")}: the first request starts one`),
+        ? table(
+            ["Replica", "State", "Node", "num:Version", "num:In flight", "num:Requests/s", "num:Latency (ms)"],
+            rows,
+          )
+        : h("p", { class: "dim" }, "No replicas. The first request starts one."),
     );
     if (!this.kept) this.draw(null);
     this.use.show(service);
@@ -167,6 +174,14 @@ class Card {
       const series = await maybe(`${servicePath(this.name)}/series`);
       this.kept = Boolean(series?.at_ms?.length);
       if (this.kept) this.draw(series);
+      if (series?.prompt_per_s?.length) {
+        if (!this.tokens) {
+          const { Tokens } = await import("./service-tokens.js");
+          this.tokens ??= new Tokens(this.name);
+          replace(this.more, this.tokens.element);
+        }
+        await this.tokens.draw(series);
+      }
     } catch {
       /* the stream's figures are drawn meanwhile */
     }
@@ -175,38 +190,39 @@ class Card {
   draw(series) {
     const accent = css("--accent");
     const second = hue(4);
-    const third = hue(9);
+    const third = hue(2);
     const kept = (name) =>
       (series?.[name] ?? []).map((value, at) => [series.at_ms[at], value]).filter(([, value]) => value !== null);
     const own = (name) => this.heard.map((one) => [one.at, one[name]]);
     const of = (name, other) => (series ? kept(name) : own(other));
     this.rps.set([
-      { name: series ? "answered" : "", colour: accent, points: of("requests_per_s", "rps") },
-      ...(series ? [{ name: "failed", colour: css("--bad"), points: kept("failed_per_s") }] : []),
+      { name: series ? "answered" : "", color: accent, points: of("requests_per_s", "rps") },
+      ...(series ? [{ name: "failed", color: css("--bad"), points: kept("failed_per_s") }] : []),
     ]);
     const spread = series && kept("p50_ms").length;
     this.latency.set(
       spread
         ? [
-            { name: "p50", colour: accent, points: kept("p50_ms") },
-            { name: "p95", colour: second, points: kept("p95_ms"), dash: "5 2" },
-            { name: "p99", colour: third, points: kept("p99_ms"), dash: "2 2" },
+            { name: "p50", color: accent, points: kept("p50_ms") },
+            { name: "p95", color: second, points: kept("p95_ms"), dash: "5 2" },
+            { name: "p99", color: third, points: kept("p99_ms"), dash: "2 2" },
           ]
-        : [{ name: "mean", colour: accent, points: of("response_ms", "ms") }],
+        : [{ name: "mean", color: accent, points: of("response_ms", "ms") }],
     );
     this.work.set([
-      { name: "in flight", colour: accent, points: of("in_flight", "flight") },
-      { name: "queued", colour: third, points: of("queued", "queued"), dash: "2 2" },
+      { name: "in flight", color: accent, points: of("in_flight", "flight") },
+      { name: "queued", color: third, points: of("queued", "queued"), dash: "2 2" },
     ]);
     this.size.set([
-      { name: "ready", colour: accent, points: of("ready", "ready") },
-      { name: "wanted", colour: css("--ink-3"), points: of("wanted", "wanted"), dash: "2 2" },
+      { name: "ready", color: accent, points: of("ready", "ready") },
+      { name: "wanted", color: css("--ink-3"), points: of("wanted", "wanted"), dash: "2 2" },
     ]);
   }
 
   stop() {
     this.star.stop();
     this.use.stop();
+    this.tokens?.stop();
     for (const chart of [this.rps, this.latency, this.work, this.size]) chart.stop();
   }
 }

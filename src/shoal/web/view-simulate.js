@@ -1,4 +1,4 @@
-// Replays the cluster's own history under other policies, also one that is being edited.
+// Replays the cluster's history under other policies, including one that is being edited.
 
 import { get, post } from "./api.js";
 import { h } from "./dom.js";
@@ -19,17 +19,17 @@ export function mount(root) {
     "select",
     { name: "days" },
     [
-      ["1", "last day"],
-      ["7", "last 7 days"],
-      ["30", "last 30 days"],
-      ["0", "everything"],
+      ["1", "Last 24 hours"],
+      ["7", "Last 7 days"],
+      ["30", "Last 30 days"],
+      ["0", "All"],
     ].map(([value, label]) => h("option", { value, selected: value === "7" }, label)),
   );
   const load = h("input", { name: "load", type: "number", min: "0.1", max: "100", step: "0.1", value: "1" });
   const form = h(
     "form",
     { class: "card stack" },
-    h("fieldset", { class: "plain-set" }, h("legend", { class: "dim small" }, "Policies to compare"), asks),
+    h("fieldset", { class: "plain-set" }, h("legend", { class: "dim small" }, "Policies"), asks),
     h(
       "div",
       { class: "row" },
@@ -47,7 +47,7 @@ export function mount(root) {
       h(
         "p",
         { class: "dim" },
-        "Replays this cluster's own jobs through its scheduler in virtual time. Running jobs are not affected.",
+        "Replays this cluster's jobs through its scheduler in virtual time. Running jobs are not affected.",
       ),
       form,
       answer,

@@ -16,18 +16,18 @@ import { table } from "./table.js";
 const HOUR = 3_600_000;
 // Why a bar ends.
 const CAUSES = {
-  succeeded: "succeeded",
-  lost: "lost",
-  asleep: "fell asleep",
-  cancel: "cancelled",
-  "time-limit": "out of time",
-  failure: "failed",
-  "node-loss": "lost a node",
-  drain: "its node is drained",
-  preempt: "makes room for another job",
-  resize: "changes its size",
-  move: "moves elsewhere",
-  hang: "hangs",
+  succeeded: "Succeeded",
+  lost: "Lost",
+  asleep: "Suspended",
+  cancel: "Cancelled",
+  "time-limit": "Time limit reached",
+  failure: "Failed",
+  "node-loss": "Node lost",
+  drain: "Node drained",
+  preempt: "Preempted",
+  resize: "Resized",
+  move: "Moved",
+  hang: "Hung",
 };
 const PRESETS = { "1h": HOUR, "6h": 6 * HOUR, "24h": 24 * HOUR, "7d": 168 * HOUR, "30d": 720 * HOUR };
 const FIRST = "6h";
@@ -36,7 +36,7 @@ const ASK_MS = 150; // after the last movement
 const AGAIN_MS = 2000; // at the live edge, if something has changed; longer if there is much
 const BARS_PER_S = 1000;
 const QUEUE_SHOWN = 100;
-const ROWS = { "": "Fit", gpus: "GPUs", nodes: "Nodes" };
+const ROWS = { "": "Auto", gpus: "GPUs", nodes: "Nodes" };
 
 export function mount(root) {
   const tip = h("div", { class: "tip", role: "presentation", hidden: true });
@@ -44,7 +44,7 @@ export function mount(root) {
   const about = h("p", { class: "small", role: "status", "data-name": "about" });
   const range = h("span", { class: "dim small", "data-name": "range" });
   const found = h("span", { class: "small", role: "status", "data-name": "found" });
-  const past = h("section", { class: "stack past", "aria-label": "That moment", hidden: true });
+  const past = h("section", { class: "stack past", "aria-label": "Cluster at this time", hidden: true });
   const numbers = (name) => {
     const value = Number(chosen(name));
     return Number.isFinite(value) && value > 0 ? value : null;
@@ -107,7 +107,7 @@ export function mount(root) {
   const typed = h("input", {
     type: "datetime-local",
     step: "1",
-    "aria-label": "Show the cluster as it was at",
+    "aria-label": "Go to time",
     onchange: () => {
       const at = new Date(typed.value).getTime();
       if (at > 0) scrub(Math.min(at, now()), true);
@@ -118,7 +118,7 @@ export function mount(root) {
     placeholder: "Find nodes and jobs",
     "aria-label": "Find nodes and jobs",
     maxlength: 100,
-    value: chosen("find"),
+    value: chosen("q"),
     oninput: () => search(),
   });
   const presets = Object.keys(PRESETS).map((name) =>
@@ -152,10 +152,10 @@ export function mount(root) {
           choose("rows", value);
           gantt.arrange();
         }),
-        radios("by", "Colour by", { job: "Job", tenant: "Tenant" }, gantt.by, (value) => {
+        radios("by", "Color by", { job: "Job", tenant: "Tenant" }, gantt.by, (value) => {
           gantt.by = value;
           choose("by", value === "job" ? "" : value);
-          then.recolour(value);
+          then.recolor(value);
           gantt.redraw();
         }),
         range,
@@ -254,7 +254,7 @@ export function mount(root) {
       count();
       if (young) fit(answer.oldest_ms);
     } catch (error) {
-      if (alive && error.name !== "AbortError") complain(`The bars cannot be read: ${error.message}`);
+      if (alive && error.name !== "AbortError") complain(`Could not load the timeline: ${error.message}`);
     }
     asking = null;
     if (alive && problem.dataset.kind !== "refused" && !covered()) soon();
@@ -264,10 +264,7 @@ export function mount(root) {
   };
   function complain(text) {
     const left =
-      !text && answer?.left_out
-        ? `${plural(answer.left_out, "bar")}, the shortest, ${answer.left_out === 1 ? "is" : "are"} left out; zoom ` +
-          `in to see them.`
-        : "";
+      !text && answer?.left_out ? `${plural(answer.left_out, "short bar")} hidden. Zoom in to show more.` : "";
     problem.hidden = !(text || left);
     problem.textContent = text || left;
     problem.dataset.kind = text ? "refused" : "";
@@ -292,7 +289,7 @@ export function mount(root) {
   }
 
   function search() {
-    choose("find", find.value.trim());
+    choose("q", find.value.trim());
     gantt.find(find.value);
     gantt.element.scrollTop = 0;
     count();
@@ -315,7 +312,7 @@ export function mount(root) {
         ? [
             sentence(lines(hit)),
             ...(known(hit.bar?.job)
-              ? [" · ", h("a", { href: `#/job/${hit.bar.job}`, "data-key": "job" }, `open ${hit.bar.job}`)]
+              ? [" · ", h("a", { href: `#/job/${hit.bar.job}`, "data-key": "job" }, `Open ${hit.bar.job}`)]
               : []),
             " · ",
             h("a", { href: `#/node/${encodeURIComponent(hit.node.id)}`, "data-key": "node" }, hit.node.id),
@@ -351,14 +348,14 @@ export function mount(root) {
   window.addEventListener("shoal-theme", redraw);
   const withdraw = offer(() => [
     ...Object.keys(PRESETS).map((name) => ({
-      title: `Show the last ${name}`,
+      title: `Last ${name}`,
       hint: "time",
       run: () => {
         scrub(null);
         preset(name);
       },
     })),
-    { title: "Back to now", hint: "time", run: () => scrub(null) },
+    { title: "Go to now", hint: "time", run: () => scrub(null) },
   ]);
   gantt.find(find.value);
   gantt.now = now();
@@ -397,15 +394,15 @@ class Then {
     this.map = new ClusterMap({
       cluster: this.cluster,
       tall: () => Math.max(200, Math.floor(window.innerHeight * 0.42)),
-      onHover: (hit) => showTip(tip, hit && describe(this.map, hit.node, hit.gpu, this.answer?.at_ms), hit),
-      onChoose: (hit) => say(sentence(describe(this.map, hit.node, hit.gpu, this.answer?.at_ms))),
-      onSay: (hit) => say(sentence(describe(this.map, hit.node, hit.gpu, this.answer?.at_ms))),
+      onHover: (hit) => showTip(tip, hit && describe(this.map, hit, this.answer?.at_ms), hit),
+      onChoose: (hit) => say(sentence(describe(this.map, hit, this.answer?.at_ms))),
+      onSay: (hit) => say(sentence(describe(this.map, hit, this.answer?.at_ms))),
     });
     this.title = h("h2", {});
     this.problem = h("p", { class: "problem", role: "alert", hidden: true });
-    this.legend = h("div", { class: "legend row small", "aria-label": "Colours" });
-    this.queue = h("section", { class: "card", "aria-label": "Queue then" });
-    this.events = h("section", { class: "card", "aria-label": "Events before" });
+    this.legend = h("div", { class: "legend row small", "aria-label": "Colors" });
+    this.queue = h("section", { class: "card", "aria-label": "Queue at this time" });
+    this.events = h("section", { class: "card", "aria-label": "Events before this time" });
   }
 
   stop() {
@@ -432,7 +429,7 @@ class Then {
         this.map.spacer,
         h("div", { class: "grid2" }, this.queue, this.events),
       );
-    if (this.answer?.at_ms !== at) this.title.textContent = `As it was at ${when(at, now())}: reading the log`;
+    if (this.answer?.at_ms !== at) this.title.textContent = `Cluster at ${when(at, now())}: loading`;
     clearTimeout(this.timer);
     this.timer = setTimeout(() => this.ask(), ASK_MS);
   }
@@ -448,7 +445,7 @@ class Then {
     } catch (error) {
       if (this.alive && error.name !== "AbortError") {
         this.problem.hidden = false;
-        this.problem.textContent = `That moment cannot be shown: ${error.message}`;
+        this.problem.textContent = `Could not load this time: ${error.message}`;
       }
     }
     this.busy = false;
@@ -461,21 +458,21 @@ class Then {
     absorb(this.cluster, answer.snapshot, true);
     const { gpus_held: held, gpus, jobs } = answer.snapshot.status;
     this.title.textContent =
-      `As it was at ${when(answer.at_ms, now())}: ${whole(held)} of ${whole(gpus)} GPUs in ` +
-      `use, ${plural(jobs?.running ?? 0, "job")} running, ${whole(jobs?.waiting ?? 0)} waiting`;
+      `Cluster at ${when(answer.at_ms, now())}: ${whole(held)} of ${plural(gpus, "GPU")} in use, ` +
+      `${plural(jobs?.running ?? 0, "job")} running, ${whole(jobs?.waiting ?? 0)} waiting`;
     this.map.show(this.cluster);
     this.search(this.words);
     replace(this.queue, ...queuePart(answer));
     replace(
       this.events,
-      h("h2", {}, "What had just happened"),
+      h("h2", {}, "Events before this time"),
       answer.events.length
         ? h("ol", { class: "events" }, answer.events.toReversed().map(eventLine))
-        : h("p", { class: "dim" }, "No events are known before that time."),
+        : h("p", { class: "dim" }, "No earlier events"),
     );
   }
 
-  recolour(by) {
+  recolor(by) {
     this.map.by = by;
     this.redraw();
   }
@@ -497,10 +494,10 @@ function queuePart({ queue, at_ms: at, snapshot }) {
   const head = h(
     "div",
     { class: "row" },
-    h("h2", {}, "Waiting"),
+    h("h2", {}, "Queue"),
     h("span", { class: "dim" }, waiting ? plural(waiting, "job") : ""),
   );
-  if (!queue.length) return [head, h("p", { class: "dim" }, "No jobs were in line.")];
+  if (!queue.length) return [head, h("p", { class: "dim" }, "No jobs waiting")];
   const rows = queue
     .slice(0, QUEUE_SHOWN)
     .map((job) =>
@@ -520,8 +517,8 @@ function queuePart({ queue, at_ms: at, snapshot }) {
     );
   return [
     head,
-    table(["Job", "Why it waited", "num:Waited"], rows),
-    queue.length > QUEUE_SHOWN ? h("p", { class: "dim small" }, `and ${whole(queue.length - QUEUE_SHOWN)} more`) : null,
+    table(["Job", "Reason", "num:Waiting for"], rows),
+    queue.length > QUEUE_SHOWN ? h("p", { class: "dim small" }, `${whole(queue.length - QUEUE_SHOWN)} more`) : null,
   ];
 }
 
@@ -538,7 +535,7 @@ function lines({ node, gpu, ms, bar, state }) {
     const what = known(bar.job)
       ? `${bar.job}${bar.name ? ` ${bar.name}` : ""}`
       : / jobs?$/.test(bar.why)
-        ? `${bar.why}, too short to draw`
+        ? `${bar.why}, too short to show`
         : owner(bar.job);
     out.push(
       h(
@@ -555,13 +552,13 @@ function lines({ node, gpu, ms, bar, state }) {
           "div",
           { class: "dim" },
           bar.end === null
-            ? "still there"
-            : `ended: ${[...new Set([CAUSES[bar.cause] ?? bar.cause, bar.why])].filter(Boolean).join(", ")}`,
+            ? "Running"
+            : `Ended: ${[...new Set([CAUSES[bar.cause] ?? bar.cause, bar.why])].filter(Boolean).join(", ")}`,
         ),
       );
   }
   if (state) out.push(h("div", {}, chip(state.state), ` ${till(state)}${state.why ? `: ${state.why}` : ""}`));
-  if (!bar && !state) out.push(h("div", { class: "dim" }, "free"));
+  if (!bar && !state) out.push(h("div", { class: "dim" }, "Unallocated"));
   return out;
 }
 

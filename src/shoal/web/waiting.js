@@ -1,7 +1,7 @@
-// The waiting jobs: what they wait for, in groups, and the first in line with their predicted starts.
+// What the waiting jobs wait for, as a strip of filters, and the queue: its order, predicted starts and remedies.
 
 import { jobActions } from "./actions.js";
-import { choose, chosen } from "./address.js";
+import { chosen } from "./address.js";
 import { get } from "./api.js";
 import { empty, h, plural, shape, span, throttled, whole } from "./dom.js";
 import { listen } from "./live.js";
@@ -10,167 +10,155 @@ import { remedyButtons } from "./remedies.js";
 import { table } from "./table.js";
 
 const ASK_MS = 1500;
-const FIRST = 3;
-const MOST = 100;
-const OF_GROUP = 20;
-const first = () => (matchMedia("(max-width: 760px)").matches ? 1 : FIRST);
+const SHOWN = 100;
+const REASONS = {
+  retry: "Waiting to retry",
+  begin: "Scheduled for later",
+  after: "Waiting for other jobs",
+  claim: "Room is being made",
+  budget: "Budget used up",
+  no_nodes: "No nodes",
+  closed: "Nodes unavailable",
+  labels: "No matching nodes",
+  room: "No free capacity",
+  supply: "Nodes on the way",
+  turn: "Behind",
+  spares: "Kept as spares",
+  ends: "Nodes end too early",
+  next: "Next in line",
+};
 
-/** Keeps a card up to date. Returns how to stop it. */
-export function watchWaiting(card) {
+/**
+ * Keeps an answer about the queue current. Returns `again`, to ask now, and `stop`.
+ * @param {() => string} query
+ * @param {(queue: Api.QueueView | null, problem: string) => void} draw
+ */
+export function watchQueue(query, draw) {
   const stopped = new AbortController();
   const { signal } = stopped;
   /** @type {Api.QueueView} */
   let queue = null;
-  let group = null;
-  let problem = "";
   let asking = false;
   let dirty = true;
-  const limit = () => (chosen("line") === "all" ? MOST : first());
 
   async function ask() {
     if (asking || !dirty) return;
     asking = true;
     dirty = false;
+    let problem = "";
     try {
-      queue = await get(`/v1/queue?limit=${limit()}`, { signal });
-      const key = chosen("group");
-      group = key
-        ? { key, rows: (await get(`/v1/queue?limit=${OF_GROUP}&group=${encodeURIComponent(key)}`, { signal })).rows }
-        : null;
-      problem = "";
+      queue = await get(`/v1/queue?${query()}`, { signal });
     } catch (error) {
       problem = error.message;
     }
     asking = false;
-    if (!signal.aborted) draw();
+    if (!signal.aborted) draw(queue, problem);
+    if (dirty && !signal.aborted) soon();
   }
-  const again = () => {
-    dirty = true;
-    ask();
-  };
-  const pick = (name, value) => {
-    choose(name, value);
-    draw();
-    again();
-  };
-  const draw = () => {
-    card.hidden = !problem && !queue?.waiting;
-    replace(card, ...parts(queue, group, problem, pick));
-  };
   // The reason why a job waits changes with time, not only with events.
   const timer = setInterval(() => {
     dirty = dirty || queue?.waiting > 0;
     if (!document.hidden) ask();
   }, ASK_MS);
   const soon = throttled(300, ask);
-  const stop = listen((change) => {
+  const leave = listen((change) => {
     if (change.jobs?.length || change.ended?.length || change.whole || change.nodes?.length) {
       dirty = true;
       soon();
     }
   });
   ask();
-  return () => {
-    stopped.abort();
-    stop();
-    clearInterval(timer);
-    soon.stop();
+  return {
+    again: () => {
+      dirty = true;
+      ask();
+    },
+    stop: () => {
+      stopped.abort();
+      leave();
+      clearInterval(timer);
+      soon.stop();
+    },
   };
 }
 
-function parts(queue, group, problem, pick) {
-  if (problem) return [h("h2", {}, "Waiting"), h("p", { class: "problem" }, problem)];
-  if (!queue?.waiting) return [];
-  const head = h(
-    "div",
-    { class: "row" },
-    h("h2", {}, "Waiting"),
-    h("span", { class: "dim" }, `${plural(queue.waiting, "job")}, ordered by policy `, h("b", {}, queue.policy)),
-  );
-  const caps = (queue.caps ?? []).length
-    ? h("p", { class: "dim small", "data-name": "caps" }, `Limits: ${queue.caps.join("; ")}`)
-    : null;
-  const all = chosen("line") === "all";
-  const more = queue.waiting - queue.rows.length;
-  const foot = !queue.rows.length
-    ? empty("None is in line yet: they wait for other jobs or are on hold.")
-    : all || more > 0
-      ? h(
-          "div",
-          { class: "row" },
-          more > 0 ? h("a", { href: "#/jobs?state=waiting" }, `and ${whole(more)} more`) : null,
-          h(
-            "button",
-            { class: "quiet", onclick: () => pick("line", all ? "" : "all") },
-            all ? "Only the first" : `The first ${MOST} in line`,
-          ),
-        )
-      : null;
-  return [head, caps, groups(queue.groups ?? [], group, pick), queue.rows.length ? line(queue) : null, foot];
-}
-
-/** @param {Api.GroupView[]} found */
-function groups(found, open, pick) {
+/**
+ * One button for each reason; it filters the list by `group`.
+ * @param {HTMLElement} strip
+ * @param {Api.QueueView | null} queue
+ */
+export function drawStrip(strip, queue, pick) {
   const key = chosen("group");
-  return h(
-    "ul",
-    { class: "groups" },
-    found.map((one) =>
+  strip.hidden = !queue?.waiting && !key;
+  if (strip.hidden) return;
+  replace(
+    strip,
+    h("span", { class: "dim", "data-key": "" }, `${whole(queue?.waiting ?? 0)} waiting`),
+    (queue?.groups ?? []).map((one) =>
       h(
-        "li",
-        { "data-key": one.key, "data-group": one.key },
-        h(
-          "button",
-          {
-            class: "link",
-            "aria-expanded": String(one.key === key),
-            onclick: () => pick("group", one.key === key ? "" : one.key),
-          },
-          h("b", {}, whole(one.count)),
-          ` ${one.count === 1 ? "waits" : "wait"} ${one.what}`,
-        ),
-        one.like && one.count > 1
-          ? h(
-              "span",
-              {
-                class: "dim small",
-                title:
-                  "The first of each kind of job was asked for its reason; the others ask for the same and stand " +
-                  "behind it.",
-              },
-              " counted by the first of each kind",
-            )
-          : null,
-        one.key === key && open?.key === key
-          ? h(
-              "ul",
-              { class: "members" },
-              open.rows.map((row) =>
-                h(
-                  "li",
-                  { "data-key": row.id, "data-member": row.id },
-                  h("a", { href: `#/job/${row.id}` }, row.id),
-                  ` ${row.name} `,
-                  h("span", { class: "dim small" }, `${shape(row)} · ${row.tenant}: ${row.why}`),
-                ),
-              ),
-              one.count > open.rows.length
-                ? h("li", { class: "dim small" }, `and ${whole(one.count - open.rows.length)} more like these`)
-                : null,
-            )
-          : null,
+        "button",
+        {
+          class: "reason",
+          "data-key": one.key,
+          "data-group": one.key,
+          "aria-pressed": String(one.key === key),
+          title:
+            `${plural(one.count, "job")} ${one.count === 1 ? "waits" : "wait"} ${one.what}` +
+            (one.like ? " (by the first job of each kind)" : ""),
+          onclick: () => pick("group", one.key === key ? "" : one.key),
+        },
+        h("b", {}, whole(one.count)),
+        h("span", {}, label(one)),
       ),
     ),
+    key ? h("button", { class: "quiet", "data-key": "all", onclick: () => pick("group", "") }, "Clear") : null,
   );
 }
 
+/** @param {Api.GroupView} one */
+const label = ({ kind, detail }) =>
+  [REASONS[kind] ?? "Other reasons", detail].filter(Boolean).join(kind === "turn" ? " " : ": ");
+
+export const queueQuery = () =>
+  `limit=${SHOWN}${chosen("group") ? `&group=${encodeURIComponent(chosen("group"))}` : ""}`;
+
+/**
+ * @param {HTMLElement} card
+ * @param {Api.QueueView | null} queue
+ */
+export function drawQueue(card, queue, problem) {
+  if (!queue) {
+    replace(card, problem ? h("p", { class: "problem" }, problem) : null);
+    return;
+  }
+  const whole_ = chosen("group")
+    ? (queue.groups.find((one) => one.key === chosen("group"))?.count ?? 0)
+    : queue.waiting;
+  const more = whole_ - queue.rows.length;
+  replace(
+    card,
+    problem ? h("p", { class: "problem" }, problem) : null,
+    h("p", { class: "dim small", "data-name": "caps" }, [
+      "Policy: ",
+      h("b", {}, queue.policy),
+      (queue.caps ?? []).length ? `. Limits: ${queue.caps.join("; ")}` : "",
+    ]),
+    queue.rows.length
+      ? line(queue)
+      : empty(queue.waiting ? "No job is in line: all wait for other jobs or are on hold." : "No jobs are waiting."),
+    more > 0 && queue.rows.length
+      ? h("a", { href: "#/jobs?state=waiting", "data-key": "more" }, `${plural(more, "more job")}`)
+      : null,
+  );
+}
+
+/** @param {Api.QueueView} queue */
 function line(queue) {
-  const latest = Math.max(...queue.rows.map((row) => (row.late_ms ?? 0) - queue.now_ms), 1);
   const rows = queue.rows.map((row) =>
     h(
       "tr",
       { "data-key": row.id, "data-job": row.id },
-      h("td", { class: "num", "data-name": "place" }, String(row.position)),
+      h("td", { class: "num", "data-name": "#" }, row.position ? String(row.position) : "–"),
       h(
         "td",
         { class: "long" },
@@ -183,31 +171,40 @@ function line(queue) {
         ),
       ),
       h("td", {}, h("div", {}, row.why), remedyButtons(row)),
-      h("td", { "data-name": "starts" }, starts(row, queue.now_ms, latest)),
-      h("td", { class: "num", "data-name": "waits" }, span(queue.now_ms - row.submitted_ms)),
+      h(
+        "td",
+        { "data-name": "starts" },
+        row.foreseen
+          ? outlook(row, row.since_ms, queue.now_ms)
+          : h("span", { class: "dim" }, row.position > 50 ? "After the jobs ahead" : "Not predicted yet"),
+      ),
+      h("td", { class: "num", "data-name": "waiting" }, span(queue.now_ms - row.since_ms)),
       h("td", {}, h("div", { class: "row" }, jobActions(row))),
     ),
   );
-  return table(["num:#", "Next in line", "Why it waits and what would help", "Predicted start", "num:Waits", ""], rows);
+  return table(["num:#", "Job", "Reason and remedies", "Predicted start", "num:Waiting", ""], rows);
 }
 
-/** @param {Api.QueueRow} row */
-function starts(row, at, latest) {
-  if (!row.foreseen)
-    return h("span", { class: "dim" }, row.position > 50 ? "after the jobs ahead of it" : "not predicted yet");
-  if (row.early_ms === null) return h("span", { class: "dim" }, row.start || "unknown");
-  const early = Math.max(0, row.early_ms - at);
-  const late = Math.max(early, row.late_ms - at);
-  const text = late - early < 1000 ? `in about ${span(late)}` : `in ${span(early)} to ${span(late)}`;
+/**
+ * When it will probably start: in words, and the wait so far beside the predicted range.
+ * @param {{ early_ms: number | null, late_ms: number | null, start?: string }} seen
+ */
+export function outlook(seen, since, at) {
+  if (seen.early_ms === null) return h("span", { class: "dim" }, seen.start || "Unknown");
+  const early = Math.max(at, seen.early_ms);
+  const late = Math.max(early, seen.late_ms);
+  const words = late - early < 1000 ? `in about ${span(late - at)}` : `in ${span(early - at)} to ${span(late - at)}`;
+  const part = (from, to) => `${(100 * (to - from)) / Math.max(1, late - since)}%`;
   return h(
     "div",
     {},
-    text,
+    words,
     h(
       "div",
-      { class: "range", role: "presentation" },
+      { class: "range", role: "presentation", title: `Waiting for ${span(at - since)}; starts ${words}` },
+      h("i", { class: "waited", style: { left: "0%", width: part(since, at) } }),
       h("i", {
-        style: { left: `${(100 * early) / latest}%`, width: `${Math.max(1, (100 * (late - early)) / latest)}%` },
+        style: { left: `min(${part(since, early)}, calc(100% - 3px))`, width: `max(3px, ${part(early, late)})` },
       }),
     ),
   );

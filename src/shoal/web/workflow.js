@@ -6,7 +6,7 @@ import { replace } from "./patch.js";
 
 const BOX = { width: 150, height: 40, across: 60, down: 16 };
 const WHEN = { ok: "", any: "any end", fail: "failed" };
-const COLOURS = {
+const COLORS = {
   succeeded: "--ok",
   running: "--accent",
   starting: "--accent",
@@ -107,7 +107,7 @@ function graph(flow, here) {
         height: BOX.height,
         rx: 6,
         fill: css("--surface"),
-        stroke: css(COLOURS[node.state] ?? "--line-2"),
+        stroke: css(COLORS[node.state] ?? "--line-2"),
         "stroke-width": node.id === here ? 3 : 1.5,
       }),
       s("rect", {
@@ -116,7 +116,7 @@ function graph(flow, here) {
         width: 6,
         height: BOX.height,
         rx: 3,
-        fill: css(COLOURS[node.state] ?? "--line-2"),
+        fill: css(COLORS[node.state] ?? "--line-2"),
       }),
       s("text", { x: at.x + 14, y: at.y + 17 }, node.name.length > 20 ? `${node.name.slice(0, 19)}…` : node.name),
       s("text", { x: at.x + 14, y: at.y + 32, class: "dim" }, `${node.id} ${node.state}`),

@@ -46,6 +46,7 @@ class Stage:
         self.state = SimpleNamespace(heard=heard, jobs={}, nodes={}, services={})
         self.readable = True
         self.samples: dict[str, NodeSample] = {}
+        self.newest: dict[str, NodeSample] = {}
         self.history = self.fresh()
 
     async def settled(self) -> None: ...
@@ -189,6 +190,7 @@ def test_a_finished_jobs_curve_stays_and_leaves_memory(stage: Stage) -> None:
     again = stage.fresh()
     run(again.restore())
     assert len(run(again.job("j1")).points) == 10
+    assert run(again.extents(["j1", "j2"])).keys() == {"j1", "j2"}
     assert not again._jobs
 
 

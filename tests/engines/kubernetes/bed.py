@@ -27,6 +27,8 @@ def supply_in(kube: Kube, **options: str) -> Supply:
         "namespace": kube.namespace,
         "image": "registry.example/shoal:0.4",
         "owner": "shoal-nodes",
+        # A test binds its pods itself, so the scheduler of a real one must find no place for them.
+        **({"selector": "shoal-test=nowhere"} if kube.real else {}),
         **options,
     }
     chosen = {word: text for word, text in words.items() if text}

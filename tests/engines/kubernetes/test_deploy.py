@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import ssl
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 from typing import Any
@@ -18,17 +20,18 @@ from harness.kubernetes import schema
 from harness.kubernetes.kube import DEPLOY, Kube, deployed
 from harness.waiting import until
 
+from shoal import __version__
 from shoal.calls.call import Needs
 from shoal.calls.table import match
 from shoal.cli.up.flags import Wanted
 from shoal.client import Address, Client
 from shoal.control.home import Home
 from shoal.control.lifecycle import take_down
-from shoal.engines.kubernetes import options, site
+from shoal.engines.kubernetes import options, render, site
 from shoal.machine.files import held
 from shoal.machine.kernel import own_address
 from shoal.model.node import NodeSpec
-from shoal.model.supply import OrderPhase
+from shoal.model.supply import OrderPhase, Provision, Supply
 from tests.engines.kubernetes.bed import Bed, play, supply_in
 
 KUSTOMIZE: dict[str, Any] = yaml.safe_load((DEPLOY / "kustomization.yaml").read_text())
@@ -42,6 +45,102 @@ OBJECTS = [
 def test_the_kustomization_names_every_file() -> None:
     files = {path.name for path in DEPLOY.glob("*.yaml")} - {"kustomization.yaml"}
     assert set(KUSTOMIZE["resources"]) == files
+
+
+def test_the_extras_are_valid_and_choose_pods_that_exist() -> None:
+    """A ServiceMonitor is not Kubernetes' own: only its references are checked."""
+    folder = DEPLOY / "extras"
+    listed = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    assert listed["namespace"] == KUSTOMIZE["namespace"]
+    files = {path.name for path in folder.glob("*.yaml")} - {"kustomization.yaml"}
+    assert set(listed["resources"]) == files
+    found = [
+        one for name in sorted(files) for one in yaml.safe_load_all((folder / name).read_text())
+    ]
+    (monitor,) = [one for one in found if one["kind"] == "ServiceMonitor"]
+    for version in schema.VERSIONS:
+        for one in found:
+            assert one is monitor or schema.problems(one, version) == []
+    (service,) = deployed("Service")
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert (
+        monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    )
+    assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
+    called = match("GET", endpoint["path"])
+    assert called is not None and called[0].may is Needs.READ_ALL
+    (controller,) = deployed("StatefulSet")
+    supply = Supply(name="x", engine="kubernetes", options={"image": "i"})
+    (node,) = render.pods(
+        "1a2b3c4d", "https://shoal:7700", Provision(order="o1", supply=supply, nodes=("x-1",)),
+        options.read(supply), "t", [{"uid": "1"}],
+    )  # fmt: skip
+    labels = [one["metadata"]["labels"] for one in (node, controller["spec"]["template"])]
+    for one in found:
+        spec = one["spec"]
+        chosen = spec.get("podSelector") or spec["selector"]
+        assert one is monitor or any(chosen["matchLabels"].items() <= pod.items() for pod in labels)
+
+
+CHART = DEPLOY.parent / "helm" / "shoal"
+
+
+def rendered(text: str, values: dict[str, Any]) -> list[dict[str, Any]]:
+    """A template, as far as ours go: conditions, tables and words."""
+
+    def table(found: re.Match[str]) -> str:
+        return (
+            "\n" + textwrap.indent(yaml.safe_dump(values[found[1]]), " " * int(found[2])).rstrip()
+        )
+
+    condition = r"\s*\{\{- if \.Values\.(\w+) \}\}(.*?)\s*\{\{- end \}\}"
+    text = re.sub(condition, lambda m: m[2] if values[m[1]] else "", text, flags=re.DOTALL)
+    text = re.sub(r"\s*\{\{- toYaml \.Values\.(\w+) \| nindent (\d+) \}\}", table, text)
+    text = re.sub(r"\{\{ \.Values\.(\w+) \}\}", lambda m: str(values[m[1]]), text)
+    text = text.replace("{{ .Release.Namespace }}", KUSTOMIZE["namespace"])
+    assert "{{" not in text
+    return [one for one in yaml.safe_load_all(text) if one]
+
+
+def test_the_chart_makes_what_the_manifests_make() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert chart["version"] == chart["appVersion"] == __version__
+    image = values["image"]
+    on = values | {"networkPolicy": True, "disruptionBudget": True, "serviceMonitor": True}
+    made = [
+        one
+        for path in sorted((CHART / "templates").glob("*.yaml"))
+        for one in rendered(path.read_text(), on)
+    ]
+    plain = [
+        one
+        for path in [*DEPLOY.glob("*.yaml"), *(DEPLOY / "extras").glob("*.yaml")]
+        if path.name != "kustomization.yaml"
+        for one in yaml.safe_load_all(
+            path.read_text().replace("image: shoal\n", f"image: {image}\n")
+        )
+    ]
+    for one in (*made, *plain):  # text, but of the same content
+        if "supply.yaml" in (one.get("data") or {}):
+            one["data"] = yaml.safe_load(one["data"]["supply.yaml"])
+
+    def key(one: dict[str, Any]) -> tuple[str, str]:
+        return one["kind"], one["metadata"]["name"]
+
+    assert sorted(made, key=key) == sorted(plain, key=key)
+    assert not any(
+        rendered((CHART / "templates" / f"{name}.yaml").read_text(), values)
+        for name in ("network", "disruption", "monitor")
+    )
+
+
+def test_every_file_names_the_image_of_this_version() -> None:
+    tags = {KUSTOMIZE["images"][0]["newTag"]}
+    docs = DEPLOY.parents[1] / "docs" / "kubernetes.md"
+    for path in (DEPLOY / "supply.yaml", CHART / "values.yaml", docs):
+        tags |= set(re.findall(r"registry\.example/shoal:([\w.]+)", path.read_text()))
+    assert tags == {__version__}
 
 
 @pytest.mark.parametrize("version", schema.VERSIONS)
@@ -123,6 +222,8 @@ def test_the_controllers_command_serves_what_the_probes_ask_for(tmp_path: Path) 
         process.terminate()
         printed, _ = process.communicate(timeout=60)
         assert process.returncode == 0, printed.decode()
+        # Not at the pod's own address, which changes with the pod.
+        assert b"  shoal login https://shoal:7700 --fingerprint " in printed, printed.decode()
         assert not held(home.supervisor_lock) and not held(home.controller_lock)
     finally:
         process.kill()

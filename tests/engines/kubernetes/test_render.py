@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 from harness.kubernetes import schema
@@ -47,6 +48,49 @@ FULL = Supply(
         "user": "1234",
         "grace": "120",
         "whole": "yes",
+        "pod": json.dumps(
+            {
+                "metadata": {
+                    "labels": {
+                        "team": "vision",
+                        "kueue.x-k8s.io/queue-name": "ml",
+                        "kueue.x-k8s.io/pod-group-name": "shoal-${cluster}-${order}",
+                    },
+                    "annotations": {"kueue.x-k8s.io/pod-group-total-count": "${lot}"},
+                },
+                "spec": {
+                    "hostNetwork": True,
+                    "affinity": {
+                        "nodeAffinity": {
+                            "requiredDuringSchedulingIgnoredDuringExecution": {
+                                "nodeSelectorTerms": [
+                                    {"matchExpressions": [{"key": "rail", "operator": "Exists"}]}
+                                ]
+                            }
+                        }
+                    },
+                    "volumes": [
+                        {"name": "data", "persistentVolumeClaim": {"claimName": "datasets"}},
+                        {"name": "shm", "emptyDir": {"sizeLimit": "64Gi"}},
+                        {
+                            "name": "home",
+                            "emptyDir": None,
+                            "persistentVolumeClaim": {"claimName": "scratch"},
+                        },
+                    ],
+                    "containers": [
+                        {
+                            "name": "node",
+                            "resources": {
+                                "requests": {"rdma/hca": "1"},
+                                "limits": {"rdma/hca": "1"},
+                            },
+                            "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+                        }
+                    ],
+                },
+            }
+        ),
     },
 )
 
@@ -98,6 +142,19 @@ def test_the_join_token_is_in_the_secret_only() -> None:
     assert secret["immutable"] and pods[0]["spec"]["automountServiceAccountToken"] is False
 
 
+def test_a_pod_gets_network_cards_locked_memory_and_the_hosts_network_if_its_supply_says_so() -> (
+    None
+):
+    words = {**PLAIN.options, "rdma_resource": "rdma/hca", "host_network": "yes"}
+    made = objects(msgspec.structs.replace(PLAIN, options=words))
+    assert not [wrong for one in made for wrong in schema.problems(one, schema.VERSIONS[0])]
+    pod = made[-1]["spec"]
+    inside = pod["containers"][0]
+    assert pod["hostNetwork"] and pod["dnsPolicy"] == "ClusterFirstWithHostNet"
+    assert inside["resources"] == {"requests": {"rdma/hca": "1"}, "limits": {"rdma/hca": "1"}}
+    assert inside["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
+
+
 def test_pods_keep_to_the_restricted_pod_security_standard() -> None:
     pod = objects(PLAIN)[-1]["spec"]
     inside = pod["containers"][0]["securityContext"]
@@ -120,6 +177,24 @@ def test_pods_keep_to_the_restricted_pod_security_standard() -> None:
         ({"image": "i", "user": "root"}, "supply.x.user: 'root' is not a number"),
         ({"image": "i", "whole": "maybe"}, "supply.x.whole: 'maybe' is not yes or no"),
         ({"image": "i", "gpu_resource": "amd.com/gpu"}, "supply.x.gpu_resource: is of no use"),
+        ({"image": "i", "pod": "x=y"}, "supply.x.pod: must be a table with metadata and spec"),
+        ({"image": "i", "pod": '{"kind": "Pod"}'}, "supply.x.pod: must be a table with metadata"),
+        (
+            {"image": "i", "pod": '{"metadata": {"labels": {"shoal-node": "n"}}}'},
+            "supply.x.pod: label shoal-node is Shoal's own",
+        ),
+        (
+            {"image": "i", "pod": '{"spec": {"containers": [{"name": "node", "args": []}]}}'},
+            "supply.x.pod: the container's args is Shoal's own",
+        ),
+        (
+            {"image": "i", "pod": '{"spec": {"containers": [{"name": "log"}]}}'},
+            "supply.x.pod: a pod has one container, node; others go to initContainers",
+        ),
+        (
+            {"image": "i", "pod": '{"spec": {"volumes": [{"emptyDir": {}}]}}'},
+            "supply.x.pod: every row of volumes must have a name",
+        ),
         ({"image": "a b"}, "supply.x.image: Kubernetes allows no such name: 'a b'"),
         ({"image": "i", "labels": "a b"}, "supply.x.labels: 'a b' is not the name of a label"),
     ],

@@ -140,8 +140,7 @@ def test_a_namespace_that_would_be_another_path_is_refused(kube: Kube) -> None:
 
 
 def test_without_an_owner_in_the_supply_one_is_made(kube: Kube) -> None:
-    if not kube.real:
-        kube.kubeconfig = kube.write_config("admin", ADMIN)
+    kube.use_admin()
 
     async def scene(bed: Bed) -> None:
         await bed.provision()
@@ -244,7 +243,8 @@ def test_a_sick_machine_is_reported_as_an_event_of_the_pod(kube: Kube) -> None:
         run_pods(kube, f"k-{kube.namespace}")
         await bed.until(lambda report: report.orders[0].phase is OrderPhase.RUNNING)
         await bed.supplier.drain(NodeSpec(id="gpu-10", cpu_milli=1, memory_mb=1), "GPU 3 is slow")
-        (event,) = kube.admin("GET", kube.path("events"))["items"]
+        events = kube.admin("GET", kube.path("events"))["items"]  # others write there, too
+        (event,) = [one for one in events if one["reason"] == "MachineSick"]
         assert event["message"].endswith("GPU 3 is slow") and event["type"] == "Warning"
 
     play(Bed(supply_in(kube)), scene)
@@ -267,16 +267,14 @@ def refused(bed: Bed) -> str:
 
 
 def test_a_namespace_that_is_missing_is_named_and_used_when_it_is_there(kube: Kube) -> None:
-    if not kube.real:
-        kube.kubeconfig = kube.write_config("admin", ADMIN)
+    kube.use_admin()
     missing = f"{kube.namespace}-2"
 
     async def scene(bed: Bed) -> None:
         with pytest.raises(SupplyError) as caught:
             await bed.provision()
         assert f"supply.gpu.namespace: there is no namespace {missing} at" in str(caught.value)
-        body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": missing}}
-        kube.admin("POST", "/api/v1/namespaces", body)
+        await asyncio.to_thread(kube.add_namespace, missing)
         await bed.provision()
         kube.admin("DELETE", f"/api/v1/namespaces/{missing}")
 
@@ -299,6 +297,55 @@ def test_an_exceeded_quota_is_reported_and_leaves_no_part_of_a_lot(kube: Kube) -
     kube.admin("DELETE", kube.path("resourcequotas", "team"))
     play(Bed(supply_in(kube)), lambda bed: bed.provision())
     assert kube.pods().keys() == PODS
+
+
+PLUGINS = {
+    "priority_class": ({"priority_class": "batch"}, ": no PriorityClass with name batch was found"),
+    "service_account": (
+        {"service_account": "jobs"},
+        ': error looking up service account NS/jobs: serviceaccount "jobs" not found',
+    ),
+    "gpus, cpus or memory": (
+        {},
+        ": maximum nvidia.com/gpu usage per Container is 1, but limit is 2",
+    ),
+    "namespace NS": ({"user": "0"}, ': violates PodSecurity "restricted:latest": '),
+}
+
+
+@pytest.mark.parametrize("word", PLUGINS)
+def test_a_refusal_of_an_admission_plugin_is_quoted_with_its_word(kube: Kube, word: str) -> None:
+    """They answer 403, too, and have nothing to do with rights."""
+    options, ending = PLUGINS[word]
+    if word.startswith("gpus"):
+        limits = {"type": "Container", "max": {"nvidia.com/gpu": "1"}}
+        body = {"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "small"}}
+        kube.admin("POST", kube.path("limitranges"), {**body, "spec": {"limits": [limits]}})
+    if word.startswith("namespace"):
+        enforce = {"pod-security.kubernetes.io/enforce": "restricted"}
+        body = {"metadata": {"labels": enforce}}
+        kube.admin("PATCH", f"/api/v1/namespaces/{kube.namespace}", body)
+    text = refused(Bed(supply_in(kube, **options)))
+    expected = f"supply.gpu.{word}{ending}".replace("NS", kube.namespace)
+    assert text.startswith(expected), text
+    assert "permission" not in text
+
+
+def test_a_machine_is_drained_without_force(kube: Kube) -> None:
+    """Only what every pod with an emptyDir needs has to be said."""
+    machine = f"k-{kube.namespace}"
+    kube.add_machine(machine)
+
+    async def scene(bed: Bed) -> None:
+        await bed.provision()
+        run_pods(kube, machine)
+        assert {text.partition(": ")[0] for text in kube.drain(machine)} == {
+            "cannot delete Pods with local storage"
+        }
+        assert kube.drain(machine, delete_empty_dirs=True) == []
+        await bed.until(lambda report: any(note.ends_why for note in report.notes))
+
+    play(Bed(supply_in(kube)), scene)
 
 
 def test_a_missing_right_is_named_and_used_when_it_is_given(kube: Kube) -> None:

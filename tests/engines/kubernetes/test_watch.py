@@ -98,6 +98,25 @@ def test_410_as_an_answer_is_410_too(kube: Kube) -> None:
     play(Bed(supply_in(kube)), scene)
 
 
+def test_a_server_that_was_restored_from_a_backup_is_listed_again(
+    kube: Kube, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It accepts a watch from a place that it has not reached yet, and says nothing."""
+    monkeypatch.setattr(watch, "SILENT_S", 1.0)  # two bookmarks of the tests' server
+
+    async def scene(bed: Bed) -> None:
+        await bed.provision()
+        await bed.until(lambda report: bool(report.orders))
+        await settle(lambda: watches_of(kube) == 1)
+        kube.call(kube.server.store.restore)
+        kube.admin("DELETE", kube.path("pods", "shoal-1a2b3c4d-o1-1"))
+        kube.call(kube.server.cut)
+        await bed.until(lambda report: report.orders[0].phase is OrderPhase.UNKNOWN)
+        assert lists_of(kube) == 2
+
+    play(Bed(supply_in(kube)), scene)
+
+
 def test_bookmarks_keep_the_place_fresh(kube: Kube) -> None:
     """Changes of others move the server on. Without bookmarks, our place would be forgotten."""
 
@@ -128,7 +147,7 @@ def test_a_change_is_reported_before_anyone_looks(kube: Kube) -> None:
     play(Bed(supply_in(kube)), scene)
 
 
-def test_retry_after_is_honoured(kube: Kube) -> None:
+def test_retry_after_is_honored(kube: Kube) -> None:
     async def scene(bed: Bed) -> None:
         busy = error(429, "TooManyRequests", "too many requests", retry_after="1")
         came = fail(kube, 1, busy, "create")
@@ -148,7 +167,7 @@ def test_overload_that_lasts_is_reported_and_passes(
     async def scene(bed: Bed) -> None:
         with pytest.raises(
             SupplyError,
-            match=r"^supply gpu: https://.* has too many requests; it is asked again later",
+            match=r"^supply gpu: https://.* has too many requests; trying again later",
         ):
             await bed.provision()
         assert len(came) == times

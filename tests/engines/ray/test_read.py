@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from shoal.engines.ray.driver import no_node_here, versions_differ
+from shoal.engines.ray.driver import are_anothers, no_node_here, versions_differ
 from shoal.engines.ray.read import (
     LOST_MS,
     Facts,
@@ -158,3 +160,23 @@ def test_another_ray_or_python_is_named_with_what_to_install() -> None:
     assert "run Shoal with 3.12.1" in versions_differ(theirs, "2.50.0", (3, 11))
     assert versions_differ(theirs, "2.50.0", (3, 12)) == ""
     assert "ray start --address h:1 --num-cpus 0" in no_node_here("h:1", "no raylet")
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_a_raylet_of_another_user_is_seen_before_rays_library_aborts(hidden: bool) -> None:
+    """A file stands for its socket. Others may see it and not write to it, or not even see it."""
+    user = os.geteuid()
+    with tempfile.TemporaryDirectory() as folder:
+        socket = Path(folder, "raylet")
+        socket.touch()
+        assert not are_anothers([str(socket), f"{folder}/none"])
+        socket.chmod(0o555)
+        Path(folder).chmod(0o600 if hidden else 0o755)
+        try:
+            if user == 0:
+                os.seteuid(65534)
+            assert are_anothers([f"{folder}/none/raylet", str(socket)])
+            assert not are_anothers(["/none/raylet"])
+        finally:
+            os.seteuid(user)
+            Path(folder).chmod(0o700)

@@ -26,7 +26,6 @@ from tests.engines.ray.rig import RayRig
 from tests.needs import need
 
 need("ray")
-pytestmark = pytest.mark.filterwarnings("ignore::litestar.exceptions.LitestarDeprecationWarning")
 
 BOUND_S = 240
 # Stands for `shoal join --foreground`: it lives until it is told to end.
@@ -270,7 +269,7 @@ def test_an_agent_that_cannot_start_fails_its_order_with_its_own_words(
 @pytest.mark.parametrize(
     ("option", "value", "words"),
     [
-        ("address", "127.0.0.1:1", "nobody answers at 127.0.0.1:1 (Connection refused)"),
+        ("address", "127.0.0.1:1", "no response from 127.0.0.1:1 (Connection refused)"),
         (
             "token_file",
             "/no/such/file",
@@ -300,6 +299,20 @@ def test_a_ray_that_cannot_be_used_says_why_in_one_line(
     play(site, scene)
 
 
+def test_it_is_said_how_the_process_that_talks_to_ray_ended(site: Site, tmp_path: Path) -> None:
+    """Ray's library may abort it; here a script does."""
+    program = tmp_path / "driver"
+    program.write_text("#!/bin/sh\nkill -ABRT $$\n")
+    program.chmod(0o755)
+    site.context = msgspec.structs.replace(site.context, python=str(program))
+
+    async def scene(supplier: RaySupplier) -> None:
+        with pytest.raises(SupplyError, match=r"was ended by SIGABRT; see ray/driver\.log"):
+            await supplier.look()
+
+    play(site, scene)
+
+
 @pytest.mark.soak  # a Ray takes up to a minute to start on two cores that are busy
 @pytest.mark.outside("Ray starts its processes and gives up on them by its own clocks")
 def test_a_restarted_ray_gets_its_nodes_back_and_disturbs_none(ray: RealRay, site: Site) -> None:
@@ -311,7 +324,7 @@ def test_a_restarted_ray_gets_its_nodes_back_and_disturbs_none(ray: RealRay, sit
         agent = site.started("o1")
         ray.kill("gcs_server")
         assert site.agent("o1") == agent
-        with pytest.raises(SupplyError, match=r"Ray|nobody answers"):
+        with pytest.raises(SupplyError, match=r"Ray|no response"):
             await supplier.look()
         ray.start()
         await look_until(supplier, "o1", lambda one: runs(one) and len(ray.holders()) == 1)

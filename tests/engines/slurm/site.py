@@ -20,18 +20,20 @@ from harness.waiting import until
 import shoal
 
 NOBODY = 65534
-PROBE = "import shoal, msgspec, litestar, uvloop"
+PROBE = "import shoal, msgspec, uvicorn, uvloop"
 
 
 class Site:
-    """`user` is "nobody" if one of the interpreters here can be run by other users."""
+    """Its user is "nobody" if one of the interpreters here can be run by other users, and root if
+    that is asked for."""
 
-    def __init__(self, real: Slurm, root: Path) -> None:
+    def __init__(self, real: Slurm, root: Path, as_root: bool = False) -> None:
         self.real = real
         root.chmod(0o755)
         self.home = root / "user"
         self.home.mkdir()
-        paths = [str(Path(shoal.__file__).parent.parent), *(p for p in sys.path if "packages" in p)]
+        installed = (p for p in sys.path if "packages" in p or "entry-points" in p)
+        paths = [str(Path(shoal.__file__).parent.parent), *installed]
         path = real.env["PATH"]
         self.env = {
             "PATH": path,
@@ -41,7 +43,7 @@ class Site:
             "PYTHONPATH": os.pathsep.join(paths),
             "LANG": "C.UTF-8",
         }
-        self.uid, self._python = self._found()
+        self.uid, self._python = (0, sys.executable) if as_root else self._found()
         os.chown(self.home, self.uid, self.uid)
         # What runs on the machines: Slurm's jobs get none of our variables.
         self.python = root / "python"
@@ -83,10 +85,14 @@ class Site:
 
     def supply(self, **words: object) -> None:
         """The policy's only supply; its nodes have two GPUs unless it says otherwise."""
+        self.supplies(words)
+
+    def supplies(self, *several: dict[str, object]) -> None:
         own = {"name": "pool", "engine": "slurm", "gpus": 2, "cpus": 2, "memory": "600M"}
-        one = {**own, "most": 4, "idle": "2s", "python": str(self.python), **words}
+        own |= {"most": 4, "idle": "2s", "python": str(self.python)}
         policy = self.home / "policy.json"
-        policy.write_text(json.dumps({"base": "fair", "name": "elastic", "supply": [one]}))
+        supply = [{**own, **words} for words in several]
+        policy.write_text(json.dumps({"base": "fair", "name": "elastic", "supply": supply}))
         self.shoal("policy", "set", str(policy))
 
     def run(self, script: str, *flags: str) -> str:
@@ -119,15 +125,14 @@ class Site:
 
 
 @contextmanager
-def site(real: Slurm) -> Iterator[Site]:
+def site(real: Slurm, as_root: bool = False) -> Iterator[Site]:
     root = Path(tempfile.mkdtemp(prefix="shoal-site-"))
-    made = Site(real, root)
+    made = Site(real, root, as_root)
     try:
         made.shoal("up", "--engine", "slurm", "--port", "0")
         yield made
     finally:
         with contextlib.suppress(AssertionError):
             made.shoal("down")
-        real.cancel_all()
-        real.wait("an empty queue", real.idle)
+        real.clear()
         shutil.rmtree(root, ignore_errors=True)

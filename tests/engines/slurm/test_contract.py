@@ -15,8 +15,6 @@ from tests.engines.contract import ProcessContract
 from tests.engines.hand import clean
 from tests.engines.linked_rig import LinkedRig
 
-pytestmark = pytest.mark.filterwarnings("ignore::litestar.exceptions.LitestarDeprecationWarning")
-
 
 class SlurmRig(LinkedRig):
     """Each node is a job of Slurm's."""

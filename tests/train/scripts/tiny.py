@@ -1,9 +1,10 @@
 """A tiny run whose state counts how often each sample was used: `tiny.py SAMPLES BATCH EPOCHS`.
 
-Prints `step N` when a step is done, and at the end `used [...]`, `loss X`. Further behaviour by the
+Prints `step N` when a step is done, and at the end `used [...]`, `loss X`. Further behavior by the
 environment: EVERY (steps between saves, or auto), DIE_AT (exit hard before that step is done),
 KIND (ddp, fsdp or none), SLEEP (seconds of work per step), LOOPS (calls of `steps`), SEED,
-WIDTH (of the model), FORGET (to restore), FILE_BYTES_MAX (no larger files can be written).
+WIDTH (of the model), FORGET (to restore), FILE_BYTES_MAX (no larger files can be written),
+SHOAL_VOLUME_TINY (shards of JSON with the numbers of the samples), WORKERS (of the loader).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, TensorDataset
 
+import shoal.data
 import shoal.train
 
 
@@ -55,6 +57,9 @@ def main() -> None:
     data = TensorDataset(numbers, points, points.sum(1, keepdim=True))
     loss = torch.zeros(())
     loader = DataLoader(data, batch, shuffle=True)
+    if os.environ.get("SHOAL_VOLUME_TINY"):
+        stream = shoal.data.open("tiny", buffer=7, decode=lambda sample: data[sample["number"]])
+        loader = DataLoader(stream, batch, num_workers=int(os.environ.get("WORKERS", "0")))
     loops = [ctx.steps(loader, epochs=epochs) for _ in range(int(os.environ.get("LOOPS", "1")))]
     for step, (number, x, y) in itertools.chain(*loops):
         time.sleep(sleep_s)

@@ -153,7 +153,9 @@ def _mount(mounts: dict[str, Any]) -> None:
         _call(_name(sources[source]), path, "", MS_BIND | MS_NOSUID | MS_NODEV)
         _call("", path, "", MS_REMOUNT | MS_BIND | MS_NOSUID | MS_NODEV)
     for (path,) in mounts["covered"]:
-        _call("shoal", path, "tmpfs", MS_NOSUID | MS_NODEV, COVER)
+        target = _open(path)  # not through a link, which a member that runs already may have put
+        _call("shoal", _name(target), "tmpfs", MS_NOSUID | MS_NODEV, COVER)
+        os.close(target)
     for source, path, writable, file in bound:
         target = _open(path) if file else _made(path)
         _call(_name(sources[source]), _name(target), "", MS_BIND)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import select
@@ -11,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -36,13 +37,18 @@ class Ends(NamedTuple):
     terminal: bool = False
 
 
-class Launcher:
-    """One process, started with the first member that needs it, and again if it ends."""
+@functools.cache
+def nothing() -> int:
+    """/dev/null, for the input of the operator's members. Tenants do not share an open file."""
+    return os.open(os.devnull, os.O_RDONLY)
 
-    def __init__(self, node_mark: str, begun: Callable[[int], None] | None) -> None:
-        """`begun` is called with the launcher's process, before it starts any other."""
+
+class Launcher:
+    """One process, started with the first member that needs it, and again if it ends. It is used
+    where join.c cannot run."""
+
+    def __init__(self, node_mark: str) -> None:
         self._node_mark = node_mark
-        self._begun = begun
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
 
@@ -121,8 +127,6 @@ class Launcher:
                 start_new_session=True,
                 pass_fds=[theirs.fileno()],
             )
-            if self._begun is not None:
-                self._begun(self._process.pid)
         finally:
             theirs.close()
         self._control = ours
@@ -202,14 +206,47 @@ class Order(msgspec.Struct, frozen=True):
     terminal: bool = False  # its input is a terminal, which becomes its own
 
 
+def steps(order: Order, agent: int) -> list[str]:
+    """The same for join.c, which does them one by one: j joins a group, s separates its mounts, o
+    opens what is to be shown while it is still there, p puts it over a place such as /tmp, c covers
+    a folder, w and r show a folder in it, f a file, v holds a volume, k closes the cover, u becomes
+    the user."""
+    found = [word for entrance in order.entrances for word in ("j", entrance)]
+    private, covered, bound = order.mounts.private, order.mounts.covered, order.mounts.bound
+    if private or covered or bound or order.mounts.read_only:
+        found.append("s")
+        sources = dict.fromkeys(one.source for one in (*private, *bound))
+        number = {source: str(place) for place, source in enumerate(sources)}
+        found += [word for source in sources for word in ("o", source)]
+        found += [word for one in private for word in ("p", number[one.source], one.path)]
+        found += [word for one in covered for word in ("c", one.path)]
+        for one in bound:
+            kind = "f" if one.file else "w" if one.writable else "r"
+            found += [kind, number[one.source], one.path]
+        found += [word for volume in order.mounts.read_only for word in ("v", volume)]
+        found += [word for one in covered for word in ("k", one.path)]
+    terminal = "terminal" if order.terminal else ""
+    found += ["u", str(order.uid), str(order.files), str(agent), terminal, order.workdir]
+    return ["+", *found, "--", order.program, *order.argv]
+
+
+def spawn(join: str, order: Order, ends: Ends) -> int:
+    """The id of the process, which becomes the program or says in its error output why not."""
+    streams = [(os.POSIX_SPAWN_DUP2, end, number) for number, end in enumerate(ends[:3])]
+    words = [join, *steps(order, os.getpid())]
+    return os.posix_spawn(join, words, order.env, file_actions=streams)
+
+
 def mounts(
     shown: Iterable[Shown],
     private: Mapping[str, str],
     inaccessible: Mapping[str, str],
     read_only: tuple[str, ...] = (),
+    covers: Iterable[str] = (),
 ) -> Mounts:
     """`private`: places and the folders that take their place. `inaccessible`: files, such as
-    devices, and what takes their place."""
+    devices, and what takes their place. `covers`: folders that are in those of the private places
+    to be covered, with what is shown inside."""
     bound: list[Bound] = []
     covered: list[str] = []
     for one in sorted(set(shown)):
@@ -219,9 +256,12 @@ def mounts(
         if any(within(one.path, other.path) for other in bound):
             continue  # it came with a folder around it
         bound.append(Bound(one.source, one.path, one.writable))
-        if not inside and not any(within(one.barrier, other) for other in covered):
-            covered = [other for other in covered if not within(other, one.barrier)]
-            covered.append(one.barrier)
+        wall = one.barrier
+        if inside:
+            wall = next((top for top in covers if within(one.path, top) and one.path != top), "")
+        if wall and not any(within(wall, other) for other in covered):
+            covered = [other for other in covered if not within(other, wall)]
+            covered.append(wall)
     bound += [Bound(source, path, file=True) for path, source in sorted(inaccessible.items())]
     return Mounts(
         tuple(Bound(source, place) for place, source in sorted(private.items())),

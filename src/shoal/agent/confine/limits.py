@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from shoal.machine.cgroups import Ceiling, Cgroups, Group
 from shoal.model.commands import Launch
-from shoal.model.node import OF_TENANTS
+from shoal.model.node import JOB_GPUS, OF_TENANTS
 from shoal.model.resources import WHOLE_GPU_MILLI
 
 OF_THE_SHELL = ("PWD", "OLDPWD", "SHLVL")  # it sets these, and the program must not see that
@@ -86,7 +86,8 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 SETTLED_NS = 1_000_000_000
-_listed: dict[str, tuple[int, dict[int, Device]]] = {}  # by pattern, and when its folder changed
+# By pattern: its folder, when that changed, and what was in it.
+_listed: dict[str, tuple[str, int, dict[int, Device]]] = {}
 
 
 class Device(NamedTuple):
@@ -98,18 +99,21 @@ class Device(NamedTuple):
 def devices(pattern: str = "") -> dict[int, Device]:
     """The GPUs' files by number, as they are now: a driver may make them late."""
     pattern = pattern or os.environ.get(GPU_DEVICES) or DEFAULT
-    folder = os.path.dirname(pattern.partition("*")[0])
+    folder, changed_ns, found = _listed.get(pattern) or (_folder(pattern), 0, {})
     try:
-        changed_ns = os.stat(folder).st_mtime_ns
-        known = _listed.get(pattern)
-        if known is None or known[0] != changed_ns:
-            known = changed_ns, _devices(pattern, folder)
+        now_ns = os.stat(folder).st_mtime_ns
+        if now_ns != changed_ns:
+            found = _devices(pattern, folder)
             # What changes again in the same tick of the clock would not be seen.
-            if time.time_ns() - changed_ns > SETTLED_NS:
-                _listed[pattern] = known
+            if time.time_ns() - now_ns > SETTLED_NS:
+                _listed[pattern] = folder, now_ns, found
     except OSError:
         return {}
-    return known[1]
+    return found
+
+
+def _folder(pattern: str) -> str:
+    return os.path.dirname(pattern.partition("*")[0])
 
 
 def _devices(pattern: str, folder: str) -> dict[int, Device]:
@@ -129,16 +133,19 @@ def _devices(pattern: str, folder: str) -> dict[int, Device]:
 
 
 def given(launch: Launch) -> set[int]:
-    """Members of a gang that share their GPUs as torchrun's processes do may open all of them. The
-    controller sets the variable, not the job; a share's daemon changes its meaning."""
+    """Members of a gang may open all GPUs that it has on the node: peer access between them needs
+    both ends. The controller sets the variables, not the job; a share's daemon changes their
+    meaning."""
     found = set(launch.gpus)
     if launch.gpu_milli == WHOLE_GPU_MILLI:
-        words = launch.env.get(VISIBLE, "").split(",")
+        words = f"{launch.env.get(VISIBLE, '')},{launch.env.get(JOB_GPUS, '')}".split(",")
         found |= {int(word) for word in words if word.isdecimal()}
     return found
 
 
 def withheld(launch: Launch, found: Mapping[int, Device]) -> dict[int, Device]:
+    if not found:
+        return {}
     mine = given(launch)
     return {number: device for number, device in found.items() if number not in mine}
 

@@ -15,11 +15,24 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from shoal.agent.confine.launcher import PRIVATE, Ends, Launcher, Order, Shown, mounts, within
+from shoal.agent.confine import limits
+from shoal.agent.confine.launcher import (
+    PRIVATE,
+    Ends,
+    Launcher,
+    Order,
+    Shown,
+    mounts,
+    spawn,
+    within,
+)
+from shoal.agent.confine.ways import Ways
 from shoal.agent.faults import CannotStart
 from shoal.agent.inherited import build_env, for_tenant, inherited_env, usable_paths
 from shoal.machine.cgroups import Ceiling, Cgroups, Group
+from shoal.machine.files import make_folder
 from shoal.machine.kernel import NODE_MARK, memory_folder
+from shoal.machine.paths import ask
 from shoal.model.commands import Launch, Prepare
 from shoal.model.job import Fault
 from shoal.model.node import OF_TENANTS
@@ -48,20 +61,26 @@ class Task(NamedTuple):
     shm: str = ""  # its /dev/shm, if not the same
     withheld: tuple[str, ...] = ()  # files that it must not open
     read_only: tuple[str, ...] = ()  # volumes
+    covers: tuple[str, ...] = ()  # folders in its /tmp that hold only what it may see
 
 
 class Apart:
     """`problem` says why this agent cannot keep tenants apart; empty if it can."""
 
     def __init__(self, node: Path, groups: Cgroups) -> None:
-        self._node = Path(os.path.realpath(node))
+        self._given, self._node = str(node), os.path.realpath(node)
+        self._ways = Ways()
+        self._private = [os.path.realpath(place) for place in PRIVATE]
         self.groups = groups
         self.problem = _problem()
         self.binding = Binding(None if self.problem else groups.second)
-        # In version 2 each member has a group of its own below that folder.
-        self.launcher = Launcher(str(node), None if groups.unified else self.binding.enter)
+        self.launcher = Launcher(str(node))
         self._living: dict[int, int] = {}  # members of each user
         self._python = _python()
+        self._covers = _covers(self._private[:2], (self._node, *(one.path for one in self._python)))
+        self.inside_tmp = frozenset(map(os.path.basename, self._covers))
+        self._memory = memory_folder(Path(self._node))
+        self._inherited = inherited_env(apart=True)
 
     def holds(self, order: Launch | Prepare) -> bool:
         """Is the member to run as its tenant's own user? An agent that is not root cannot do that,
@@ -76,40 +95,55 @@ class Apart:
             raise CannotStart(why, Fault.MISSING)
 
     def _home(self, uid: int) -> None:
-        home = self._node / TENANTS
-        home.mkdir(mode=0o700, exist_ok=True)
-        own(home / str(uid), uid)
+        home = self._home_of(uid)
+        try:
+            own(home, uid)
+        except FileNotFoundError:
+            make_folder(os.path.dirname(home))
+            own(home, uid)
+
+    def _home_of(self, uid: int) -> str:
+        return f"{self._node}/{TENANTS}/{uid}"
 
     def _account(self, order: Launch | Prepare) -> tuple[str, str]:
-        return str(self._node / TENANTS / str(order.uid)), order.tenant or str(order.uid)
+        return self._home_of(order.uid), order.tenant or str(order.uid)
 
-    def folders(self, launch: Launch, directory: Path) -> Path:
+    def _real(self, directory: str) -> str:
+        """Of a folder that we made in the node's."""
+        return f"{self._node}{directory.removeprefix(self._given)}"
+
+    def folders(self, launch: Launch, directory: str) -> str:
         """Made for the member; returns its scratch folder. The folder around them stays ours, so
         that no file we write there can be replaced by a link."""
         self.must_work()
         self._home(launch.uid)
-        for folder in (directory / SCRATCH_FOLDER, directory / TMP_FOLDER):
-            own(folder, launch.uid)
-        os.chown(directory / "output", launch.uid, launch.uid, follow_symlinks=False)
-        return Path(os.path.realpath(directory)) / SCRATCH_FOLDER
+        uid, real = launch.uid, self._real(directory)
+        for folder in (SCRATCH_FOLDER, TMP_FOLDER):
+            own(f"{real}/{folder}", uid)
+        for inner in self.inside_tmp:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(f"{real}/{TMP_FOLDER}/{inner}", 0o700)
+        if os.lstat(f"{real}/output").st_uid != uid:
+            os.chown(f"{real}/output", uid, uid, follow_symlinks=False)
+        return f"{real}/{SCRATCH_FOLDER}"
 
     def environment(self, order: Launch | Prepare, shown: Iterable[str]) -> dict[str, str]:
         """Where the environment of a tenant's member begins: nothing of the operator's own."""
         usable = self._usable(order.uid, shown)
-        return for_tenant(inherited_env(apart=True), *self._account(order), usable)
+        return for_tenant(dict(self._inherited), *self._account(order), usable)
 
     def check(self, order: Launch, workdir: str, shown: Iterable[str]) -> None:
         """A folder that the tenant's user may not enter would be found empty, because it is
         covered, and one in /tmp would not be found."""
-        real = os.path.realpath(workdir)
+        real = self._ways.real(workdir)
         if any(within(real, one) for one in shown):
             return
         advice = "send the directory with the job: shoal run --pack"
-        wall = barrier(real, order.uid)
+        wall = self._ways.barrier(real, order.uid)
         if wall:
             who = f"the user {order.uid} of tenant {order.tenant}"
             raise CannotStart(f"{who} may not enter {wall}, so not {workdir}; {advice}")
-        if any(within(real, os.path.realpath(place)) for place in PRIVATE):
+        if any(within(real, place) for place in self._private):
             raise CannotStart(f"{workdir} is not there, as tenants have their own /tmp; {advice}")
 
     def tidy_path(self, order: Launch, env: dict[str, str], shown: Iterable[str]) -> None:
@@ -118,13 +152,18 @@ class Apart:
         env["PATH"] = usable_paths(path, self._usable(order.uid, shown)) or os.defpath
 
     def _usable(self, uid: int, shown: Iterable[str]) -> Callable[[str], bool]:
-        seen = [*shown, *(one.path for one in self._python)]
-        return lambda path: any(within(path, one) for one in seen) or not barrier(path, uid)
+        def usable(path: str) -> bool:
+            if not self._ways.barrier(path, uid):
+                return True
+            seen = (*shown, *(one.path for one in self._python))
+            return any(within(path, one) for one in seen)
+
+        return usable
 
     def task(
         self,
         launch: Launch,
-        directory: Path,
+        directory: str,
         program: str,
         env: dict[str, str],
         workdir: str,
@@ -140,7 +179,8 @@ class Apart:
             env=env,
             workdir=workdir,
             folders=folders,
-            tmp=f"{os.path.realpath(directory)}/{TMP_FOLDER}",
+            tmp=f"{self._real(directory)}/{TMP_FOLDER}",
+            covers=self._covers,
             shm=self.enter(launch.uid),
             withheld=() if self.groups.holds_devices else tuple(withheld),
             read_only=read_only,
@@ -151,10 +191,13 @@ class Apart:
         if isinstance(ends, int):
             with open(os.devnull, "rb") as nothing:
                 return self.start(task, Ends(nothing.fileno(), ends, ends), group)
-        home = str(self._node / TENANTS / str(task.uid))
-        folders = {**task.folders, home: True}
-        shown = [show(path, task.uid, writable=writable) for path, writable in folders.items()]
-        private = {os.path.realpath(place): task.tmp for place in PRIVATE[:2]}
+        folders = {**task.folders, self._home_of(task.uid): True}
+        show = self._ways.show
+        shown = ask(
+            folders,
+            lambda: [show(path, task.uid, writable=how) for path, how in folders.items()],
+        )
+        private = dict.fromkeys(self._private[:2], task.tmp)
         if os.path.isdir(PRIVATE[2]):
             private[PRIVATE[2]] = task.shm or task.tmp
         order = Order(
@@ -164,37 +207,59 @@ class Apart:
             task.workdir,
             task.uid,
             min(FILES_MAX, resource.getrlimit(resource.RLIMIT_NOFILE)[1]),
-            mounts([*self._python, *shown], private, self._closed(task.withheld), task.read_only),
+            mounts(
+                [*self._python, *shown],
+                private,
+                self._closed(task.withheld),
+                task.read_only,
+                task.covers,
+            ),
             tuple(group.entrances) if group is not None else (),
             ends.terminal,
         )
+        self.binding.know(task.uid)
+        if not self.groups.unified:  # in version 2 each has a group of its own below that folder
+            self.binding.enter()
+        if limits.JOIN:
+            return spawn(limits.JOIN, order, ends)
         return self.launcher.start(order, ends)
+
+    def prepare(self) -> None:
+        """A member may come."""
+        if not limits.JOIN:
+            self.launcher.warm_up()
 
     def enter(self, uid: int) -> str:
         """One more member of this user. All of them share memory, as processes of a gang do."""
         self._living[uid] = self._living.get(uid, 0) + 1
-        root = memory_folder(self._node)
-        if root is None:
+        if self._memory is None:
             return ""
-        with contextlib.suppress(FileExistsError):
-            root.mkdir(mode=0o711)
-        own(root / f"shm-{uid}", uid)
-        return str(root / f"shm-{uid}")
+        folder = f"{self._memory}/shm-{uid}"
+        try:
+            own(folder, uid)
+        except FileNotFoundError:
+            make_folder(str(self._memory), 0o711)
+            own(folder, uid)
+        return folder
 
     def leave(self, uid: int) -> None:
         """A member has ended. Files in memory would stay, so they go with the last one."""
         left = self._living.get(uid, 0) - 1
         if left > 0:
             self._living[uid] = left
-        elif self._living.pop(uid, None) and (root := memory_folder(self._node)) is not None:
-            shutil.rmtree(root / f"shm-{uid}", ignore_errors=True)
+        elif self._living.pop(uid, None) and self._memory is not None:
+            folder = f"{self._memory}/shm-{uid}"
+            try:
+                os.rmdir(folder)
+            except OSError:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def _closed(self, files: Iterable[str]) -> dict[str, str]:
         """A file that nobody but root may open takes their place."""
-        closed = self._node / "closed"
+        closed = f"{self._node}/closed"
         if files:
             os.close(os.open(closed, os.O_CREAT | os.O_RDONLY | os.O_NOFOLLOW, 0o000))
-        return dict.fromkeys(files, str(closed))
+        return dict.fromkeys(files, closed)
 
     def build(
         self,
@@ -215,7 +280,7 @@ class Apart:
         env = for_tenant(
             inherited_env("PIP_", apart=True), *self._account(order), self._usable(order.uid, ())
         )
-        env = {**build_env(env), **(more or {}), NODE_MARK: str(self._node)}
+        env = {**build_env(env), **(more or {}), NODE_MARK: self._node}
         program = shutil.which(argv[0], path=env.get("PATH", os.defpath)) or f"/bin/{argv[0]}"
         tmp = f"{place}/{TMP_FOLDER}"
         folders = {**dict.fromkeys(shown, False), place: True}
@@ -224,8 +289,12 @@ class Apart:
         return self.start(task, ends, group), group
 
 
-def own(folder: Path, uid: int) -> None:
+def own(folder: Path | str, uid: int) -> None:
     """A folder of the tenant's user alone. One that exists has to be that already."""
+    with contextlib.suppress(FileNotFoundError):
+        there = os.lstat(folder)
+        if there.st_uid == uid and stat.S_ISDIR(there.st_mode):
+            return
     with contextlib.suppress(FileExistsError):
         os.mkdir(folder, 0o700)
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -239,31 +308,6 @@ def own(folder: Path, uid: int) -> None:
         os.close(handle)
 
 
-def show(path: str, uid: int, *, writable: bool) -> Shown:
-    """At its own path, if links above the first barrier are followed."""
-    wall = barrier(path, uid)
-    source = os.path.realpath(path)
-    if not wall:
-        return Shown(source, source, "", writable)
-    real = os.path.realpath(wall)
-    return Shown(real + path[len(wall) :], source, real, writable)
-
-
-def barrier(path: str, uid: int) -> str:
-    """The first folder on the way to the path that the user may not enter, or nothing."""
-    parts = os.path.dirname(os.path.abspath(path)).split("/")
-    for end in range(1, len(parts) + 1):
-        folder = "/".join(parts[:end]) or "/"
-        try:
-            info = os.stat(folder)
-        except OSError:
-            return ""
-        needed = stat.S_IXUSR if info.st_uid == uid else stat.S_IXOTH
-        if not info.st_mode & needed:
-            return folder
-    return ""
-
-
 def _python() -> list[Shown]:
     """The interpreter that runs Shoal, and Shoal itself, for users that may not enter where they
     are, such as root's home. An interpreter is often reached by several links."""
@@ -275,7 +319,19 @@ def _python() -> list[Shown]:
         link = os.path.normpath(os.path.join(os.path.dirname(link), os.readlink(link)))
         found.add(os.path.dirname(os.path.dirname(link)))
     nobody = 2**31 - 2
-    return [show(path, nobody, writable=False) for path in sorted(found - {"/", "/usr"})]
+    return [Ways().show(path, nobody, writable=False) for path in sorted(found - {"/", "/usr"})]
+
+
+def _covers(places: Iterable[str], paths: Iterable[str]) -> tuple[str, ...]:
+    """A cluster or a Python below /tmp: the first folder on the way there, in a member's own /tmp.
+    It is made with that and covered, so that nothing of what it shows is made on the disk."""
+    tops = {
+        f"{place}/{path[len(place) + 1 :].partition('/')[0]}"
+        for place in places
+        for path in paths
+        if within(path, place) and path != place
+    }
+    return tuple(sorted(tops))
 
 
 def _problem() -> str:
@@ -295,16 +351,17 @@ def _problem() -> str:
 # The policy has a range of ports for gangs and replicas. Inside it, a tenant's user may bind only
 # the ports that its own members were given; everywhere else, it may bind what it likes. The kernel
 # asks the program at each bind of a process in the node's groups of version 2. It goes with the
-# agent, and the agent's own user, root, is not held to it. Landlock could do the same only by
-# naming all other ports, one by one, at each start: 55,000 rules, 18 ms and some megabytes of the
-# kernel's memory.
+# agent; root, and users that are no tenant's, are not held to it. Landlock could do the same only
+# by naming all other ports, one by one, at each start: 55,000 rules, 18 ms and some megabytes of
+# the kernel's memory.
 
 
 BPF = {"x86_64": 321, "aarch64": 280}.get(platform.machine(), 0)
 MAP_CREATE, MAP_UPDATE, MAP_DELETE, PROGRAM_LOAD, LINK_CREATE = 0, 2, 3, 5, 28
 HASH, ADDRESS_PROGRAM = 1, 18
 BINDS = (8, 9)  # to addresses of version 4 and of version 6
-PORTS_MAX = 65_536
+USERS_FROM = 65_536  # keys of users; those below are ports
+ENTRIES_MAX = 2 * 65_536
 RANGE_KEY = 0  # nobody is given port 0
 ATTRIBUTES_BYTES = 128
 LOOK_UP, WHICH_USER = 1, 15  # functions of the kernel
@@ -322,6 +379,8 @@ class Binding:
         self._map = -1
         self._links: list[int] = []
         self._range: tuple[int, ...] = ()
+        self._users: set[int] = set()
+        self._entered = False
         if folder is not None:
             try:
                 self._attach(folder)
@@ -331,7 +390,7 @@ class Binding:
 
     def _attach(self, folder: Path) -> None:
         folder.mkdir(exist_ok=True)
-        self._map = _bpf(MAP_CREATE, struct.pack("=5I", HASH, 4, 8, PORTS_MAX, 0))
+        self._map = _bpf(MAP_CREATE, struct.pack("=5I", HASH, 4, 8, ENTRIES_MAX, 0))
         group = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             for bind in BINDS:
@@ -363,10 +422,18 @@ class Binding:
                 with contextlib.suppress(FileNotFoundError):
                     _bpf(MAP_DELETE, struct.pack("=IxxxxQ", self._map, where))
 
-    def enter(self, pid: int) -> None:
-        """With all that it starts."""
-        if self._links and self.folder is not None:
-            (self.folder / "cgroup.procs").write_text(str(pid))
+    def know(self, uid: int) -> None:
+        """From now on this user is held to its ports. Users of the operator never are."""
+        if self._links and uid not in self._users:
+            self._set(USERS_FROM + uid, uid)
+            self._users.add(uid)
+
+    def enter(self) -> None:
+        """The agent, and with it all that it starts from now on. The kernel takes up to 17 ms for
+        that, so not each process of a tenant does it by itself."""
+        if self._links and self.folder is not None and not self._entered:
+            (self.folder / "cgroup.procs").write_text(str(os.getpid()))
+            self._entered = True
 
     def close(self) -> None:
         for handle in (*self._links, self._map):
@@ -382,8 +449,8 @@ class Binding:
 
 def _load(ports: int, bind: int) -> int:
     code = _program(ports)
-    text, licence = ctypes.create_string_buffer(code), ctypes.create_string_buffer(b"MIT")
-    where = ctypes.addressof(text), ctypes.addressof(licence)
+    text, terms = ctypes.create_string_buffer(code), ctypes.create_string_buffer(b"MIT")
+    where = ctypes.addressof(text), ctypes.addressof(terms)
     form = struct.pack("=IIQQ44xI", ADDRESS_PROGRAM, len(code) // 8, *where, bind)
     return _bpf(PROGRAM_LOAD, form)
 
@@ -397,7 +464,14 @@ def _program(ports: int) -> bytes:
         _op(0x63, 10, 7, -4),
         _op(0x85, 0, 0, 0, WHICH_USER),
         _op(0xBC, 8, 0),
-        _op(0x15, 8, 0, 21),  # root: allow
+        _op(0x15, 8, 0, 30),  # root: allow
+        _op(0xBC, 1, 8),
+        _op(0x04, 1, 0, 0, USERS_FROM),
+        _op(0x63, 10, 1, -12),
+        *look,
+        _op(0x07, 2, 0, 0, -12),
+        _op(0x85, 0, 0, 0, LOOK_UP),
+        _op(0x15, 0, 0, 21),  # not a tenant's user: allow
         _op(0x62, 10, 0, -8, RANGE_KEY),
         *look,
         _op(0x07, 2, 0, 0, -8),

@@ -1,8 +1,9 @@
-"""The containers of a node's members: started, signalled, watched, and never left behind.
+"""The containers of a node's members: started, signaled, watched, and never left behind.
 
 The process that the agent watches is the runtime's client. Podman's containers are in the agent's
 process tree, so whatever ends the agent's processes ends them; docker's are not. All are found by
-the id of their first process, which the runtime writes down where no member can.
+the id of their first process. Podman writes it down where no member can; docker's containers are in
+a cgroup with the container's own id in its name.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from shoal.agent.confine.limits import Device
 from shoal.agent.faults import CannotStart
 from shoal.agent.images import render as mounts
-from shoal.agent.images.render import LABEL, VARIABLES, Box, Mount, render
+from shoal.agent.images.render import LABEL, NEVER, VARIABLES, Box, Mount, render
 from shoal.agent.images.runtimes import Facts, Runs, Runtime, facts, find
-from shoal.agent.keeping.volumes import mounts_of
+from shoal.agent.keeping.volumes import mounts_of, paths_of
 from shoal.agent.launch.files import HOSTFILE
 from shoal.agent.ownership import read_process
 from shoal.agent.secrets import SECRETS
@@ -32,6 +34,7 @@ from shoal.agent.shares import PIPES
 from shoal.machine.cgroups import Group
 from shoal.machine.kernel import NODE_MARK
 from shoal.machine.leftovers import FOLDER, SWEEP, SWEEP_S_MAX, sweep
+from shoal.machine.paths import ask
 from shoal.model.commands import Launch
 from shoal.model.job import Fault, MemberRef
 from shoal.model.kept import OUTPUT
@@ -39,7 +42,7 @@ from shoal.model.kept import OUTPUT
 log = logging.getLogger("shoal.agent")
 
 ALONE_S = 0.05  # how often a container that is to stop is looked at
-CLIENT_S_MAX = 120.0  # a client may take long to remove a large container, but not for ever
+CLIENT_S_MAX = 120.0  # a client may take long to remove a large container, but not forever
 TERMINATED_CODE = 128 + signal.SIGTERM
 RUNTIME_CODE = 125  # the runtime itself has failed
 OWN_CODES = range(RUNTIME_CODE, 128)  # and so have these, unless the command ended with one
@@ -62,6 +65,14 @@ class Client(NamedTuple):
     joins: bool  # the runtime puts the container into the member's cgroup
 
 
+class Ending(NamedTuple):
+    """`started`: its command was. `starved`: the kernel ended it for want of memory."""
+
+    code: int
+    started: bool
+    starved: bool = False
+
+
 class Container:
     def __init__(self, name: str, folder: Path, runtime: Runtime) -> None:
         self.name = name
@@ -71,7 +82,6 @@ class Container:
         self.began = 0  # when that process began: a later one may get the same id
         self.terminated = False  # it obeyed SIGTERM, as it would have outside
         self.over_at: float | None = None
-        self.asked = False  # docker: for the id of its first process
 
 
 class Containers:
@@ -93,6 +103,7 @@ class Containers:
         extra: Mapping[str, str],
         private: Mapping[str, str],
         group: Group | None,
+        cards: Sequence[Device] = (),
     ) -> Client:
         """How to run this member in a container. `extra` are the agent's own variables for members,
         and `private` those that nothing else may see."""
@@ -102,7 +113,7 @@ class Containers:
         self._facts = self._facts or facts()
         name = f"shoal-{self._node}-{launch.ref}"
         container = Container(name, self._root / name, runtime)
-        workdir, seen = folders(launch, str(directory), extra)
+        workdir, seen = ask(paths_of(launch), folders, launch, str(directory), extra)
         box = Box(
             name=name,
             node=self._node,
@@ -115,6 +126,7 @@ class Containers:
             folder=str(container.folder),
             image=launch.image,
             group=group.name if group is not None and runtime.name == "podman" else "",
+            cards=tuple(card.path for card in cards),
         )
         rendered = render(runtime, self._facts, launch, box)
         if runtime.name != "apptainer":  # its containers are only processes
@@ -165,10 +177,11 @@ class Containers:
 
     def _first(self, container: Container) -> int | None:
         if not container.first:
-            with contextlib.suppress(OSError, ValueError):
-                pid = int((container.folder / "pid").read_text())
-                if is_apart(pid) and (seen := read_process(pid)) is not None:
-                    container.first, container.began = pid, seen.started
+            pid = _number(container.folder / "pid")
+            if container.runtime.name == "docker":
+                pid = first_in_group(_text(container.folder / "id"))
+            if pid and is_apart(pid) and (seen := read_process(pid)) is not None:
+                container.first, container.began = pid, seen.started
         seen = read_process(container.first) if container.first else None
         alive = seen is not None and seen.started == container.began and seen.state != "Z"
         return container.first if alive else None
@@ -216,13 +229,12 @@ class Containers:
             asyncio.get_running_loop().call_later(ALONE_S, self._end_if_alone, container)
 
     def watch(self, clients: Mapping[MemberRef, int]) -> None:
-        """Called about once a second. A client would wait for ever for a container whose monitor
+        """Called about once a second. A client would wait forever for a container whose monitor
         was killed, and nobody else would notice the end of it."""
         now = time.monotonic()
         for ref, container in self._containers.items():
             first = self._first(container)
             if not container.first:
-                self._ask(container)
                 continue
             conmon = _number(container.folder / "conmon")
             lost = first is not None and conmon and read_process(conmon) is None
@@ -236,43 +248,30 @@ class Containers:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(clients[ref], signal.SIGKILL)
 
-    def _ask(self, container: Container) -> None:
-        """Docker does not write the id of the first process down."""
-        if container.runtime.name != "docker" or container.asked:
-            return
-        container.asked = True
-
-        async def ask() -> None:
-            words = (*container.runtime.command, "inspect", "--format={{.State.Pid}}")
-            code, text = await self._runs.run((*words, container.name), seconds=SWEEP_S_MAX)
-            if code == 0 and text.strip().isdecimal() and text.strip() != "0":
-                with contextlib.suppress(OSError):
-                    (container.folder / "pid").write_text(text.strip())
-            else:
-                container.asked = False
-
-        self._start(ask())
-
     # -- the end ---------------------------------------------------------------------------
 
-    def ended(self, ref: MemberRef, code: int) -> tuple[int, bool]:
-        """The client has ended. The container ends with it, whatever it does. Returns the exit
-        code, and whether its command was ever started."""
+    def ended(self, ref: MemberRef, code: int) -> Ending:
+        """The client has ended. The container ends with it, whatever it does."""
         container = self._containers.get(ref)
         if container is None:
-            return code, True
+            return Ending(code, started=True)
         first = self._first(container)
-        written = _number(container.folder / "pid") > 0
-        own = OWN_CODES if container.runtime.name == "podman" else (RUNTIME_CODE,)
         if first is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(first, signal.SIGKILL)
         del self._containers[ref]
-        if container.runtime.name == "podman" and not written and code == 0:
-            code = TERMINATED_CODE  # a client that gets SIGTERM early ends as if all were well
+        if container.runtime.name == "podman":
+            started, starved = _number(container.folder / "pid") > 0, False
+            if not started and code == 0:
+                code = TERMINATED_CODE  # a client that gets SIGTERM early ends as if all were well
+        else:
+            began, _, oom = _text(container.folder / "state").partition(" ")
+            known = began[:1].isdecimal()  # else no daemon answers any more
+            started = not began.startswith(NEVER) if known else container.first > 0
+            starved = oom == "true"
         self._start(self._remove(container))
-        started = written or code not in own
-        return TERMINATED_CODE if container.terminated else code, started
+        started = started or code not in OWN_CODES
+        return Ending(TERMINATED_CODE if container.terminated else code, started, starved)
 
     async def _remove(self, container: Container) -> None:
         ignore = ("--ignore",) if container.runtime.name == "podman" else ()
@@ -347,14 +346,32 @@ def _environment(
     return {**env, "SHOAL_REF": str(launch.ref), NODE_MARK: node}
 
 
-def _number(path: Path) -> int:
+def _text(path: Path) -> str:
     try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return 0
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _number(path: Path) -> int:
+    text = _text(path)
+    return int(text) if text.isdecimal() else 0
 
 
 # What the kernel shows of the processes in a container.
+
+
+def first_in_group(name: str) -> int:
+    """The first process of the namespace in the cgroup whose path has this word; 0 if none has."""
+    if not name:
+        return 0
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and name in _text(Path(f"/proc/{entry}/cgroup")):
+            lines = _text(Path(f"/proc/{entry}/status")).splitlines()
+            ids = next((line.split()[1:] for line in lines if line.startswith("NSpid:")), [])
+            if len(ids) == 2 and ids[1] == "1":
+                return int(entry)
+    return 0
 
 
 def is_apart(pid: int) -> bool:

@@ -141,9 +141,11 @@ class Images:
         if runtime.name == "apptainer":
             return self._file(image).exists()
         ask = ("image", "exists") if runtime.name == "podman" else ("image", "inspect")
-        code, _ = await self._runs.run(
+        code, text = await self._runs.run(
             (*runtime.command, *ask, untagged(image)), seconds=LOOK_S_MAX
         )
+        if code and (problem := problem_in(text)) is NO_DAEMON:
+            raise CannotStart(f"{problem.why} ({last_line(text)})", problem.fault)
         return code == 0
 
     async def _fetch(self, runtime: Runtime, key: tuple[str, str], login: str) -> None:
@@ -259,7 +261,13 @@ class Problem(NamedTuple):
 
 
 # The first that matches counts.
+NO_DAEMON = Problem(
+    ("cannot connect to the docker daemon", "is the docker daemon running"),
+    "docker's daemon does not answer on this node",
+    Fault.MISSING,
+)
 PROBLEMS = (
+    NO_DAEMON,
     Problem(("no space left", "disk quota"), "the disk of this node is full", Fault.START),
     Problem(
         ("newuidmap", "newgidmap", "subuid", "subgid", "insufficient uids or gids"),
@@ -268,7 +276,14 @@ PROBLEMS = (
         Fault.MISSING,
     ),
     Problem(
-        ("unauthorized", "authentication required", "denied", "forbidden", "invalid username"),
+        (
+            "unauthorized",
+            "authentication required",
+            "denied",
+            "forbidden",
+            "invalid username",
+            "no basic auth credentials",
+        ),
         "its registry does not allow it: is the name right, and is there a secret {secret}?",
     ),
     Problem(

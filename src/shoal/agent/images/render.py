@@ -7,23 +7,32 @@ are in a file in memory (`variables`), or in the environment of the command.
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
+from shoal.agent.confine.rdma import INSIDE
 from shoal.agent.faults import CannotStart
 from shoal.agent.images.runtimes import Facts, Gpus, Runtime
 from shoal.agent.shares import PIPES
 from shoal.model.commands import Launch
 from shoal.model.job import Fault
+from shoal.model.node import JOB_GPUS
 from shoal.model.resources import WHOLE_GPU_MILLI
 
 LABEL = "shoal.node"  # on every container of a node: which node
 VARIABLES = "--env-file"  # this word is to be completed with the path of the file
 GPUS_ENV = "CUDA_VISIBLE_DEVICES"
 UNLIMITED = -1
+# Docker's client has codes of its own (125 to 127) that the command may end with, too. What failed
+# is asked before the container is removed; what ended well costs nothing more. `trap`: the shell
+# goes on when its process group gets SIGTERM, and the client, whom that is for, passes it on.
+DOCKER_RUN = 'trap : TERM; "$@"; code=$?; [ $code = 0 ] || {{ {ask}; }} >{state} 2>&1; exit $code'
+DOCKER_STATE = "{{.State.StartedAt}} {{.State.OOMKilled}}"
+NEVER = "0001-"  # a container that was made and never started has begun in this year
 NOT_APART = "apptainer cannot keep tenants apart: install podman or docker on this node"
 NO_CDI = (
     "containers cannot get this node's GPUs: install nvidia-container-toolkit and run "
@@ -49,6 +58,7 @@ class Box(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     image: str  # as the runtime knows it
     group: str = ""  # the cgroup to be in, if the agent has made one
+    cards: Sequence[str] = ()  # files of InfiniBand and RoCE cards that it may open
 
 
 class Rendered(NamedTuple):
@@ -65,16 +75,15 @@ def render(runtime: Runtime, facts: Facts, launch: Launch, box: Box) -> Rendered
     gpus = _visible(launch, box.env) if facts.gpus is not Gpus.NONE else []
     env = {**box.env}
     if gpus:  # the container has no others, so they count from 0
-        env[GPUS_ENV] = ",".join(str(number) for number in range(len(gpus)))
+        gpus, env[GPUS_ENV] = _with_peers(launch, gpus)
     apart = launch.uid > 0
     variables, lines = _variables(env, apart=apart)
     podman = runtime.name == "podman"
     words = [
+        *([] if podman else _docker_shell(runtime, box)),
         *runtime.command,
         *(["--cgroup-manager=cgroupfs"] if box.group else []),
-        "run",
-        # Podman's own removal can come before its client has read the exit code.
-        *([] if podman else ["--rm"]),
+        "run",  # without --rm, which can come before anyone has read how it ended
         "--pull=never",
         f"--name={box.name}",
         f"--label={LABEL}={box.node}",
@@ -89,6 +98,7 @@ def render(runtime: Runtime, facts: Facts, launch: Launch, box: Box) -> Rendered
         f"--ulimit=nofile={_range(facts.files)}",
         f"--ulimit=nproc={_range(facts.processes)}",
         *(["--ulimit=core=1:1"] if launch.secrets else []),
+        *_cards(facts, box),
         *_limits(facts.limits or not podman, launch, box),
         *(_podman_gpus(facts, gpus) if podman else _docker_gpus(gpus)),
         *(f"--mount={_mount(mount)}" for mount in box.mounts),
@@ -110,6 +120,12 @@ def _podman_only(launch: Launch, box: Box) -> list[str]:
         f"--pidfile={box.folder}/pid",
         f"--conmon-pidfile={box.folder}/conmon",
     ]
+
+
+def _docker_shell(runtime: Runtime, box: Box) -> list[str]:
+    ask = shlex.join([*runtime.command, "inspect", f"--format={DOCKER_STATE}", box.name])
+    script = DOCKER_RUN.format(ask=ask, state=shlex.quote(f"{box.folder}/state"))
+    return ["/bin/sh", "-c", script, "docker-run"]
 
 
 def _user(podman: bool, facts: Facts, launch: Launch) -> str:
@@ -153,6 +169,14 @@ def _visible(launch: Launch, env: Mapping[str, str]) -> list[str]:
     return named if launch.gpus else []
 
 
+def _with_peers(launch: Launch, visible: Sequence[str]) -> tuple[list[str], str]:
+    """The GPUs of its gang on this node, too, and the numbers that its own have among them."""
+    words = launch.env.get(JOB_GPUS, "").split(",") if launch.gpu_milli == WHOLE_GPU_MILLI else []
+    more = [word for word in words if word.isdecimal() and word not in visible]
+    gpus = sorted([*visible, *more], key=int) if more else list(visible)
+    return gpus, ",".join(str(gpus.index(gpu)) for gpu in visible)
+
+
 def _podman_gpus(facts: Facts, gpus: Sequence[str]) -> list[str]:
     if gpus and facts.gpus is not Gpus.NAMED:
         raise CannotStart(NO_CDI, Fault.MISSING)
@@ -161,6 +185,14 @@ def _podman_gpus(facts: Facts, gpus: Sequence[str]) -> list[str]:
 
 def _docker_gpus(gpus: Sequence[str]) -> list[str]:
     return [f'--gpus="device={",".join(gpus)}"'] if gpus else []
+
+
+def _cards(facts: Facts, box: Box) -> list[str]:
+    """A runtime's own limit on locked memory is far below what a card needs."""
+    if not box.cards:
+        return []
+    named = [f"--device={path}:{INSIDE}/{os.path.basename(path)}" for path in box.cards]
+    return [*named, f"--ulimit=memlock={facts.locked}:{facts.locked}"]
 
 
 def _mount(mount: Mount) -> str:

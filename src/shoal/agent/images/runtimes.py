@@ -55,6 +55,7 @@ class Facts(msgspec.Struct, frozen=True):
     processes: tuple[int, int]
     memory_mb: int
     limits: bool  # may podman limit the containers of this user?
+    locked: int = -1  # bytes of memory that a process may lock; -1: all
     queues: bool = True  # has the machine /dev/mqueue? An ordinary user's podman insists on it
 
 
@@ -79,6 +80,7 @@ def facts() -> Facts:
         processes=_within(resource.getrlimit(resource.RLIMIT_NPROC), _pids_max()),
         memory_mb=pages * size >> 20,
         limits=os.geteuid() == 0 or _delegated(),
+        locked=resource.getrlimit(resource.RLIMIT_MEMLOCK)[1],
         queues=os.path.exists("/dev/mqueue"),
     )
 

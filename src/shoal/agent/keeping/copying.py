@@ -8,27 +8,40 @@ copy that breaks off begins again when there is a link, for as long as the node 
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
 import logging
 import os
-import stat
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import NamedTuple
+from functools import partial
 
+from msgspec.structs import replace
+
+from shoal.agent.keeping.contents import (
+    Found,
+    Stamp,
+    at_rest,
+    open_all,
+    open_file,
+    scan,
+    stamp_of,
+)
+from shoal.agent.keeping.holdings import Holdings
+from shoal.link.sealed_files import SealedFile, sealed_size
 from shoal.machine.enduring import enduring
+from shoal.machine.paths import ask, asked, close
+from shoal.machine.spares import Spares
 from shoal.model.job import MemberRef
 from shoal.model.kept import (
-    FILES_MAX,
-    PATH_PARTS_MAX,
+    COUNTED,
+    NO_PEER,
     PIECE_BYTES,
     FileAnswer,
     FilePiece,
     KeptFile,
     Kind,
     Snapshot,
-    path_problem,
 )
 
 log = logging.getLogger("shoal.agent")
@@ -41,6 +54,8 @@ LOOK_FACTOR = 20  # a look that takes long is repeated less often
 ANSWER_S_MAX = 30.0  # without an answer, a copy begins again
 COPY_REST = 4  # a file that changes all the time is copied for a fifth of the time
 AGAIN_S = 2.0
+HEAD_S = 60.0  # a folder that no other node can hold goes through the head for so long
+MS = 1_000_000  # in ns
 
 Message = FilePiece | Snapshot
 
@@ -64,7 +79,7 @@ class Folder:
     """A kept folder of a job on this node. `kept`: its files as the head has them; a file that the
     head refuses is there, too. `clean_at`: everything that was there at that time is kept."""
 
-    def __init__(self, job: str, kind: Kind, root: Path, user: int | None) -> None:
+    def __init__(self, job: str, kind: Kind, root: str, user: int | None) -> None:
         self.job = job
         self.kind = kind
         self.root = root
@@ -75,11 +90,13 @@ class Folder:
         self.noted: set[str] = set()
         self.rests: dict[str, float] = {}  # files that are not copied again before this time
         self.before: Found | None = None  # the last look
+        self.peers = ""  # of this tenant: other nodes are to hold it
+        self.head_until = 0.0  # but none can, until then
         self.unsettled = False  # files were copied or went, and the head has no snapshot of it yet
         self.clean_at = 0.0
         self.moved_at = time.monotonic()  # something was answered
         self.poked = asyncio.Event()
-        self.task: asyncio.Task[None] | None = None
+        self.task: asyncio.Task[None] | asyncio.TimerHandle | None = None
 
     @property
     def ref(self) -> MemberRef:
@@ -94,9 +111,18 @@ class Folder:
 class Copying:
     """`send` returns whether there is a link; what it takes may still get lost."""
 
-    def __init__(self, send: Callable[[Message], bool]) -> None:
+    def __init__(
+        self,
+        send: Callable[[Message], bool],
+        spares: Spares | None = None,
+        key_of: Callable[[MemberRef], bytes | None] = lambda _: None,
+        holdings: Holdings | None = None,
+    ) -> None:
         self._send = send
-        self._folders: dict[tuple[str, Kind], Folder] = {}
+        self._holdings = holdings
+        self._spares = spares
+        self._key_of = key_of
+        self._folders: dict[str, list[Folder]] = {}  # by job
         self._window = asyncio.Semaphore(WINDOW_PIECES)
         self._transfers: dict[int, Transfer] = {}
         self._serials = itertools.count(time.time_ns())  # never twice, not even in another life
@@ -104,33 +130,68 @@ class Copying:
     # -- folders ---------------------------------------------------------------------------
 
     def watch(
-        self, ref: MemberRef, kind: Kind, root: Path, user: int | None, *, over: bool = False
+        self,
+        ref: MemberRef,
+        kind: Kind,
+        root: str,
+        user: int | None,
+        *,
+        over: bool = False,
+        peers: str = "",
     ) -> None:
-        """From now on. `user`: files of others are not read. `over`: the member has ended."""
-        key = ref.job, kind
-        folder = self._folders.get(key)
+        """From now on. `user`: files of others are not read. `over`: the member has ended. `peers`:
+        other nodes are to hold it, for this tenant."""
+        folder = self._folder(ref.job, kind)
         if folder is None:
-            folder = self._folders[key] = Folder(ref.job, kind, root, user)
-            work = self._follow
-            folder.task = asyncio.create_task(
-                enduring(f"the copying of {root}", lambda: work(folder))
-            )
+            folder = Folder(ref.job, kind, root, user)
+            self._folders.setdefault(ref.job, []).append(folder)
+            if kind is Kind.OUTPUT and not over:  # most keep nothing, and end before the first look
+                loop = asyncio.get_running_loop()
+                folder.task = loop.call_later(LOOK_S, self._begin_to_follow, folder)
+            else:
+                self._begin_to_follow(folder)
         folder.refs[ref] = time.monotonic() if over else None
+        folder.peers = peers
         folder.clean_at = 0.0
+
+    def _begin_to_follow(self, folder: Folder) -> None:
+        if isinstance(folder.task, asyncio.TimerHandle):
+            folder.task.cancel()
+        follow = self._follow
+        what = f"the copying of {folder.root}"
+        folder.task = asyncio.create_task(enduring(what, lambda: follow(folder)))
 
     def fetched(self, ref: MemberRef, kind: Kind, files: dict[str, Stamp]) -> None:
         """These came from the head just now."""
-        folder = self._folders.get((ref.job, kind))
+        folder = self._folder(ref.job, kind)
         if folder is not None:
             folder.kept.update(files)
 
-    def ended(self, ref: MemberRef) -> None:
-        """Its process is over: look once more. An empty folder needs no second look."""
+    def ended(self, ref: MemberRef, *, alone: bool = False) -> None:
+        """Its process is over: look once more. An empty folder needs no second look. `alone`:
+        nobody has it open."""
         for folder in self._of(ref):
             folder.refs[ref] = time.monotonic()
-            if not folder.kept and _empty(folder.root):
+            waits = isinstance(folder.task, asyncio.TimerHandle)
+            if not folder.kept and self._empty(folder, alone=alone):
                 folder.clean_at = time.monotonic()
+                if waits:
+                    continue
+            if waits:
+                self._begin_to_follow(folder)
             folder.poked.set()
+
+    def _empty(self, folder: Folder, *, alone: bool) -> bool:
+        """An output folder that nobody uses any more goes at once if it is."""
+        try:
+            if folder.kind is not Kind.OUTPUT or not folder.ending:
+                return not ask((folder.root,), os.listdir, folder.root)
+            alone = alone and len(folder.refs) == 1 and self._spares is not None
+            if not (alone and self._spares and self._spares.take(folder.root, folder.user or 0)):
+                os.rmdir(folder.root)
+        except OSError as error:
+            return error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ETIMEDOUT)
+        return True
 
     def complete(self, ref: MemberRef, kinds: tuple[Kind, ...] = tuple(Kind)) -> bool:
         """Is everything kept that was there when the member ended?"""
@@ -144,13 +205,13 @@ class Copying:
         """When a file of its folders was last kept, or a piece of one."""
         return max((folder.moved_at for folder in self._of(ref)), default=0.0)
 
-    def forget(self, ref: MemberRef) -> list[Path]:
+    def forget(self, ref: MemberRef) -> list[str]:
         """Returns output folders that no member needs any more."""
         gone = []
         for folder in self._of(ref):
             del folder.refs[ref]
             if not folder.refs:
-                del self._folders[folder.job, folder.kind]
+                self._drop(folder)
                 if folder.task is not None:
                     folder.task.cancel()
                 if folder.kind is Kind.OUTPUT:
@@ -158,8 +219,19 @@ class Copying:
         return gone
 
     def _of(self, ref: MemberRef) -> list[Folder]:
-        found = (self._folders.get((ref.job, kind)) for kind in Kind)
-        return [folder for folder in found if folder is not None and ref in folder.refs]
+        return [folder for folder in self._folders.get(ref.job, ()) if ref in folder.refs]
+
+    def _folder(self, job: str, kind: Kind) -> Folder | None:
+        for folder in self._folders.get(job, ()):
+            if folder.kind is kind:
+                return folder
+        return None
+
+    def _drop(self, folder: Folder) -> None:
+        others = self._folders[folder.job]
+        others.remove(folder)
+        if not others:
+            del self._folders[folder.job]
 
     # -- the link --------------------------------------------------------------------------
 
@@ -168,8 +240,9 @@ class Copying:
             self._end(serial, "there is no link")
 
     def reconnected(self) -> None:
-        for folder in self._folders.values():
-            folder.poked.set()
+        for folders in self._folders.values():
+            for folder in folders:
+                folder.poked.set()
 
     def take(self, answer: FileAnswer) -> None:
         transfer = self._transfers.get(answer.serial)
@@ -219,7 +292,7 @@ class Copying:
     async def _look(self, folder: Folder) -> None:
         began = time.monotonic()
         try:
-            found = await asyncio.to_thread(scan, folder.root, folder.user)
+            found = await asked(folder.root, scan, folder.root, folder.user)
         except FileNotFoundError:
             found = Found({}, {})
         ending, before, folder.before = folder.ending, folder.before, found
@@ -253,14 +326,20 @@ class Copying:
         began = time.monotonic()
         gone = [path for path in folder.kept if path not in found.files]
         folder.unsettled |= bool(changed or gone)
+        if folder.unsettled and folder.peers and folder.head_until < began:
+            if await self._to_peers(folder, found):
+                folder.unsettled = False
+                folder.rests[""] = time.monotonic() + COPY_REST * (time.monotonic() - began)
+                return
+            folder.kept.clear()  # the head has none of it
+            changed.update(found.files)
         handles = {}
         if len(changed) <= HANDLES_MAX:
-            handles = await asyncio.to_thread(open_all, folder.root, changed, folder.user)
+            handles = await asked(folder.root, open_all, folder.root, changed, folder.user)
         try:
             await self._copy_all(folder, changed, handles)
         finally:
-            for handle in handles.values():
-                os.close(handle)
+            close(folder.root, *handles.values())
         for path in gone:
             folder.kept.pop(path, None)
             folder.refused.discard(path)
@@ -269,6 +348,35 @@ class Copying:
         folder.unsettled = False
         now = time.monotonic()
         folder.rests[""] = now + COPY_REST * (now - began)
+
+    async def _to_peers(self, folder: Folder, found: Found) -> bool:
+        """False: it goes through the head."""
+        assert self._holdings is not None
+        key = self._key_of(folder.ref)
+        try:
+            manifest = await self._holdings.stage(
+                folder.job, folder.peers, folder.root, found.files, folder.user, key
+            )
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            folder.head_until = time.monotonic() + HEAD_S
+            return False
+        serial, transfer = self._begin(COUNTED, folder)
+        try:
+            snapshot = Snapshot(folder.ref, serial, self._listed(folder, found), manifest)
+            if not self._send(snapshot):
+                raise Broken("there is no link")
+            problem = await self._answered(transfer, patient=True)
+        finally:
+            if serial in self._transfers:
+                self._end(serial, "given up")
+        if problem == NO_PEER:
+            folder.head_until = time.monotonic() + HEAD_S
+            return False
+        folder.kept = dict(found.files)
+        folder.moved_at = time.monotonic()
+        return True
 
     async def _copy_all(
         self, folder: Folder, changed: dict[str, Stamp], handles: dict[str, int] | None = None
@@ -289,20 +397,35 @@ class Copying:
     ) -> None:
         """Raises Broken or OSError if it has to be tried again."""
         began = time.monotonic()
-        serial, transfer = self._begin(stamp.size, folder)
+        key = self._key_of(folder.ref)
+        if key == b"":
+            await self._note(folder, path, "its node restarted, and the key to encrypt it is gone")
+            folder.kept[path] = stamp
+            folder.refused.add(path)
+            return
+        sealed = SealedFile(key, folder.job, folder.kind, path, stamp.size) if key else None
+        size = sealed_size(stamp.size) if key else stamp.size
+        serial, transfer = self._begin(size, folder)
         handle = -1 if opened is None else opened
         try:
             if opened is None:
-                handle = await asyncio.to_thread(open_file, folder.root, path, folder.user)
-            await self._pieces(folder, path, stamp, handle, serial, transfer)
+                handle = await asked(folder.root, open_file, folder.root, path, folder.user)
+            read = partial(sealed.seal if sealed else _read, handle)
+            first = FilePiece(
+                folder.ref, folder.kind, path, serial, size, modified_ms=stamp.modified_ns // MS
+            )
+            await self._pieces(first, read, transfer)
             problem = await self._answered(transfer)
-            if folder.kind is Kind.CHECKPOINT and stamp_of(handle) != stamp:
+            if (
+                folder.kind is Kind.CHECKPOINT
+                and await asked(folder.root, stamp_of, handle) != stamp
+            ):
                 raise Broken(f"{path} has changed")
         except FileNotFoundError:
             return  # it has just gone; the next look knows
         finally:
             if opened is None and handle >= 0:
-                os.close(handle)
+                close(folder.root, handle)
             if serial in self._transfers:
                 self._end(serial, "given up")
         folder.kept[path] = stamp
@@ -311,16 +434,19 @@ class Copying:
         (folder.refused.add if problem else folder.refused.discard)(path)
 
     async def _pieces(
-        self, folder: Folder, path: str, stamp: Stamp, handle: int, serial: int, transfer: Transfer
+        self, piece: FilePiece, read: Callable[[int], bytes], transfer: Transfer
     ) -> None:
-        offset = 0
-        while offset < stamp.size or not offset:
+        root = transfer.folder.root if transfer.folder is not None else ""
+        for number in range(max(1, -(-piece.size // PIECE_BYTES))):
             await self._room()
-            length = min(PIECE_BYTES, stamp.size - offset)
+            offset = number * PIECE_BYTES
             try:
-                data = await asyncio.to_thread(os.pread, handle, length, offset)
-                if len(data) < length:
-                    raise Broken(f"{path} became shorter")
+                data = await asked(root, read, number)
+                if len(data) < min(PIECE_BYTES, piece.size - offset):
+                    raise EOFError
+            except EOFError:
+                self._window.release()
+                raise Broken(f"{piece.path} became shorter") from None
             except BaseException:
                 self._window.release()
                 raise
@@ -328,15 +454,9 @@ class Copying:
                 self._window.release()
                 return
             transfer.out += 1
-            modified_ms = stamp.modified_ns // 1_000_000
-            piece = FilePiece(
-                folder.ref, folder.kind, path, serial, stamp.size, offset, data, modified_ms
-            )
-            if not self._send(piece):
+            data = data[: piece.size - offset]
+            if not self._send(replace(piece, offset=offset, data=data)):
                 raise Broken("there is no link")
-            offset += len(data)
-            if not stamp.size:
-                return
 
     async def _room(self) -> None:
         try:
@@ -350,12 +470,16 @@ class Copying:
         transfer = self._transfers[serial] = Transfer(size, folder)
         return serial, transfer
 
-    async def _answered(self, transfer: Transfer) -> str:
-        try:
-            async with asyncio.timeout(ANSWER_S_MAX):
-                return await asyncio.shield(transfer.done)
-        except TimeoutError:
-            raise Broken("the head does not answer") from None
+    async def _answered(self, transfer: Transfer, *, patient: bool = False) -> str:
+        """`patient`: for as long as it moves on."""
+        while True:
+            try:
+                async with asyncio.timeout(ANSWER_S_MAX):
+                    return await asyncio.shield(transfer.done)
+            except TimeoutError:
+                still = time.monotonic() - (transfer.folder.moved_at if transfer.folder else 0.0)
+                if not patient or still > ANSWER_S_MAX:
+                    raise Broken("the head does not answer") from None
 
     async def _tell(self, folder: Folder, make: Callable[[int], Message]) -> str:
         """A message without data; returns the head's problem with it."""
@@ -390,161 +514,20 @@ class Copying:
     async def _settle(self, folder: Folder, found: Found) -> None:
         """Every file of this look has been copied, so they count together. Without one that was
         refused, they would not be a checkpoint."""
-        files = tuple(
-            KeptFile(path, stamp.size, stamp.modified_ns // 1_000_000)
-            for path, stamp in sorted(found.files.items())
-        )
+        files = self._listed(folder, found)
         await self._tell(folder, lambda serial: Snapshot(folder.ref, serial, files))
 
+    def _listed(self, folder: Folder, found: Found) -> tuple[KeptFile, ...]:
+        size_of = sealed_size if self._key_of(folder.ref) else int
+        return tuple(
+            KeptFile(path, size_of(stamp.size), stamp.modified_ns // MS)
+            for path, stamp in sorted(found.files.items())
+        )
 
-def _empty(root: Path) -> bool:
-    try:
-        with os.scandir(root) as entries:
-            return next(entries, None) is None
-    except OSError:
-        return True
+
+def _read(handle: int, piece: int) -> bytes:
+    return os.pread(handle, PIECE_BYTES, piece * PIECE_BYTES)
 
 
 def _looked_at(future: asyncio.Future[str]) -> None:
     _ = future.cancelled() or future.exception()
-
-
-# What is in a kept folder. A tenant may write there and the agent may be root, so no link is
-# followed, and no file of another user is read.
-
-
-NOTES_MAX = 20  # files that are left out, and named
-
-
-class Stamp(NamedTuple):
-    """A file with another stamp has changed."""
-
-    size: int
-    modified_ns: int
-    inode: int
-
-
-class Found(NamedTuple):
-    files: dict[str, Stamp]
-    notes: dict[str, str]  # files that cannot be kept, and why
-
-
-def scan(root: Path, user: int | None = None) -> Found:
-    """`user`: only files of this user. OSError if the folder itself cannot be read."""
-    found = Found({}, {})
-    handle = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        _walk(handle, "", user, found, 1)
-    finally:
-        os.close(handle)
-    return found
-
-
-def _walk(folder: int, inside: str, user: int | None, found: Found, depth: int) -> None:
-    with os.scandir(folder) as entries:
-        for entry in sorted(entries, key=lambda one: one.name):
-            path = f"{inside}{entry.name}"
-            if entry.is_dir(follow_symlinks=False):
-                if depth >= PATH_PARTS_MAX:
-                    _note(found, path, "it is too deep")
-                    continue
-                try:
-                    inner = _open(entry.name, folder, os.O_DIRECTORY)
-                except OSError:
-                    continue  # it has just gone
-                try:
-                    _walk(inner, f"{path}/", user, found, depth + 1)
-                finally:
-                    os.close(inner)
-                continue
-            try:
-                seen = entry.stat(follow_symlinks=False)
-            except OSError:
-                continue
-            why = _problem(path, seen, user)
-            if not why and len(found.files) >= FILES_MAX:
-                why = f"only {FILES_MAX:,} files are kept"
-            if why:
-                _note(found, path, why)
-            else:
-                found.files[path] = Stamp(seen.st_size, seen.st_mtime_ns, seen.st_ino)
-
-
-def _problem(path: str, seen: os.stat_result, user: int | None) -> str:
-    if stat.S_ISLNK(seen.st_mode):
-        return "it is a symbolic link"
-    if not stat.S_ISREG(seen.st_mode):
-        return "it is not a regular file"
-    if user is not None and seen.st_uid != user:
-        return "it belongs to another user"
-    return path_problem(path)
-
-
-def _note(found: Found, path: str, why: str) -> None:
-    if len(found.notes) < NOTES_MAX:
-        found.notes[path] = why
-
-
-def _open(name: str, folder: int, flags: int = 0) -> int:
-    return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | flags, dir_fd=folder)
-
-
-def open_folder(root: Path, path: str) -> tuple[int, str]:
-    """A descriptor of the folder that holds this file, and the file's name in it. No link is
-    followed on the way."""
-    here = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    *folders, name = path.split("/")
-    for folder in folders:
-        try:
-            inner = _open(folder, here, os.O_DIRECTORY)
-        finally:
-            os.close(here)
-        here = inner
-    return here, name
-
-
-def open_file(root: Path, path: str, user: int | None = None) -> int:
-    """A descriptor of this file, reached without following a link."""
-    folder, name = open_folder(root, path)
-    try:
-        handle = _open(name, folder)
-    finally:
-        os.close(folder)
-    seen = os.fstat(handle)
-    if not stat.S_ISREG(seen.st_mode) or (user is not None and seen.st_uid != user):
-        os.close(handle)
-        raise PermissionError(f"{path} is no longer a file of its own")
-    return handle
-
-
-def open_all(root: Path, files: dict[str, Stamp], user: int | None = None) -> dict[str, int]:
-    """Descriptors of all these files at one moment: whoever replaces one of them later does not
-    change what is read. OSError if one of them has changed already."""
-    handles: dict[str, int] = {}
-    try:
-        for path, stamp in files.items():
-            handles[path] = open_file(root, path, user)
-            if stamp_of(handles[path]) != stamp:
-                raise OSError(f"{path} is being written")
-    except BaseException:
-        for handle in handles.values():
-            os.close(handle)
-        raise
-    return handles
-
-
-def at_rest(before: Found | None, found: Found) -> bool:
-    """Is nothing in the folder half written? A file that was there, and is as it was, is whole. So
-    is one that was replaced, because that is done by renaming. A new one may still grow."""
-    if before is None:
-        return False
-    for path, stamp in found.files.items():
-        known = before.files.get(path)
-        if known is None or (known != stamp and known.inode == stamp.inode):
-            return False
-    return True
-
-
-def stamp_of(handle: int) -> Stamp:
-    seen = os.fstat(handle)
-    return Stamp(seen.st_size, seen.st_mtime_ns, seen.st_ino)

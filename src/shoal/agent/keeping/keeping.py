@@ -9,20 +9,33 @@ import os
 import shutil
 import time
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 
+from msgspec.structs import replace
+
+from shoal.agent.blocks.doorkeeper import Doorkeeper
+from shoal.agent.blocks.store import FILES
 from shoal.agent.confine.tenant import own
 from shoal.agent.faults import CannotStart
-from shoal.agent.keeping.copying import Copying, Found, Message, Stamp, open_folder, scan
+from shoal.agent.keeping.contents import Found, Stamp, open_folder, scan
+from shoal.agent.keeping.copying import Copying, Message
+from shoal.agent.keeping.holdings import CannotHold, Holdings, get
+from shoal.link.sealed_files import SealError, clear_size, opened, sealed_size, start
 from shoal.machine.files import lock
+from shoal.machine.paths import Hangs, ask
+from shoal.machine.spares import Spares
+from shoal.model.blocks import BadManifest
 from shoal.model.commands import Launch, Prepare
 from shoal.model.job import Fault, MemberRef
 from shoal.model.kept import (
     OUTPUT,
     PIECE_BYTES,
+    CopyHeld,
     FileAnswer,
     FileSent,
     FileWanted,
+    HoldCopy,
     KeptFile,
     Kind,
     path_problem,
@@ -42,14 +55,20 @@ class Keeping:
         self,
         directory: Path,
         root: str,
-        send: Callable[[Message], bool],
+        send: Callable[[Message | CopyHeld], bool],
         want: Callable[[FileWanted], None],
+        key_of: Callable[[MemberRef], bytes | None],
+        own: str,
+        doors: Doorkeeper,
     ) -> None:
-        """`root` holds the checkpoint folders of jobs; it may be an address."""
+        """`root` holds the checkpoint folders of jobs; it may be an address. `key_of`: the key of a
+        member's job that asks for encryption."""
         self._outputs = Path(os.path.realpath(directory)) / OUTPUTS
         self._root = root
-        self.copying = Copying(send)
-        self.fetching = Fetching(root, want)
+        self.spares = Spares(directory / "spare")
+        self.holdings = Holdings(directory / "held", own, doors, send)
+        self.copying = Copying(send, self.spares, key_of, self.holdings)
+        self.fetching = Fetching(root, want, key_of, own)
         self._connected_at: float | None = None
         self._removing: set[asyncio.Task[None]] = set()
 
@@ -59,27 +78,30 @@ class Keeping:
         """Its output folder, which it shares with the job's other members on this node."""
         if not launch.keeps or launch.env.get(OUTPUT):
             return {}
-        path = self._outputs / launch.ref.job
+        path = f"{self._outputs}/{launch.ref.job}"
         try:
-            _make_folder(path)
+            self.spares.make(path, launch.uid if apart else 0)
             if apart:
                 own(path, launch.uid)
         except OSError as error:
             raise CannotStart(f"cannot make its output folder: {error.strerror}") from error
         self.copying.watch(launch.ref, Kind.OUTPUT, path, _reader(launch, apart=apart))
-        return {OUTPUT: str(path)}
+        return {OUTPUT: path}
 
     def checkpoints(self, launch: Launch, path: str, *, apart: bool) -> None:
         """The member begins with this folder: what is saved in it from now on is the newest."""
         if not launch.travels or "://" in path or not path.startswith(f"{self._root}/"):
             return
-        with contextlib.suppress(OSError):
-            note_attempt(self._root, launch.ref)
+        try:
+            ask((path,), note_attempt, self._root, launch.ref)
+        except Hangs:
+            raise
+        except OSError:
+            pass
         if launch.copies:
             found = self.fetching.found.pop(launch.ref.job, {})
-            self.copying.watch(
-                launch.ref, Kind.CHECKPOINT, Path(path), _reader(launch, apart=apart)
-            )
+            user, peers = _reader(launch, apart=apart), launch.tenant if launch.peers else ""
+            self.copying.watch(launch.ref, Kind.CHECKPOINT, path, user, peers=peers)
             self.copying.fetched(launch.ref, Kind.CHECKPOINT, found)
 
     def recall(self, ref: MemberRef) -> None:
@@ -87,10 +109,11 @@ class Keeping:
         path = self._outputs / ref.job
         if path.is_dir():
             user = path.stat().st_uid
-            self.copying.watch(ref, Kind.OUTPUT, path, user if user else None, over=True)
+            self.copying.watch(ref, Kind.OUTPUT, str(path), user if user else None, over=True)
 
     def sweep(self, jobs: set[str]) -> None:
         """At the start: folders of jobs that have no member here any more are at the head."""
+        self.holdings.recall()
         with contextlib.suppress(OSError):
             for path in self._outputs.iterdir():
                 if path.name not in jobs:
@@ -101,18 +124,22 @@ class Keeping:
     def reconnected(self) -> None:
         self._connected_at = time.monotonic()
         self.copying.reconnected()
+        self.holdings.reconnected()
 
     def disconnected(self) -> None:
         self._connected_at = None
         self.copying.disconnected()
 
     def take(self, answer: FileAnswer) -> None:
-        self.copying.take(answer)
+        if answer.hold is not None:
+            self.holdings.take(answer.hold)
+        else:
+            self.copying.take(answer)
 
     # -- the end ---------------------------------------------------------------------------
 
-    def ended(self, ref: MemberRef) -> None:
-        self.copying.ended(ref)
+    def ended(self, ref: MemberRef, *, alone: bool) -> None:
+        self.copying.ended(ref, alone=alone)
 
     def waits(self, exit_: MemberExit, ended_at: float) -> bool:
         """Should the exit wait for files? A job that is done needs no checkpoint elsewhere. Time
@@ -143,23 +170,13 @@ class Keeping:
             task.add_done_callback(self._removing.discard)
 
 
-def _make_folder(path: Path) -> None:
-    """Ours alone; the folder around it is there but for the first time."""
-    try:
-        os.mkdir(path, 0o700)
-    except FileExistsError:
-        return
-    except FileNotFoundError:
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        path.mkdir(mode=0o700, exist_ok=True)
-
-
-def _was_empty(path: Path) -> bool:
+def _was_empty(path: str) -> bool:
     """Most jobs keep nothing. What is large is removed beside the loop."""
-    with contextlib.suppress(OSError):
+    try:
         os.rmdir(path)
-        return True
-    return False
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)
+    return True
 
 
 def _reader(launch: Launch, *, apart: bool) -> int | None:
@@ -177,6 +194,7 @@ def _reader(launch: Launch, *, apart: bool) -> int | None:
 ANSWER_S_MAX = 5.0  # then it is requested again: the controller may have died
 WINDOW = 8  # pieces requested at a time
 TRIES = 10  # a newer snapshot may come to the head meanwhile
+AWAY_S, AWAY_S_MAX = 5.0, 600.0  # nodes that hold it may come back
 SPARE_BYTES = 256 << 20
 LOCK_FILE = ".shoal-fetch.lock"
 MEGA = 1e6
@@ -194,14 +212,23 @@ class Fetch:
         self.waiters = 0
         self.got = 0
         self.size: int | None = None
+        self.away = ""  # why no node that holds it gives it
 
 
 class Fetching:
     """`want` sends a request to the controller, which may get lost."""
 
-    def __init__(self, root: str, want: Callable[[FileWanted], None]) -> None:
+    def __init__(
+        self,
+        root: str,
+        want: Callable[[FileWanted], None],
+        key_of: Callable[[MemberRef], bytes | None],
+        own: str = "",
+    ) -> None:
         self._root = root
         self._want = want
+        self._key_of = key_of
+        self._own = own
         self._fetches: dict[tuple[str, int], Fetch] = {}
         self._done: dict[str, int] = {}  # job -> the attempt that has all it needs
         self._asked: dict[tuple[MemberRef, str, int], asyncio.Future[FileSent]] = {}
@@ -220,6 +247,8 @@ class Fetching:
         fetch = self._fetches.get((order.ref.job, order.ref.attempt))
         if fetch is None or fetch.size is None:
             return "is asking the head for its checkpoints"
+        if fetch.away and not fetch.got:
+            return f"is waiting for nodes that hold its checkpoints: {fetch.away}"
         return f"is fetching its checkpoints: {fetch.got / MEGA:.1f} of {fetch.size / MEGA:.1f} MB"
 
     async def get(self, launch: Launch, uid: int) -> None:
@@ -247,14 +276,7 @@ class Fetching:
         fetch = self._fetches[job, attempt]
         try:
             os.makedirs(self._root, mode=0o700, exist_ok=True)
-            async with _alone(Path(self._root) / LOCK_FILE):
-                for last in (*[False] * (TRIES - 1), True):
-                    try:
-                        await self._replace(launch.ref, fetch, uid)
-                        break
-                    except Replaced as error:
-                        if last:
-                            raise CannotStart(f"cannot fetch its checkpoints: {error}") from None
+            await self._persist(launch.ref, fetch, uid)
         except OSError as error:
             why = f"cannot fetch its checkpoints: {error.strerror or error}"
             raise CannotStart(why) from error
@@ -262,8 +284,29 @@ class Fetching:
             del self._done[next(iter(self._done))]
         self._done[job] = attempt
 
+    async def _persist(self, ref: MemberRef, fetch: Fetch, uid: int) -> None:
+        """Never without them: a job that starts over by itself loses more than time."""
+        tries, began = 0, time.monotonic()
+        while True:
+            try:
+                async with _alone(Path(self._root) / LOCK_FILE):  # not while it waits for nodes
+                    await self._replace(ref, fetch, uid)
+                return
+            except Replaced as error:
+                tries += 1
+                if tries == TRIES:
+                    raise CannotStart(f"cannot fetch its checkpoints: {error}") from None
+            except (CannotHold, BadManifest) as error:
+                if time.monotonic() - began > AWAY_S_MAX:
+                    raise CannotStart(f"cannot fetch its checkpoints: {error}") from None
+                fetch.away = str(error)
+                await asyncio.sleep(AWAY_S)
+
     async def _replace(self, ref: MemberRef, fetch: Fetch, uid: int) -> None:
         listed = await self._ask(FileWanted(ref, Kind.CHECKPOINT))
+        if self._key_of(ref):
+            files = (replace(one, size=clear_size(one.size)) for one in listed.files)
+            listed = replace(listed, files=tuple(files))
         place, fresh = Path(self._root) / ref.job, Path(self._root) / f".{ref.job}.fetched"
         await asyncio.to_thread(_restore, place, fresh)
         here = await asyncio.to_thread(_scan, place)
@@ -273,11 +316,19 @@ class Fetching:
         stale = newer and any(path not in {one.path for one in listed.files} for path in here.files)
         if wanted or stale:
             await asyncio.to_thread(_must_fit, Path(self._root), fresh, fetch.size)
+            came = await self._from_peers(ref, listed.held, {one.path: one for one in wanted})
             for one in wanted:
-                await self._file(ref, one, fresh, fetch, listed.snapshot)
+                if one.path in came:
+                    await asyncio.to_thread(
+                        _place, came[one.path], fresh, one, ref.job, self._key_of(ref)
+                    )
+                    fetch.got += one.size
+                else:
+                    await self._file(ref, one, fresh, fetch, listed.snapshot)
             stay = {one.path for one in listed.files} if newer else set(here.files)
             stay -= {one.path for one in wanted}
             await asyncio.to_thread(_swap, place, fresh, stay & set(here.files), uid)
+            await asyncio.to_thread(_clear_up, self._root, ref.job)
         note_attempt(self._root, ref)
         known = {one.path: one for one in listed.files}
         now = (await asyncio.to_thread(_scan, place)).files
@@ -285,27 +336,55 @@ class Fetching:
             path: stamp for path, stamp in now.items() if _same(known.get(path), stamp)
         }
 
+    async def _from_peers(
+        self, ref: MemberRef, held: tuple[HoldCopy, ...], wanted: dict[str, KeptFile]
+    ) -> dict[str, Path]:
+        """Files that other nodes hold, where they are now."""
+        came = {}
+        for copy in held if wanted else ():
+            place = Path(self._root) / f".{ref.job}.{copy.manifest[:16]}.held"
+            work = partial(get, place, copy.manifest, copy.peers, self._own, copy.size, wanted)
+            holding = await asyncio.to_thread(work)
+            holding.close()
+            for path, _ in holding.layout.files:
+                if path in wanted:
+                    came[path] = place / FILES / path
+        return came
+
     async def _file(
         self, ref: MemberRef, one: KeptFile, fresh: Path, fetch: Fetch, snapshot: int
     ) -> None:
         wrong = path_problem(one.path)
         if wrong:
             raise CannotStart(f"the head offers a checkpoint file that cannot be: {wrong}")
+        key, sealed, size = self._key_of(ref), None, one.size
+        if key:
+            size = sealed_size(size)
         path = fresh / one.path
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            for start in range(0, one.size, WINDOW * PIECE_BYTES):
-                offsets = range(start, min(one.size, start + WINDOW * PIECE_BYTES), PIECE_BYTES)
+            for begin in range(0, size, WINDOW * PIECE_BYTES):
+                offsets = range(begin, min(size, begin + WINDOW * PIECE_BYTES), PIECE_BYTES)
                 wanted = (
                     FileWanted(ref, Kind.CHECKPOINT, one.path, at, snapshot) for at in offsets
                 )
                 for sent in await asyncio.gather(*map(self._ask, wanted)):
-                    if len(sent.data) != min(PIECE_BYTES, one.size - sent.offset):
+                    if len(sent.data) != min(PIECE_BYTES, size - sent.offset):
                         raise Replaced(f"{one.path} has changed at the head")
-                    await asyncio.to_thread(os.pwrite, handle, sent.data, sent.offset)
-                    fetch.got += len(sent.data)
+                    data, offset = sent.data, sent.offset
+                    if key:
+                        chunk = offset // PIECE_BYTES
+                        sealed = sealed or opened(
+                            key, ref.job, Kind.CHECKPOINT, one.path, size, data
+                        )
+                        data = await asyncio.to_thread(sealed.open, chunk, data)
+                        offset = start(chunk)
+                    await asyncio.to_thread(os.pwrite, handle, data, offset)
+                    fetch.got += len(data)
             os.utime(handle, ns=(one.modified_ms * 1_000_000,) * 2)
+        except SealError as error:
+            raise CannotStart(f"its checkpoint {one.path} {error}") from None
         finally:
             os.close(handle)
 
@@ -325,6 +404,32 @@ class Fetching:
         if sent.problem:
             raise Replaced(sent.problem)
         return sent
+
+
+def _clear_up(root: str, job: str) -> None:
+    """What came from other nodes and was not needed."""
+    for left in Path(root).glob(f".{job}.*.held"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def _place(came: Path, fresh: Path, one: KeptFile, job: str, key: bytes | None) -> None:
+    """A file that came from other nodes, in clear text."""
+    path = fresh / one.path
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not key:
+        came.rename(path)
+    else:
+        size = came.stat().st_size
+        try:
+            with came.open("rb") as source, path.open("xb") as target:
+                sealed, number = None, 0
+                while piece := source.read(PIECE_BYTES):
+                    sealed = sealed or opened(key, job, Kind.CHECKPOINT, one.path, size, piece)
+                    target.write(sealed.open(number, piece))
+                    number += 1
+        except SealError as error:
+            raise CannotStart(f"its checkpoint {one.path} {error}") from None
+    os.utime(path, ns=(one.modified_ms * 1_000_000,) * 2)
 
 
 def attempt_here(root: str, job: str) -> int:

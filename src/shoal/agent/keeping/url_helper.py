@@ -1,8 +1,10 @@
 """Fetches a volume from a URL into a folder, with the credentials in its own environment.
 
-Run by an agent as `python -m shoal.agent.keeping.url_helper URL FOLDER`, as the member's user. It
-prints what it found, waits for a line that tells it to go on, and prints how far it is. When its
-input ends it ends, too: the agent has the files already.
+Run by an agent as `python -m shoal.agent.keeping.url_helper URL [MEMBER MEMBERS]`, as the member's
+user, in the folder of a holding; with the last two, it fetches only the share of this member. It
+prints what it found, waits for a line that tells it to go on, and prints which blocks it has and
+how many it could take. What it reads then (`Sought`) says which blocks it should read from the URL,
+and which its node's neighbors have. When its input ends it ends, too: the agent has the files.
 """
 
 from __future__ import annotations
@@ -11,20 +13,28 @@ import errno
 import hashlib
 import json
 import os
+import queue
+import resource
 import sys
 import threading
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from itertools import repeat
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-SAYS = "shoal-volume "  # begins a line for the agent; libraries may print lines of their own
+import msgspec
+
+from shoal.agent.blocks.pace import Pace
+from shoal.agent.blocks.sharing import TELL_S, Sharing
+from shoal.agent.blocks.store import FILES, PARTS, SAYS, Holding
+from shoal.agent.keeping.readers import Readers
+from shoal.model.blocks import FILES_MAX, TOO_MANY, Layout, Sought
+from shoal.model.volume import share
+
+LISTING_BYTES_MAX = 2 << 30  # of memory while a store is listed
 TRIES = 3  # the files may change while they are fetched
-FILES_MAX = 200_000
 AT_ONCE = 8
-TELL_S = 0.5
 # What shows that an object has changed, in the words of the file systems of fsspec.
 VERSIONS = (
     *("ETag", "etag", "md5Hash", "md5", "content_md5", "Content-MD5", "Digest", "checksum"),
@@ -41,50 +51,131 @@ class Problem(Exception):
         self.here = here
 
 
+class Go(msgspec.Struct, frozen=True):
+    """The agent's first line. `alone`: there is nobody to share with. `lazy`: only those files are
+    fetched that readers ask for."""
+
+    node: str = ""
+    alone: bool = True
+    lazy: bool = False
+
+
+class Order(msgspec.Struct, frozen=True):
+    """Any other line, with what changes: `bytes_s` for this helper; `all`: what nobody has read is
+    wanted, too. Else the line is `Sought`."""
+
+    bytes_s: float | None = None
+    all: bool = False
+    node: str = ""  # only `Go` has it
+    source: str = ""  # only `Sought` has it
+
+
+class Ears:
+    """What the agent says. The end of the input is the end of this process."""
+
+    def __init__(self) -> None:
+        self.go: queue.SimpleQueue[Go] = queue.SimpleQueue()
+        self.sought: queue.SimpleQueue[Sought] = queue.SimpleQueue()
+        self.pace = Pace()
+        self.readers: Readers | None = None
+        self._all = False
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def attach(self, readers: Readers) -> None:
+        self.readers = readers
+        readers.all = self._all
+
+    def _listen(self) -> None:
+        for line in sys.stdin:
+            order = msgspec.json.decode(line, type=Order)
+            if order.node:
+                self.sought = queue.SimpleQueue()  # what is there is about what was fetched before
+                self.go.put(msgspec.json.decode(line, type=Go))
+            elif order.source:
+                self.sought.put(msgspec.json.decode(line, type=Sought))
+            if order.bytes_s is not None:
+                self.pace.bytes_s = order.bytes_s
+            if order.all:
+                self._all = True
+                if self.readers is not None:
+                    self.readers.all = True
+        os._exit(0)
+
+
 class Listing(NamedTuple):
+    """`ranges`: parts of a file can be read."""
+
     files: dict[str, tuple[str, int | None]]  # path in the volume -> its address, its size
     fingerprint: str
+    ranges: bool
+    versions: dict[str, dict[str, str]]  # of each path
+
+    @property
+    def layout(self) -> Layout:
+        files = sorted(self.files.items())
+        return Layout((path, size if self.ranges else None) for path, (_, size) in files)
 
     @property
     def size(self) -> int:
         return sum(size or 0 for _, size in self.files.values())
 
+    def share(self, member: int, members: int) -> Listing:
+        if members == 1:
+            return self
+        own = share(self.files, member, members)
+        return self._replace(files={path: self.files[path] for path in own})
+
 
 def say(**words: object) -> None:
-    print(SAYS + json.dumps(words), flush=True)
+    print(SAYS + msgspec.json.encode(words).decode(), flush=True)
 
 
-def main(url: str, folder: str) -> int:
+def main(url: str, member: str = "0", members: str = "1") -> int:
+    ears = Ears()
     try:
-        fetch(url, folder)
-    except Problem as problem:
-        say(problem=str(problem), here=problem.here)
+        fetch(url, int(member), int(members), ears)
     except Exception as error:  # of any library that fsspec uses
-        found = explain(url, error)
+        found = error if isinstance(error, Problem) else explain(url, error)
         say(problem=str(found), here=found.here)
+        if ears.readers is not None:
+            ears.readers.fail(str(found))
     else:
         say(done=True)
     sys.stdout.flush()
     os._exit(0)  # threads of a library may hang
 
 
-def fetch(url: str, folder: str) -> None:
+def fetch(url: str, member: int, members: int, ears: Ears) -> None:
     from fsspec.core import url_to_fs
 
     fs, root = url_to_fs(url)
     listing = look(fs, root, url)
-    for number in range(TRIES):
-        say(fingerprint=listing.fingerprint, size=listing.size, files=len(listing.files))
-        if not sys.stdin.readline():
-            os._exit(0)
-        part = f"{folder}-{number}"
-        os.mkdir(part, 0o700)
-        copy(fs, listing, part)
+    for _ in range(TRIES):
+        own = listing.share(member, members)
+        layout = own.layout
+        if problem := layout.problem():
+            raise Problem(f"{url}: {problem}")
+        sizes = {"size": own.size, "total": listing.size, "count": layout.count}
+        say(fingerprint=listing.fingerprint, **sizes)
+        go = ears.go.get()
+        holding = Holding(os.getcwd(), layout, listing.fingerprint)
+        error: Exception | None = None
+        try:
+            copy(fs, own, holding, go, ears)
+        except Exception as raised:  # perhaps because the files have changed
+            error = raised
+        holding.close()
         before, listing = listing, look(fs, root, url)
         if same(before, listing):
-            os.rename(part, folder)
-            make_read_only(folder)
+            if error is not None:
+                raise error
+            if ears.readers is not None:
+                ears.readers.close()
+            make_read_only(FILES)
             return
+        if ears.readers is not None:  # somebody has read what was there before
+            raise Problem(f"{url} changed while it was read")
+        say(changed=True)
     raise Problem(f"{url} changed {TRIES} times while it was fetched")
 
 
@@ -96,16 +187,19 @@ def same(before: Listing, after: Listing) -> bool:
 
 def look(fs: Any, root: str, url: str) -> Listing:
     fs.invalidate_cache()
+    ranges = True
     if urlsplit(url).scheme in ("http", "https"):
         name = unquote(urlsplit(url).path.rpartition("/")[2])
         if not name:
             raise Problem(f"{url} does not name a file, and folders of web servers have no listing")
         found, single = {root: fs.info(root)}, name
+        ranges = gives_ranges(fs, root)
     else:
-        found = fs.find(root, detail=True)
+        found = listed(fs, root, url)
         root = root.rstrip("/")
         single = os.path.basename(root) if set(found) == {root} else ""
     files: dict[str, tuple[str, int | None]] = {}
+    versions: dict[str, dict[str, str]] = {}
     digest, known = hashlib.sha256(), True
     for address in sorted(found):
         info = found[address]
@@ -115,37 +209,112 @@ def look(fs: Any, root: str, url: str) -> Listing:
         if not path or any(part in ("", ".", "..") for part in path.split("/")) or "\0" in path:
             raise Problem(f"{url}: the object {address[:200]!r} cannot be a file: rename it")
         files[path] = address, info.get("size")
-        version = {name: str(info[name]) for name in VERSIONS if info.get(name)}
+        version = versions[path] = {name: str(info[name]) for name in VERSIONS if info.get(name)}
         known = known and bool(version)
         digest.update(json.dumps([path, info.get("size"), version]).encode())
     if not files:
         raise Problem(f"there is nothing at {url}")
     if len(files) > FILES_MAX:
-        raise Problem(f"{url} holds {len(files)} files, more than {FILES_MAX}: use archives")
-    return Listing(files, digest.hexdigest() if known else f"?{uuid.uuid4().hex}")
+        raise Problem(f"{url}: {TOO_MANY}")
+    fingerprint = digest.hexdigest() if known else f"?{uuid.uuid4().hex}"
+    return Listing(files, fingerprint, ranges, versions)
 
 
-def copy(fs: Any, listing: Listing, folder: str) -> None:
-    for parent in sorted({os.path.dirname(path) for path in listing.files}):
-        os.makedirs(os.path.join(folder, parent), mode=0o700, exist_ok=True)
+def listed(fs: Any, root: str, url: str) -> dict[str, Any]:
+    """Most stores list all that they have before they return: ten million names would take all of
+    the node's memory."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    most = LISTING_BYTES_MAX if hard == resource.RLIM_INFINITY else min(hard, LISTING_BYTES_MAX)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+    try:
+        return dict(fs.find(root, detail=True))
+    except MemoryError:
+        raise Problem(f"{url}: {TOO_MANY}") from None
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
-    def one(path: str, counted: Counter) -> None:
+
+def gives_ranges(fs: Any, url: str) -> bool:
+    """Does this web server give parts of a file? One that does not would send all of it for each
+    part."""
+    from fsspec.asyn import sync
+
+    async def ask() -> bool:
+        session = await fs.set_session()
+        headers = {**fs.kwargs.get("headers", {}), "Range": "bytes=0-0"}
+        words = {**fs.kwargs, "headers": headers}
+        async with session.get(fs.encode_url(url), **words) as answer:
+            parts: bool = answer.status == 206
+            answer.close()  # whatever else it sends is not read
+            return parts
+
+    return bool(sync(fs.loop, ask))
+
+
+def copy(fs: Any, listing: Listing, holding: Holding, go: Go, ears: Ears) -> None:
+    """Until the holding is whole. Files that come as a whole come first, and are not shared."""
+    files = holding.layout.files
+
+    def whole(number: int, counted: Counter) -> None:
+        path = files[number][0]
         address, size = listing.files[path]
-        target = os.path.join(folder, path)
-        fs.get_file(address, target, callback=callback(counted.add))
+        target = os.path.join(holding.folder, PARTS, f"whole-{number}")
+        fs.get_file(address, target, callback=callback(counted.add, ears.pace))
         if size is not None and os.path.getsize(target) != size and "://" not in address:
             raise Problem(f"{address} arrived with {os.path.getsize(target)} of {size} bytes")
+        holding.add_whole(number, target)
 
-    with Counter() as counted, ThreadPoolExecutor(AT_ONCE) as pool:
-        for _ in pool.map(one, listing.files, repeat(counted)):
-            pass
+    missing = [
+        number
+        for number, (_, size) in enumerate(files)
+        if size is None and not holding.is_whole(number)
+    ]
+    if missing:
+        with Counter() as counted, ThreadPoolExecutor(AT_ONCE) as pool:
+            for _ in pool.map(lambda number: whole(number, counted), missing):
+                pass
+    if not holding.missing():
+        return
+
+    def read(number: int) -> bytes:
+        span = holding.layout.span(number)
+        address, _ = listing.files[files[span.file][0]]
+        data: bytes = fs.cat_file(address, start=span.offset, end=span.offset + span.size)
+        if len(data) != span.size:
+            raise Problem(f"{address} gave {len(data)} of {span.size} bytes from {span.offset} on")
+        return data
+
+    if go.lazy:
+        ears.attach(Readers(holding, lambda path: unchanged(fs, listing, path)))
+        say(ready=True)
+    sharing = Sharing(
+        holding,
+        go.node,
+        read,
+        lambda words: say(**words),
+        alone=go.alone,
+        wanted=ears.readers,
+        pace=ears.pace,
+    )
+    sharing.run(ears.sought)
 
 
-def callback(add: Callable[[int], None]) -> Any:
+def unchanged(fs: Any, listing: Listing, path: str) -> str:
+    """Why this file is not what was listed; empty if it is."""
+    address, size = listing.files[path]
+    fs.invalidate_cache()
+    now, before = fs.info(address), listing.versions[path]
+    name = next((name for name in before if now.get(name)), "")  # the strongest that both have
+    same = now.get("size") == size and (not name or str(now[name]) == before[name])
+    return "" if same else f"{address} changed while it was read"
+
+
+def callback(add: Callable[[int], None], pace: Pace) -> Any:
     from fsspec.callbacks import Callback
 
     class Counting(Callback):  # type: ignore[misc]
         def relative_update(self, inc: int = 1) -> None:
+            pace.take(inc)
             add(inc)
 
     return Counting()

@@ -8,12 +8,14 @@ import subprocess
 
 from shoal.agent.confine.launcher import PRIVATE, within
 from shoal.agent.confine.read_only import PREFIX
-from shoal.agent.confine.tenant import barrier
+from shoal.agent.confine.ways import barrier
 from shoal.agent.faults import CannotStart
 from shoal.agent.images.render import Mount, named_by_user
-from shoal.model.commands import Launch
+from shoal.model.commands import Launch, Prepare
 from shoal.model.job import Fault
 from shoal.model.volume import Volume, parse
+
+WORDS_MAX = 8  # of a command that may name what it runs
 
 
 def volumes(launch: Launch, *, apart: bool) -> dict[str, str]:
@@ -28,6 +30,16 @@ def volumes(launch: Launch, *, apart: bool) -> dict[str, str]:
         contained = launch.image and launch.uid  # mounted at its real path, as a workdir is
         found[volume.variable] = os.path.realpath(volume.source) if contained else volume.source
     return found
+
+
+def paths_of(order: Launch | Prepare, root: str = "") -> list[str]:
+    """What the agent itself looks at before a member can start."""
+    own = order.env.get("PATH", ""), os.environ.get("PATH", "")
+    folders = [folder for path in own for folder in path.split(":")]
+    volumes = (parse(text).source for text in order.volumes)
+    saved = order.env.get("SHOAL_CHECKPOINT_DIR") or root
+    workdir = "" if order.package else order.workdir
+    return [saved, workdir, *volumes, *order.argv[:WORDS_MAX], *folders]
 
 
 def _check(volume: Volume, launch: Launch, *, apart: bool) -> None:

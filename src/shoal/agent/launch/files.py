@@ -16,7 +16,7 @@ MAIN = "import sys\n\nfrom shoal.agent.launch.members import main\n\nsys.exit(ma
 PYTHON = "SHOAL_PYTHON"
 
 
-def write_files(launch: Launch, directory: Path) -> str:
+def write_files(launch: Launch, directory: str) -> str:
     """The folder with the files; empty if this member needs none."""
     hosts = launch.env.get(HOSTS, "")
     if not hosts and not launch.launcher:

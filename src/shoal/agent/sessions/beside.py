@@ -21,6 +21,7 @@ from shoal.agent.process import COLUMNS, ROWS, Console, Place, Process, resize, 
 from shoal.agent.processes import Processes, find_program
 from shoal.agent.sessions.visit import Visit
 from shoal.machine.kernel import variable
+from shoal.machine.paths import ask, entering
 from shoal.model.job import MemberRef
 from shoal.sessions.streams import PIECE_BYTES, Began, Ended, Resize, Signal, Stream, Word
 
@@ -92,7 +93,7 @@ def start(
     """CannotStart says why not."""
     process = processes.get(ref)
     if process is None or process.place is None:
-        raise CannotStart(f"{ref.job}.{ref.member} does not run on this node any more")
+        raise CannotStart(f"{ref.job}.{ref.member} is no longer running on this node")
     made = Beside(ref, bool(terminal))
     try:
         made.resize(rows or ROWS, columns or COLUMNS)
@@ -122,7 +123,9 @@ def _beside(
     made: Beside,
 ) -> int:
     env = {**place.env, **more}
-    program = find_program(argv[0], place.workdir, env.get("PATH", os.defpath))
+    path = env.get("PATH", os.defpath)
+    paths = (place.workdir, argv[0], *path.split(":"))
+    program = ask(paths, find_program, argv[0], place.workdir, path)
     if place.task is not None:
         if made.ends.terminal:
             os.fchown(made.ends.input, place.task.uid, -1)
@@ -168,6 +171,7 @@ def _popen(words: list[str], workdir: str, env: dict[str, str], made: Beside) ->
     ends = made.ends
     if ends.terminal:
         words = [*taking(ends.input, env), *words]
+    workdir, words = entering(workdir, words)
     started = subprocess.Popen(
         words,
         cwd=workdir,

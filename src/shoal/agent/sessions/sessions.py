@@ -67,9 +67,7 @@ class Sessions:
     def _act(self, order: SessionOrder) -> Act:
         alike = sum(1 for one in self._visits if one.order.ref.job == order.ref.job)
         if self._processes.pid(order.ref) is None:
-            return _refusal(
-                f"{order.ref.job}.{order.ref.member} does not run on this node any more"
-            )
+            return _refusal(f"{order.ref.job}.{order.ref.member} is no longer running on this node")
         if alike >= SESSIONS_PER_JOB_MAX:
             return _refusal(f"{order.ref.job} has {alike} sessions on this node; close one")
         if len(self._visits) >= SESSIONS_MAX:

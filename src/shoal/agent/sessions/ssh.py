@@ -44,8 +44,6 @@ async def serve(visit: Visit, processes: Processes, ports: Ports) -> Ended:
         asyncssh = await asyncio.to_thread(importlib.import_module, "asyncssh")
     except ImportError:
         return Ended(code=127, why=MISSING)
-    for name in ("asyncssh", "asyncssh.sftp"):
-        logging.getLogger(name).setLevel(logging.WARNING)
     request = visit.order.request
     try:
         host_key = asyncssh.import_private_key(request.host_key)

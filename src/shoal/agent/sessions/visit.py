@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from shoal.agent.faults import CannotStart
-from shoal.client.transport import SOCKET_NAME
+from shoal.client.address import SOCKET_NAME
 from shoal.link.meeting import DONE, KEY_HEADER, NotAdmitted, dial, ws_error
 from shoal.machine.files import LINK_FILE
 from shoal.machine.listening import Listener, listeners, sockets_of

@@ -164,6 +164,15 @@ class Cuda:
         for pid in pids:
             self._slept.pop(pid, None)
 
+    async def leave(self, processes: Processes) -> None:
+        """Driver 595 hung a whole host when a process that it had restored was killed on its GPU,
+        and not when it was moved off first (NVIDIA/cuda-checkpoint, issue 53)."""
+        new = await self._contexts(processes, {})
+        if new:
+            await self._move(new)
+        for pid in new:
+            self._slept.pop(pid, None)
+
     async def _contexts(self, processes: Processes, moved: dict[int, Memory]) -> dict[int, Memory]:
         """Its processes that use GPUs and have not been moved."""
         try:
@@ -291,7 +300,7 @@ class Driver(Protocol):
     def free_mb(self) -> Memory: ...
 
     def state(self, pid: int) -> int:
-        """Of a process that has initialised CUDA."""
+        """Of a process that has initialized CUDA."""
 
     def lock(self, pid: int, timeout_ms: int) -> None:
         """Its CUDA calls block from now on, and what it had given to the GPU is done."""

@@ -32,6 +32,7 @@ log = logging.getLogger("shoal.agent")
 # One that takes longer is woken again, or given up. 1 TB of GPU memory takes about 9 minutes.
 SLEEP_S_MAX = 900.0
 WAKE_S_MAX = 1_800.0
+LEAVE_S_MAX = 60.0  # then it is killed where it is
 HOLD_S = 5.0  # so often, sleepers are looked at
 
 
@@ -57,6 +58,7 @@ class Naps:
         self._trees: dict[MemberRef, Tree] = {}
         self._slept_on: dict[MemberRef, Launch] = {}  # with the GPUs that it had
         self._moved: set[MemberRef] = set()  # a part of them may not be in its processes now
+        self._restored: set[MemberRef] = set()  # their driver has brought them back to their GPUs
         self._hold_at = 0.0
 
     # -- falling asleep and waking ---------------------------------------------------------
@@ -174,6 +176,7 @@ class Naps:
         """It runs again, and is watched as if it had just begun."""
         ref = member.ref
         self._limit(ref, on=True)
+        self._restored |= self._moved & {ref}
         self._forget(ref)
         self._beats.woke(ref)
         self._idle.expect(self._book.alive[ref])
@@ -198,6 +201,25 @@ class Naps:
         self._release(member.ref)
         return obeys
 
+    def restored(self, ref: MemberRef) -> bool:
+        """It slept and woke on real GPUs, so it must not be killed there: see `Cuda.leave`."""
+        return ref in self._restored
+
+    def deaf(self, ref: MemberRef) -> bool:
+        """No process of it catches SIGTERM, so that one would kill it."""
+        return not any(_catches(pid, signal.SIGTERM) for pid in Tree(self._processes, ref).pids())
+
+    async def leave(self, ref: MemberRef) -> None:
+        self._restored.discard(ref)
+        self._limit(ref, on=False)
+        try:
+            async with asyncio.timeout(LEAVE_S_MAX):
+                await self.way.leave(Tree(self._processes, ref))
+        except (Refused, Lost, TimeoutError) as why:
+            log.info("%s is killed on its GPUs: %s", ref, why or f"{LEAVE_S_MAX:.0f} s are over")
+        except Exception:
+            log.exception("%s could not be taken off its GPUs", ref)
+
     def close(self, ref: MemberRef) -> None:
         """The agent ends, and the member has got SIGTERM."""
         member = self._members.get(ref)
@@ -209,6 +231,7 @@ class Naps:
         if ref in self._trees and member is not None and member.task is not None:
             member.task.cancel()
         self._forget(ref)
+        self._restored.discard(ref)
 
     @property
     def gpus(self) -> set[int]:
@@ -325,6 +348,9 @@ class Freeze:
         """GPUs that exist only in the books can be any."""
         await processes.thaw()
 
+    async def leave(self, processes: Port) -> None:
+        """It has nothing there."""
+
 
 class Tree:
     """The processes of one member."""
@@ -438,6 +464,14 @@ def _depth(pid: int, seen: Mapping[int, Seen]) -> int:
     while pid in seen and depth < len(seen):
         pid, depth = seen[pid].parent, depth + 1
     return depth
+
+
+def _catches(pid: int, number: int) -> bool:
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
 
 
 def _name(pid: int) -> str:

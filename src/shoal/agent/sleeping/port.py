@@ -48,3 +48,7 @@ class Sleeping(Protocol):
     async def wake(self, processes: Processes, gpus: Mapping[int, int]) -> None:
         """`gpus`: by the GPU that it had, the one that it gets, both as the node counts them; empty
         if they are the same. Raises Lost or Full."""
+
+    async def leave(self, processes: Processes) -> None:
+        """They are about to be killed, after they slept and woke: take them off their GPUs first,
+        as far as that is possible. Raises Refused or Lost if it is not."""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from shoal.agent.confine.limits import joining
 from shoal.agent.warm import zygote as zygote_program
 from shoal.agent.warm.rules import Recipe, shadowed
 from shoal.machine.cgroups import Group
@@ -150,9 +151,11 @@ class WarmPool:
             zygote_program.ROOM: "x" * ROOM_BYTES,
         }
         program = str(Path(zygote_program.__file__))
+        # It ignores no signal that a cold member does not: it cannot undo all of them itself.
+        words = [*joining(None, {}), recipe.interpreter, *recipe.options]
         try:
             process = subprocess.Popen(
-                [recipe.interpreter, *recipe.options, program, self._node_mark],
+                [*words, program, self._node_mark],
                 cwd=recipe.place,
                 env=env,
                 stdin=subprocess.DEVNULL,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import time
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -154,10 +155,7 @@ def _recipe(
 
 def _shebang(program: str, path: str) -> str | None:
     """The interpreter of a Python script that is itself a program."""
-    if not os.path.isfile(program):
-        return None
-    with open(program, "rb") as file:
-        line = file.read(SHEBANG_BYTES_MAX).partition(b"\n")[0]
+    line = _first_line(program)
     if not line.startswith(b"#!"):
         return None
     words = os.fsdecode(line[2:]).split()
@@ -167,6 +165,31 @@ def _shebang(program: str, path: str) -> str | None:
     if len(words) == 1 and INTERPRETER.match(os.path.basename(words[0])):
         return words[0] if os.access(words[0], os.X_OK) else None
     return None
+
+
+LINES_MAX = 256
+SETTLED_NS = 1_000_000_000  # what changes again in the same tick of the clock would not be seen
+_lines: dict[str, tuple[tuple[int, ...], bytes]] = {}  # of programs, and which file that was
+
+
+def _first_line(program: str) -> bytes:
+    """Most programs are no scripts, so this takes as few system calls as it can. It does not wait:
+    what is called a program may be a pipe."""
+    info = os.stat(program)
+    stamp = info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns
+    known = _lines.get(program)
+    if known is not None and known[0] == stamp:
+        return known[1]
+    handle = os.open(program, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        line = os.read(handle, SHEBANG_BYTES_MAX).partition(b"\n")[0]
+    finally:
+        os.close(handle)
+    if time.time_ns() - info.st_ctime_ns > SETTLED_NS:
+        if len(_lines) >= LINES_MAX:
+            _lines.clear()
+        _lines[program] = stamp, line
+    return line
 
 
 def _is_source(path: str) -> bool:

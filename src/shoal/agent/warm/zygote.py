@@ -149,7 +149,7 @@ def _version(path: str) -> tuple[int, int]:
 
 
 def _serve(control: socket.socket, files: dict[str, tuple[int, int]]) -> dict[str, Any]:
-    """Answer requests for ever. Returns in each member, with its command, when it may start."""
+    """Answer requests forever. Returns in each member, with its command, when it may start."""
     size = array.array("i").itemsize * 3
     while True:
         data, extra, _, _ = control.recvmsg(16, socket.CMSG_SPACE(size))
@@ -185,7 +185,7 @@ def _changed(files: dict[str, tuple[int, int]]) -> str:
 def fork_twice() -> int:
     """The member's process id; 0 in the member, -1 if the fork failed. It forks twice, so that the
     process in between ends at once and the agent, which adopts orphans, becomes the member's
-    parent. By then the member leads a session, so its group can be signalled by its id."""
+    parent. By then the member leads a session, so its group can be signaled by its id."""
     reader, writer = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()

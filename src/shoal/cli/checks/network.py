@@ -14,6 +14,7 @@ from shoal.cli import cluster
 from shoal.cli.screen import show
 from shoal.cli.screen.show import Cell, Column
 from shoal.client.transport import ShoalError
+from shoal.core.features.fabric.halves import halves_text
 from shoal.forms.failure import USAGE, Failure
 from shoal.model.durations import duration_text
 from shoal.model.fabric import FabricView, rate_text, size_text
@@ -52,11 +53,31 @@ def check_network(
     return 1 if view.weak or _silent(view) or _failed(view) else 0
 
 
+def check_halves(texts: tuple[str, ...], json: bool, home: Path) -> int:
+    asked = list(dict.fromkeys(cluster.node_id(text) for text in texts))
+    with cluster.connect(home) as client, show.Spinner(quiet=json) as progress:
+        view = _measured(client, asked, False, progress, halves=True)
+    if json:
+        show.as_json(view)
+    else:
+        for half in view.halves:
+            show.line(halves_text(half), "red bold" if half.problem else "")
+            show.line(f"  {_listed(half.one)} | {_listed(half.other)}", "dim")
+        for note in [*view.errors, *view.notes]:
+            show.line(f"note: {note}", "dim")
+    return 1 if any(half.problem for half in view.halves) else 0
+
+
 def _measured(
-    client: Client, asked: list[str], collectives: bool, progress: show.Spinner
+    client: Client,
+    asked: list[str],
+    collectives: bool,
+    progress: show.Spinner,
+    *,
+    halves: bool = False,
 ) -> FabricView:
     try:
-        view = client.check_network(asked, collectives=collectives)
+        view = client.check_network(asked, collectives=collectives, halves=halves)
     except ShoalError as error:
         if error.status == NOT_FOUND:
             for name in asked:
@@ -70,8 +91,9 @@ def _measured(
         if (spent_s := time.monotonic() - began) > limit_s:
             raise Failure(f"the tour has not ended within {limit_s:.0f} s; see: shoal nodes")
         nodes = len(view.nodes)
+        how = f"meet in {plural(nodes - 1 + nodes % 2, 'round')}" if not halves else "measure"
         progress(
-            f"{plural(nodes, 'node')} meet in {plural(nodes - 1 + nodes % 2, 'round')}: "
+            f"{plural(nodes, 'node')} {how}: "
             f"{view.answered} of {nodes} have answered after {spent_s:.0f} s"
         )
         try:
@@ -102,6 +124,8 @@ def print_network(view: FabricView) -> None:
     if usual:
         word += f"; usual: {rate_text(usual)}, {view.usual_latency_us} µs"
     show.line(word, "bold")
+    if view.verdict:
+        show.line(view.verdict, "green" if not view.outliers and not _silent(view) else "red bold")
     columns = shutil.get_terminal_size().columns
     picture = matrix(view, columns)
     for one in picture:
@@ -167,8 +191,6 @@ def _print_weak(view: FabricView) -> None:
         show.line(text, "red bold")
     if (more := len(view.outliers) - WEAK_SHOWN) > 0:
         show.line(f"and {more} more; --json shows all", "red bold")
-    if not view.outliers and not silent and view.links:
-        show.line("no link is weak", "green")
 
 
 def _print_places(view: FabricView) -> None:

@@ -150,7 +150,7 @@ def print_storage(view: StorageView) -> None:
     if (more := len(view.together) - NODES_SHOWN) > 0:
         show.line(f"and {more} more nodes; --json shows all", "dim")
     if any(one.busy for one in view.together):
-        show.line("*: jobs ran there meanwhile", "dim")
+        show.line("*: jobs were running there", "dim")
     if text := summary(view):
         show.line(text, "bold")
     by_text: dict[str, list[str]] = {}

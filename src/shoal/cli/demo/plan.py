@@ -147,7 +147,7 @@ def numbers(result: DemoResult) -> list[str]:
         share = result.lost_gpu_s / result.held_gpu_s
         lines.append(
             f"{result.lost_gpu_s:.1f} of {result.held_gpu_s:.0f} GPU-seconds were lost to failures "
-            f"and done again ({share:.1%})"
+            f"({share:.1%})"
         )
     return lines
 
@@ -170,7 +170,7 @@ _STEPS = "for step in $(seq {count}); do echo member $SHOAL_MEMBER step $step; s
 _WORK = (sys.executable, "-m", "shoal.cli.demo.work")
 ASK_S = 16  # how long the service gets requests
 TRAIN_STEPS = 150
-TRAIN, ASK = "train-a", "ask"  # the jobs that are looked at more closely
+TRAIN = "train-a"  # the job that is looked at more closely
 
 
 def nodes() -> tuple[NodeSpec, ...]:
@@ -248,4 +248,4 @@ def service(env: dict[str, str], workdir: str) -> ServiceSpec:
 
 def asker(url: str, env: dict[str, str], workdir: str) -> JobSpec:
     """The job that sends requests to the service."""
-    return JobSpec(command=(*_WORK, "ask", url, str(ASK_S)), name=ASK, env=env, workdir=workdir)
+    return JobSpec(command=(*_WORK, "ask", url, str(ASK_S)), name="ask", env=env, workdir=workdir)

@@ -39,7 +39,7 @@ CURVE_S = 20.0  # the time that fills the curve's width, at least
 PROGRESS_WIDTH = 24
 PROGRESS_LINES_S = 2.0
 # Backgrounds on which black digits are readable.
-COLOURS = (39, 208, 118, 213, 226, 81, 203, 156, 177, 220, 44, 216)
+COLORS = (39, 208, 118, 213, 226, 81, 203, 156, 177, 220, 44, 216)
 
 
 class Screen(Protocol):
@@ -126,7 +126,7 @@ class Plain(Quiet):
 
 
 class Picture(Quiet):
-    """Nodes with a cell per GPU, coloured by job; the queue; the last events."""
+    """Nodes with a cell per GPU, colored by job; the queue; the last events."""
 
     def __init__(self, state: DemoState, sights: Sights | None = None) -> None:
         self._state = state
@@ -252,16 +252,16 @@ class Picture(Quiet):
 
         lines = []
         for elapsed, event in self._last:
-            line = Text.assemble(
-                (f"{elapsed:5.1f} s  ", "dim"), (event.sentence(), event_style(event))
-            )
+            more = getattr(event, "outcome", ""), getattr(event, "code", 0)
+            style = event_style(type(event).__name__, *more)
+            line = Text.assemble((f"{elapsed:5.1f} s  ", "dim"), (event.sentence(), style))
             line.no_wrap, line.overflow = True, "ellipsis"
             lines.append(line)
         return Group(*lines, *[Text()] * (EVENTS_SHOWN - len(lines)))
 
 
 def gpu_cells(node: DemoNode) -> Text:
-    """One cell per GPU, with the number of its job on that job's colour."""
+    """One cell per GPU, with the number of its job on that job's color."""
     from rich.text import Text
 
     text = Text()
@@ -270,8 +270,8 @@ def gpu_cells(node: DemoNode) -> Text:
             text.append(" xx ", style="white on red")
         elif job:
             number = number_of(job)
-            colour = COLOURS[number % len(COLOURS)]
-            text.append(f" {number:>2} ", style=f"black on color({colour})")
+            color = COLORS[number % len(COLORS)]
+            text.append(f" {number:>2} ", style=f"black on color({color})")
         else:
             text.append("  . ", style="dim")
         text.append(" ")

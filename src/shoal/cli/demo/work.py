@@ -98,6 +98,8 @@ def serve() -> None:
 
     class Thinker(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        # One write for an answer: half an answer of a killed replica could not be asked for again.
+        wbufsize = 1 << 16
 
         def do_GET(self) -> None:
             if self.path != "/health":

@@ -17,7 +17,7 @@ from shoal.model.explanation import (
 )
 from shoal.model.job import Note
 from shoal.model.ledger import CostView
-from shoal.model.phrases import exit_text, printable, shortened
+from shoal.model.phrases import began_text, exit_text, printable, shortened
 from shoal.model.resources import plural
 
 WIDTH = 88
@@ -96,11 +96,13 @@ def _attempt(
     else:
         slept_ms = one.slept_ms + (ended_ms - one.dozed_ms if one.dozed_ms is not None else 0)
         ran = f"ran {duration_text(ended_ms - one.running_ms - slept_ms)}"
+        if one.startup_by:
+            ran += f" ({began_text(one.startup_ms, one.startup_by)})"
         if one.naps:
             ran += f", slept {duration_text(slept_ms)} ({plural(one.naps, 'nap')})"
     cause = one.cause.value if one.sure else f"{one.cause.value} (probably)"
     head = f"Attempt {one.attempt}, {_moment(one.placed_ms, zone)}, on {nodes}: {ran}, {cause}"
-    lines = _wrapped(head, 0)
+    lines = [*_wrapped(head, 0), *_cold(one)]
     if one.why and one.cause is not Cause.SUCCEEDED:
         lines += _wrapped(one.why, INDENT)
     if one.evidence:
@@ -113,6 +115,33 @@ def _attempt(
     if one.cause in ADVICE and one.attempt == explanation.attempts[-1].attempt:
         lines += _wrapped(ADVICE[one.cause], INDENT)
     return lines
+
+
+def _cold(one: AttemptRecord) -> list[str]:
+    """Where the seconds of a replica's start went. Of a start that is not over, as far as known."""
+    cold, ran_ms = one.cold, one.running_ms
+    if cold is None:
+        return []
+    got = cold.got_ms or {}
+    prepared_ms = _between(one.placed_ms, ran_ms)
+    others_ms = prepared_ms - sum(got.values()) if prepared_ms is not None else None
+    rows = [
+        ("waiting for room", cold.waited_ms),
+        *([("image and volumes", None)] if cold.got_ms is None else got.items()),
+        ("starting its process" if got else "preparing and starting its process", others_ms),
+        ("until it listened on its port", _between(ran_ms, cold.listened_ms)),
+        ("until its probe was answered", _between(cold.listened_ms or ran_ms, cold.ready_ms)),
+        ("until the gateway served it", _between(cold.ready_ms, cold.served_ms)),
+        ("until the first token of its first answer", cold.first_token_ms),
+    ]
+    known = [(what, ms) for what, ms in rows if ms is not None or cold.ready_ms is not None]
+    texts = [(duration_text(ms) if ms is not None else "not measured", what) for what, ms in known]
+    lines = [" " * INDENT + f"{text:>12}  {what}" for text, what in texts]
+    return [" " * INDENT + "its start:", *lines] if lines else []
+
+
+def _between(from_ms: int | None, to_ms: int | None) -> int | None:
+    return to_ms - from_ms if from_ms is not None and to_ms is not None else None
 
 
 def _first(
@@ -169,7 +198,7 @@ def _cost(cost: CostView | None) -> list[str]:
     if len(cost.accounts) > 1 or any(one.group != "used" for one in cost.accounts):
         for one in sorted(cost.accounts, key=lambda one: -one.gpu_us):
             share = 100 * one.gpu_us / cost.gpu_us
-            lines.append(f"  {_gpu_time(one.gpu_us)} ({share:.0f} %) {one.title}")
+            lines.append(f"  {_gpu_time(one.gpu_us)} ({share:.0f} %) {one.title.lower()}")
     if cost.slept_ms:
         lent = f"slept {duration_text(cost.slept_ms)}, and lent out {_gpu_time(cost.lent_gpu_us)}"
         lines.append(f"{lent} by that, which are not part of the total")

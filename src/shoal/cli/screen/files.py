@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.forms.failure import REFUSED, USAGE, Failure
-from shoal.model.kept import FilePart, FilesView, KeptFile, Kind, path_problem
+from shoal.model.kept import PIECE_BYTES, FilePart, FilesView, KeptFile, Kind, path_problem
 
 if TYPE_CHECKING:
     from shoal.cli.cluster import Retry
@@ -121,6 +121,8 @@ class Fetch:
         """False: the file was replaced meanwhile."""
         first = self._part(file.path, 0)
         part = place.with_name(f".{place.name[:100]}.{first.version}.part")
+        if first.encrypted:
+            return self._clear(first, part, place)
         handle = os.open(part, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             offset = min(os.fstat(handle).st_size, first.size)  # of a copy that was interrupted
@@ -138,12 +140,42 @@ class Fetch:
             os.utime(handle, ns=(first.modified_ms * 1_000_000,) * 2)
         finally:
             os.close(handle)
+        return self._named(part, place, first.size)
+
+    def _named(self, part: Path, place: Path, size: int) -> bool:
         try:
             part.replace(place)
         except FileNotFoundError:  # another copy of the same file was quicker, and took the name
             return False
-        self._got += first.size
+        self._got += size
         return True
+
+    def _clear(self, first: FilePart, part: Path, place: Path) -> bool:
+        """An encrypted file, as clear text. It is read from its beginning: what an interrupted copy
+        left was perhaps not checked to its end."""
+        from shoal.link.sealed_files import SealError
+        from shoal.sdk.kept import opened_with
+
+        more, offset = first, 0
+        try:
+            sealed = self._retry(lambda client: opened_with(client, self._job, self._kind, first))
+            with part.open("wb") as file:
+                while True:
+                    for clear in sealed.open_all(offset // PIECE_BYTES, more.data):
+                        file.write(clear)
+                    offset += len(more.data)
+                    self._show(file.tell())
+                    if offset >= first.size:
+                        break
+                    more = self._part(first.path, offset)
+                    if more.version != first.version or not more.data:
+                        part.unlink(missing_ok=True)
+                        return False
+                os.utime(file.fileno(), ns=(first.modified_ms * 1_000_000,) * 2)
+        except SealError as error:
+            part.unlink(missing_ok=True)
+            raise Failure(f"{first.path} {error}", REFUSED) from None
+        return self._named(part, place, sealed.size)
 
     def _part(self, path: str, offset: int) -> FilePart:
         return self._retry(

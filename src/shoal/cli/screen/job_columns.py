@@ -17,9 +17,12 @@ from shoal.model.views import JobRow
 RIGHT = (Kind.NUMBER, Kind.DURATION)
 LAID_OUT = {
     "shape": Column("SHAPE", right=True),
-    "why": Column("WHY", wraps=True),
     "command": Column("COMMAND", flexible=True),
+    "progress": Column("PROGRESS", flexible=True),
 }
+# What a narrow terminal shows longest, unless somebody chose the columns.
+RANKS = {"id": 3, "name": 3, "state": 3, "time": 2, "shape": 2, "progress": 2, "nodes": 1}
+RANKS |= {"labels": 1, "gpu_memory": -1, "try": -2}
 DRAWN: dict[str, Callable[[str], Cell]] = {
     "id": lambda text: Cell(text, "bold"),
     "state": state_cell,
@@ -29,10 +32,14 @@ DRAWN: dict[str, Callable[[str], Cell]] = {
 
 def usual(rows: Sequence[JobRow], *, labels: bool = False) -> list[str]:
     """The columns if nobody chose some; those that would be empty are left out."""
-    names = ["id", "name", "tenant", "state", "try", "shape", "nodes", "time", "progress"]
+    names = ["id", "name", "tenant", "state", "try", "shape", "gpu_use", "gpu_memory"]
+    names += ["nodes", "time", "progress"]
     names += ["labels", "command"] if labels else ["command"]
     if all(row.tenant == DEFAULT_TENANT for row in rows):
         names.remove("tenant")
+    for name, field in (("gpu_use", "gpu_busy_milli"), ("gpu_memory", "gpu_used_mb")):
+        if all(getattr(row, field) is None for row in rows):
+            names.remove(name)
     if not any(row.progress or row.array for row in rows):
         names.remove("progress")
     return names
@@ -68,12 +75,16 @@ def in_order_of(rows: Sequence[JobRow], by: str, now_ms: int) -> list[JobRow]:
 
 
 def table_of(
-    rows: Sequence[JobRow], names: Sequence[str], now_ms: int
+    rows: Sequence[JobRow], names: Sequence[str], now_ms: int, *, labels: bool = False
 ) -> tuple[list[Column], list[list[Cell]]]:
+    """`names`: columns that somebody chose. The first of them stay longest."""
+    ranks = {} if names else RANKS
+    names = names or usual(rows, labels=labels)
     columns = [COLUMNS[name] for name in names]
     drawn = [(column.of_row, _drawn(column)) for column in columns]
     cells = [[draw(of_row(row, now_ms)) for of_row, draw in drawn] for row in rows]
-    return [_laid_out(column) for column in columns], cells
+    laid_out = [_laid_out(column)._replace(rank=ranks.get(column.name, 0)) for column in columns]
+    return laid_out, cells
 
 
 def _laid_out(column: JobColumn) -> Column:

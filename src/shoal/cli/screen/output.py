@@ -12,9 +12,9 @@ from typing import BinaryIO, Protocol
 # A longer line is written in pieces of this size.
 LINE_BYTES_MAX = 64 * 1024
 
-# Colours may pass. Sequences that move the cursor, set the title or make the terminal answer are
+# Colors may pass. Sequences that move the cursor, set the title or make the terminal answer are
 # dropped: a job's log must not change what the user sees elsewhere.
-_COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
+_COLOR = re.compile(r"\x1b\[[0-9;:]*m")
 _ESCAPE = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI
     r"|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)"  # OSC, DCS, SOS, PM, APC with their text
@@ -23,7 +23,7 @@ _ESCAPE = re.compile(
 _UNFINISHED = re.compile(r"\x1b(?:\[[0-?]*[ -/]*|[\]PX^_][^\x07\x1b]{0,4096}\x1b?|[ -/]*)?$")
 _CONTROLS = re.compile(r"[\x00-\x07\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 _RESET = "\x1b[0m"
-COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
+COLORS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 
 
 class Output(Protocol):
@@ -39,7 +39,7 @@ class TerminalText:
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._held = ""
-        self.coloured = False
+        self.colored = False
 
     def feed(self, data: bytes, final: bool = False) -> str:
         text = self._held + self._decoder.decode(data, final)
@@ -51,9 +51,9 @@ class TerminalText:
     def _clean(self, text: str) -> str:
         if not _CONTROLS.search(text):
             return text
-        self.coloured = self.coloured or bool(_COLOUR.search(text))
-        kept = _ESCAPE.sub(lambda m: m[0] if _COLOUR.fullmatch(m[0]) else "", text)
-        # An ESC that is left now begins a colour or is stray.
+        self.colored = self.colored or bool(_COLOR.search(text))
+        kept = _ESCAPE.sub(lambda m: m[0] if _COLOR.fullmatch(m[0]) else "", text)
+        # An ESC that is left now begins a color or is stray.
         kept = re.sub(r"\x1b(?!\[[0-9;:]*m)", "", kept)
         return _CONTROLS.sub(lambda m: m[0] if m[0] == "\x1b" else "\ufffd", kept)
 
@@ -89,13 +89,13 @@ class TextOutput:
         self._out.flush()
 
     def end(self) -> None:
-        """An attempt is over: write what was held back, and reset the terminal's colours."""
+        """An attempt is over: write what was held back, and reset the terminal's colors."""
         for member, rest in sorted(self._partial.items()):
             if rest:
                 self._emit_line(member, rest)
         for text in self._texts.values():
             self._put(text.feed(b"", final=True))
-        if any(text.coloured for text in self._texts.values()):
+        if any(text.colored for text in self._texts.values()):
             self._put(_RESET)
         self._partial, self._texts = {}, {}
         self._out.flush()
@@ -105,20 +105,20 @@ class TextOutput:
         if self._terminal:
             text = TerminalText()
             self._put(text.feed(data.rstrip(b"\r").replace(b"\r", b" "), final=True))
-            self._put(_RESET if text.coloured else "")
+            self._put(_RESET if text.colored else "")
         else:
             self._out.write(data)
         self._out.write(b"\n")
 
     def _prefix(self, member: int) -> bytes:
-        """With names of its own, each source has a colour of its own."""
+        """With names of its own, each source has a color of its own."""
         if self._name is None:
             return b"[%d] " % member
         name = self._name(member)
         if not self._terminal:
             return f"[{name}] ".encode()
-        colour = COLOURS[zlib.crc32(name.encode()) % len(COLOURS)]
-        return f"\x1b[{colour}m[{name}]{_RESET} ".encode()
+        color = COLORS[zlib.crc32(name.encode()) % len(COLORS)]
+        return f"\x1b[{color}m[{name}]{_RESET} ".encode()
 
     def _emit(self, member: int, data: bytes) -> None:
         if self._terminal:

@@ -325,9 +325,9 @@ class _Watched:
         room = max(1, height - 2)
         self._top = max(0, min(self._top, len(lines) - room))
         clock = time.strftime("%H:%M:%S", time.localtime(self._heard_s))
-        told = f"{clock}  {self._picture.told}  q quits"
+        told = f"{clock}  {self._picture.told}  q to quit"
         if len(lines) > room:
-            told += f"; lines {self._top + 1}-{self._top + room} of {len(lines)}, up and down move"
+            told += f"; lines {self._top + 1}-{self._top + room} of {len(lines)}; up/down to scroll"
         first = Text(cut(told, width), style="bold")
         if self._away:
             first = Text(cut(f"no answer since {clock}, trying again", width), style="bold red")

@@ -8,6 +8,7 @@ import msgspec
 
 from shoal.cli.screen import show
 from shoal.cli.screen.show import Cell, Column, bar, line, note
+from shoal.model.amounts import money_text
 from shoal.model.durations import duration_text
 from shoal.plan.inverse import Inverse
 from shoal.plan.money import Rates
@@ -63,8 +64,8 @@ def weight_text(kg: float) -> str:
     return f"{kg / 1000:,.1f} t" if kg >= 1000 else f"{kg:,.0f} kg"
 
 
-def money_text(value: float | None, currency: str) -> str:
-    return "unknown" if value is None else f"{value:,.0f} {currency}"
+def cost_text(value: float | None, currency: str) -> str:
+    return "unknown" if value is None else money_text(value, currency)
 
 
 def print_plan(plan: Plan) -> None:
@@ -73,6 +74,7 @@ def print_plan(plan: Plan) -> None:
         f"{plan.model} ({count_text(plan.parameters)} parameters), {count_text(plan.tokens)} "
         f"tokens on {many(plan.nodes, 'node')} with {plan.gpus:,} x {plan.gpu}"
     )
+    line(plan.verdict, "bold")
     line("")
     share = f"{best.memory.total / GIB:.0f} of {plan.memory_room / GIB:.0f} GiB"
     reserve = f"{best.memory.reserve / GIB:.0f} GiB of it for the driver, NCCL and fragments"
@@ -108,13 +110,13 @@ def print_plan(plan: Plan) -> None:
             f"bisection {bytes_text(plan.bisection_bytes_per_s)}/s",
         ),
         ("GPU-hours", count_text(cost.gpu_hours)),
-        ("cost", f"{money_text(cost.money, cost.currency)} ({cost.price_source})"),
+        ("cost", f"{cost_text(cost.money, cost.currency)} ({cost.price_source})"),
     ]
     if cost.power_w is not None and cost.energy_kwh is not None:
         co2 = "" if cost.co2_kg is None else f", {weight_text(cost.co2_kg)} CO2"
         power = f"{cost.power_w / 1000:,.0f} kW, {energy_text(cost.energy_kwh)}{co2}"
         rows.append(("power", power))
-    table([Column("FIGURE", firm=True), Column("VALUE", wraps=True)], rows)
+    table([Column("FIGURE", rank=1), Column("VALUE", wraps=True)], rows)
     _print_time(plan)
     _print_layouts(plan)
     _print_memory(plan)
@@ -150,13 +152,13 @@ def _print_layouts(plan: Plan) -> None:
         ]
         for one in plan.layouts
     ]
-    columns = [Column("MFU", firm=True), Column("TIME", right=True, firm=True)]
+    columns = [Column("MFU", rank=1), Column("TIME", right=True, rank=1)]
     table([*columns, Column("LAYOUTS, BEST FIRST", wraps=True)], rows)
     losing = [one for one in plan.families if one.reason]
     if losing:
         line("")
         table(
-            [Column("OTHER FAMILIES", firm=True), Column("WHY NOT", wraps=True)],
+            [Column("OTHER FAMILIES", rank=1), Column("WHY NOT", wraps=True)],
             [[one.name, one.reason] for one in losing[:8]],
         )
 
@@ -195,7 +197,7 @@ def _print_sizes(points: list[Point], here: int, currency: str) -> None:
             f"{one.gpus:,}",
             seconds_text(one.time_s),
             Cell("", pretty=bar(one.time_s, longest, 12)),
-            money_text(one.money, currency),
+            cost_text(one.money, currency),
             Cell("", pretty=bar(one.money or 0.0, dearest, 12)),
             f"{one.mfu:.0%}",
         ]
@@ -216,10 +218,9 @@ def _print_limits(plan: Plan) -> None:
         for one in plan.limits
     ]
     table([Column("10% MORE OF"), Column("SPEED", True), Column("")], rows)
-    top = next(one for one in plan.limits if one.what not in ("nodes", "batch"))
-    line("")
-    line(f"Limited most by {top.words}: 10% more of it makes training {top.gain:.1%} faster.")
     note("note: an estimate, not a measurement; docs/plan.md explains each figure")
+    if plan.warning:
+        note(f"warning: {plan.warning}")
 
 
 def print_inverse(found: Inverse, rates: Rates) -> None:
@@ -231,14 +232,14 @@ def print_inverse(found: Inverse, rates: Rates) -> None:
     )
     line(
         f"{goal}: {many(one.nodes, 'node')} ({many(one.gpus, 'GPU')}), {seconds_text(one.time_s)}, "
-        f"{money_text(one.money, rates.currency)}",
+        f"{cost_text(one.money, rates.currency)}",
         "bold",
     )
     cheap = found.cheaper
     if cheap is not None:
         line(
             f"{many(cheap.nodes, 'node')} would cost less: "
-            f"{money_text(cheap.money, rates.currency)}, {seconds_text(cheap.time_s)}"
+            f"{cost_text(cheap.money, rates.currency)}, {seconds_text(cheap.time_s)}"
         )
     _print_sizes(found.tried, one.nodes, rates.currency)
     line("")
@@ -249,7 +250,7 @@ def print_serving(found: Serving, rates: Rates, per_month: dict[int, float | Non
     line(
         f"{many(best.replicas, 'replica')} with {many(best.gpus, 'GPU')} each: "
         f"{many(best.total_gpus, 'GPU')}, "
-        f"{money_text(per_month[best.gpus], rates.currency)} a month ({rates.price_source})",
+        f"{cost_text(per_month[best.gpus], rates.currency)} a month ({rates.price_source})",
         "bold",
     )
     line("")
@@ -262,7 +263,7 @@ def print_serving(found: Serving, rates: Rates, per_month: dict[int, float | Non
                 f"{one.total_gpus:,}",
                 f"{one.rate_max:.3g}/s",
                 *_latency(one),
-                money_text(per_month[one.gpus], rates.currency),
+                cost_text(per_month[one.gpus], rates.currency),
             ]
         )
     columns = [
@@ -304,7 +305,7 @@ def print_sizing(answer: Answer, goal: Goal, currency: str, per_node_month: floa
         cost = (
             ""
             if per_node_month is None
-            else f", {abs(change) * per_node_month:,.0f} {currency} a month"
+            else f", {money_text(abs(change) * per_node_month, currency)} a month"
         )
         words = (
             f"{change:,} more nodes with {kind}{cost}"

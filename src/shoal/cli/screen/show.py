@@ -1,4 +1,4 @@
-"""Output: tables and colours on a terminal, plain aligned lines in a pipe."""
+"""Output: tables and colors on a terminal, plain aligned lines in a pipe."""
 
 from __future__ import annotations
 
@@ -139,10 +139,11 @@ before_note: Callable[[], None] | None = None
 
 
 def note(text: str) -> None:
-    """One line on stderr, so that stdout stays clean for scripts."""
+    """On stderr, so that stdout stays clean for scripts; wrapped between words on a terminal."""
     if before_note is not None:
         before_note()
-    print(printable(text), file=sys.stderr, flush=True)
+    lines = lines_of(text) if sys.stderr.isatty() else [printable(text)]
+    print("\n".join(lines), file=sys.stderr, flush=True)
 
 
 class Spinner:

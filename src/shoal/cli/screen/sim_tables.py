@@ -15,6 +15,7 @@ from shoal.sim.replay.metrics import (
     best,
     cost_text,
     time_text,
+    verdict,
 )
 from shoal.sim.replay.traces import Trace, sums
 
@@ -34,6 +35,7 @@ def print_figures(
         f"{asked['gpu_ms'] / 3_600_000:,.0f} GPU-hours of work; "
         f"{len(cluster):,} nodes with {gpus:,} GPUs"
     )
+    note(verdict(summaries))
     was = [Column("as it was", right=True)] if lived is not None else []
     columns = [Column("FIGURE"), *was]
     columns += [Column(summary.policy, right=True) for summary in summaries]

@@ -8,7 +8,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.cli.screen.show import Cell, Column, bar
-from shoal.cli.screen.tables import GAP, cells_of, cut, shown, whole_parts
+from shoal.cli.screen.tables import GAP, cells_of, cut, shown, whole_parts, widths
 from shoal.cli.screen.top_rows import (
     COLUMNS,
     Seen,
@@ -18,6 +18,7 @@ from shoal.cli.screen.top_rows import (
     natural,
     words_of,
 )
+from shoal.cli.screen.words import unusable_text
 from shoal.forms.units import duration_text
 from shoal.model.columns import place_of
 from shoal.model.phrases import printable
@@ -231,7 +232,6 @@ def _mean_busy(series: NodeSeries) -> list[float | None]:
 # Draws `shoal top` as lines that fill the terminal exactly.
 
 
-NAME_MIN = 16  # the last column is cut to this before others are left out
 ROWS_MIN = 5  # the map leaves this many lines for rows
 MAP_SHARE = 3  # at most one line of this many is the map's
 KEYS = ("q quit", "? help", "/ filter", "enter logs", "c cancel", "j n s view", "< > sort")
@@ -282,7 +282,8 @@ def draw(board: Board, seen: Seen, around: Around, size: tuple[int, int]) -> lis
     items, columns = getattr(seen, board.view), COLUMNS[board.view]
     cells = [[one.cell(seen, items[key]) for one in columns] for key in keys[first : first + room]]
     titles = _titles(board)
-    fitting = widths(titles, cells, width)
+    texts = [[shown(cell) if cell.text else "" for cell in row] for row in cells]
+    fitting = widths(titles, texts, width)
     lines.append(_line([Cell(one.title, "bold dim") for one in titles], titles, fitting, False))
     for number, row in enumerate(cells, first):
         lines.append(_line(row, titles, fitting, number == board.cursor))
@@ -332,11 +333,10 @@ def _head(seen: Seen, around: Around, width: int) -> list[Text]:
     nodes = ", ".join(f"{count} {state}" for state, count in status.nodes.items() if count)
     gpus = Text("GPUs ")
     if status.gpus:
-        room = max(8, min(40, width - 50))
+        room = max(8, min(40, width - 60))
         gpus.append(bar(status.gpus_held, status.gpus, room), style="green")
-        gpus.append(f" {status.gpus_held} of {status.gpus} held, {status.gpus_free} free")
-        if status.gpus_unusable:
-            gpus.append(f", {status.gpus_unusable} unusable", style="red")
+        gpus.append(f" {status.gpus_held} of {status.gpus} in use, {status.gpus_free} free")
+        gpus.append(unusable_text(status), style="red")
     else:
         gpus.append("none", style="dim")
     jobs = ", ".join(f"{count} {state}" for state, count in status.jobs.items() if count)
@@ -391,29 +391,6 @@ def _titles(board: Board) -> list[Column]:
         arrow = "↑" if board.down[board.view] else "↓"
         columns[number] = columns[number]._replace(title=columns[number].title + arrow)
     return columns
-
-
-def widths(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], terminal: int) -> list[int]:
-    """The width of each column; 0 if there is no room for it. The last one is cut; then others are
-    left out: empty ones, then from the right, the firm ones last. The first one always stays."""
-    full = [
-        max([cells_of(column.title), *(cells_of(shown(row[number])) for row in rows)])
-        for number, column in enumerate(columns)
-    ]
-    last = len(columns) - 1
-    room = [*full[:last], min(full[last], NAME_MIN)]
-
-    def over() -> int:
-        wide = [width for width in room if width]
-        return sum(wide) + GAP * (len(wide) - 1) - terminal
-
-    filled = [any(row[number].text for row in rows) for number in range(len(columns))]
-    for number in sorted(range(1, last), key=lambda n: (filled[n], columns[n].firm, -n)):
-        if over() > 0:
-            room[number] = 0
-    room[last] = min(full[last], max(0, room[last] - over()))
-    room[0] = min(room[0], max(1, terminal))
-    return room
 
 
 def _line(cells: list[Cell], columns: Sequence[Column], room: list[int], chosen: bool) -> Text:

@@ -383,7 +383,7 @@ class LogPane:
 
 
 def _folded(line: bytes, width: int) -> list[Text]:
-    """As many lines as it takes; colours stay, other sequences are dropped."""
+    """As many lines as it takes; colors stay, other sequences are dropped."""
     from rich.text import Text
 
     cleaner = TerminalText()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -15,7 +15,8 @@ from shoal.forms.units import duration_text
 from shoal.model.columns import nodes_text, place_of, shape_text
 from shoal.model.feed import JobLine, NodeLine
 from shoal.model.ids import in_order
-from shoal.model.series import NodeSample
+from shoal.model.resources import WHOLE_GPU_MILLI
+from shoal.model.series import GpuSample, NodeSample
 from shoal.model.views import ServiceView, StatusView
 
 if TYPE_CHECKING:
@@ -85,23 +86,58 @@ def _map_cell(job: JobLine) -> Cell:
     return Cell(*letter(job.id)) if active else Cell("")
 
 
+def _use(seen: Seen, job: JobLine) -> float | None:
+    """How busy its GPUs are, in per cent, where a driver tells."""
+    found = [gpu.busy_milli for gpu, _ in _own_gpus(seen, job) if gpu.busy_milli is not None]
+    return sum(found) / len(found) / 10 if found else None
+
+
+def _memory(seen: Seen, job: JobLine) -> float | None:
+    """How full the memory of its GPUs is, in per cent; of shared ones it has only a part."""
+    found = [
+        gpu.memory_milli
+        for gpu, milli in _own_gpus(seen, job)
+        if gpu.memory_milli is not None and milli == WHOLE_GPU_MILLI
+    ]
+    return sum(found) / len(found) / 10 if found else None
+
+
+def _own_gpus(seen: Seen, job: JobLine) -> Iterator[tuple[GpuSample, int]]:
+    for name in seen.places.get(job.id, ()) if job.gpus and seen.samples else ():
+        sample, node = seen.samples.get(name), seen.nodes.get(name)
+        for held in node.held if node is not None and sample is not None else ():
+            if held.job == job.id and sample is not None:
+                some = [sample.gpus[gpu] for gpu in held.gpus if gpu < len(sample.gpus)]
+                yield from ((gpu, held.milli) for gpu in some)
+
+
 JOBS = (
-    Shown(Column("JOB", firm=True), lambda _, j: Cell(j.id, "bold"), lambda _, j: place_of(j.id)),
-    Shown(Column("MAP", firm=True), lambda _, j: _map_cell(j), lambda _, j: -j.size * j.gpus),
-    Shown(Column("STATE", firm=True), lambda _, j: state_cell(j.state), lambda _, j: j.state),
+    Shown(Column("JOB", rank=1), lambda _, j: Cell(j.id, "bold"), lambda _, j: place_of(j.id)),
+    Shown(Column("MAP", rank=1), lambda _, j: _map_cell(j), lambda _, j: -j.size * j.gpus),
+    Shown(Column("STATE", rank=1), lambda _, j: state_cell(j.state), lambda _, j: j.state),
     Shown(
-        Column("SHAPE", right=True, firm=True),
+        Column("SHAPE", right=True, rank=1),
         lambda _, j: Cell(shape_text(j)),
         lambda _, j: -(j.size or j.members) * j.gpus,
     ),
     Shown(
-        Column("TIME", right=True, firm=True),
+        Column("GPU", right=True),
+        lambda s, j: _percent(_use(s, j)),
+        lambda s, j: -(_use(s, j) or -1.0),
+    ),
+    Shown(
+        Column("MEM", right=True),
+        lambda s, j: _percent(_memory(s, j)),
+        lambda s, j: -(_memory(s, j) or -1.0),
+    ),
+    Shown(
+        Column("TIME", right=True, rank=1),
         lambda s, j: Cell(duration_text(elapsed_ms(s, j)), "dim"),
         lambda s, j: -elapsed_ms(s, j),
     ),
-    Shown(Column("STEP", right=True, firm=True), lambda _, j: _step(j), lambda _, j: -j.step),
+    Shown(Column("STEP", right=True, rank=1), lambda _, j: _step(j), lambda _, j: -j.step),
     Shown(
-        Column("LOSS", right=True, firm=True),
+        Column("LOSS", right=True, rank=1),
         lambda _, j: Cell("" if j.loss is None else f"{j.loss:.4g}"),
         lambda _, j: float("inf") if j.loss is None else j.loss,
     ),
@@ -117,7 +153,7 @@ JOBS = (
         lambda _, j: float("inf") if _left_ms(j) is None else float(_left_ms(j) or 0),
     ),
     Shown(Column("TENANT"), lambda _, j: Cell(j.tenant), lambda _, j: j.tenant),
-    Shown(Column("NAME", flexible=True), lambda _, j: Cell(j.name), lambda _, j: j.name),
+    Shown(Column("NAME", flexible=True, rank=2), lambda _, j: Cell(j.name), lambda _, j: j.name),
 )
 
 # -- nodes -----------------------------------------------------------------------------------
@@ -164,41 +200,41 @@ def _power(seen: Seen, node: NodeLine) -> Cell:
 
 
 NODES = (
-    Shown(Column("NODE", firm=True), lambda _, n: Cell(n.id, "bold"), lambda _, n: n.id),
-    Shown(Column("STATE", firm=True), lambda _, n: state_cell(n.state), lambda _, n: n.state),
+    Shown(Column("NODE", rank=1), lambda _, n: Cell(n.id, "bold"), lambda _, n: n.id),
+    Shown(Column("STATE", rank=1), lambda _, n: state_cell(n.state), lambda _, n: n.state),
     Shown(
-        Column("GPUS", right=True, firm=True),
+        Column("GPUS", right=True, rank=1),
         lambda _, n: Cell(f"{held_of(n)}/{n.gpus}"),
         lambda _, n: -held_of(n),
     ),
     Shown(
-        Column("BUSY", right=True, firm=True),
+        Column("BUSY", right=True, rank=1),
         lambda s, n: _percent(_busy(s, n)),
         lambda s, n: -(_busy(s, n) or 0.0),
     ),
     Shown(
-        Column("POWER", right=True, firm=True),
+        Column("POWER", right=True, rank=1),
         _power,
         lambda s, n: -sum(_gpus(s, n, "power_w")),
     ),
     Shown(
-        Column("TEMP", right=True, firm=True),
+        Column("TEMP", right=True, rank=1),
         _heat,
         lambda s, n: -max(_gpus(s, n, "temperature_c"), default=0),
     ),
     Shown(
-        Column("CPU", right=True, firm=True),
+        Column("CPU", right=True, rank=1),
         lambda s, n: _percent(_sample(s, n, "cpu_milli")),
         lambda s, n: -(_sample(s, n, "cpu_milli") or 0.0),
     ),
     Shown(
-        Column("MEMORY", right=True, firm=True),
+        Column("MEMORY", right=True, rank=1),
         lambda s, n: _percent(_sample(s, n, "memory_milli")),
         lambda s, n: -(_sample(s, n, "memory_milli") or 0.0),
     ),
     Shown(Column("PLACE"), lambda _, n: Cell(n.place, "dim"), lambda _, n: n.place),
     Shown(
-        Column("JOBS", flexible=True),
+        Column("JOBS", flexible=True, rank=2),
         lambda _, n: Cell(",".join(jobs_on(n)), pretty=", ".join(jobs_on(n))),
         lambda _, n: -len(jobs_on(n)),
     ),
@@ -213,25 +249,25 @@ def _ready(one: ServiceView) -> Cell:
 
 
 SERVICES = (
-    Shown(Column("SERVICE", firm=True), lambda _, v: Cell(v.name, "bold"), lambda _, v: v.name),
-    Shown(Column("STATE", firm=True), lambda _, v: state_cell(v.state), lambda _, v: v.state),
+    Shown(Column("SERVICE", rank=1), lambda _, v: Cell(v.name, "bold"), lambda _, v: v.name),
+    Shown(Column("STATE", rank=1), lambda _, v: state_cell(v.state), lambda _, v: v.state),
     Shown(
-        Column("READY", right=True, firm=True),
+        Column("READY", right=True, rank=1),
         lambda _, v: _ready(v),
         lambda _, v: v.ready - v.wanted,
     ),
     Shown(
-        Column("RPS", right=True, firm=True),
+        Column("RPS", right=True, rank=1),
         lambda _, v: Cell(f"{v.requests_per_s:.1f}"),
         lambda _, v: -v.requests_per_s,
     ),
     Shown(
-        Column("FAILED", right=True, firm=True),
+        Column("FAILED", right=True, rank=1),
         lambda _, v: Cell(f"{v.failed_per_s:.1f}", "red" if v.failed_per_s else "dim"),
         lambda _, v: -v.failed_per_s,
     ),
     Shown(
-        Column("MEAN-MS", right=True, firm=True),
+        Column("MEAN-MS", right=True, rank=1),
         lambda _, v: Cell(f"{v.response_ms}"),
         lambda _, v: -v.response_ms,
     ),
@@ -241,14 +277,16 @@ SERVICES = (
         lambda _, v: -v.in_flight,
     ),
     Shown(
-        Column("QUEUED", right=True, firm=True),
+        Column("QUEUED", right=True, rank=1),
         lambda _, v: Cell(f"{v.queued}", "yellow" if v.queued else ""),
         lambda _, v: -v.queued,
     ),
     Shown(
         Column("VERSION", right=True), lambda _, v: Cell(f"{v.version}"), lambda _, v: -v.version
     ),
-    Shown(Column("URL", flexible=True), lambda _, v: Cell(v.url, "dim"), lambda _, v: v.url),
+    Shown(
+        Column("URL", flexible=True, rank=2), lambda _, v: Cell(v.url, "dim"), lambda _, v: v.url
+    ),
 )
 
 COLUMNS: dict[str, tuple[Shown, ...]] = {"jobs": JOBS, "nodes": NODES, "services": SERVICES}
@@ -281,7 +319,7 @@ NAME_MAX = 24
 
 
 def letter(job: str) -> tuple[str, str]:
-    """A job's letter and colour. Jobs of others have neither an id nor a letter."""
+    """A job's letter and color. Jobs of others have neither an id nor a letter."""
     if not job or job.startswith("@"):
         return OTHERS, "dim"
     number, index = in_order(job)
@@ -290,7 +328,7 @@ def letter(job: str) -> tuple[str, str]:
 
 
 def cells_of(node: NodeLine) -> list[tuple[str, str, str]]:
-    """The sign, the colour and the job of each GPU."""
+    """The sign, the color and the job of each GPU."""
     if node.state in AWAY:
         free = (LOST, "red", "")
     else:

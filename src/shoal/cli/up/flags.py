@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from shoal.forms.failure import USAGE, BadField, Failure
 
 if TYPE_CHECKING:
-    from shoal.client.transport import Address
+    from shoal.client.address import Address
     from shoal.control.home import ClusterConfig, Home
     from shoal.model.supply import Supply
     from shoal.ports import SupplierKind
@@ -107,13 +107,29 @@ def check(config: ClusterConfig, *, hosts: bool = False) -> None:
         brought(Path(config.certificate), Path(config.key or config.certificate))
 
 
-def print_login(address: Address) -> None:
+def print_login(home: Path) -> None:
     """What to type on other machines."""
+    address = login_address(home)
     if address.url.startswith("https://"):
         from shoal.cli.screen.show import line
 
         line("to use it from another machine, log in there:")
         print(f"  {login_line(address)}")  # a line that is broken cannot be pasted
+
+
+def login_address(home: Path) -> Address:
+    """Where others find the head of this home: as its operator said, because its own address may be
+    one that only its pod or its network knows."""
+    import msgspec
+
+    from shoal.client.address import Address
+    from shoal.control.home import Home
+    from shoal.machine.files import read_own
+
+    address = msgspec.json.decode(read_own(home / "controller.json"), type=Address)
+    config = Home(home).read_config()
+    reach = config.reach if config is not None else ""
+    return msgspec.structs.replace(address, url=reach) if "://" in reach else address
 
 
 def note_context() -> None:
@@ -156,6 +172,11 @@ class Wanted(NamedTuple):
             raise Failure(f"--engine: must be {names}, not '{self.engine[:40]}'", USAGE)
         return self.engine
 
+    @property
+    def whole(self) -> bool:
+        """A file names all supplies that are to be. A line of words adds one."""
+        return bool(self.supply) and "=" not in (self.supply or "")
+
     def supplies(self, engine: str) -> tuple[Supply, ...]:
         """What the flags describe; empty: the policy is left as it is."""
         import msgspec
@@ -191,20 +212,27 @@ class Wanted(NamedTuple):
         return found
 
 
-def use(home: Home, supplies: tuple[Supply, ...]) -> None:
-    """These replace the policy's supplies of the same names; the others stay."""
+def use(home: Home, supplies: tuple[Supply, ...], *, whole: bool = False) -> None:
+    """These replace the policy's supplies of the same names; the others stay. `whole`: they are all
+    of a file, so what an earlier version of it gave is no longer wanted."""
     import msgspec
 
     from shoal.client import Client
 
-    if not supplies:
+    config = home.read_config() if whole else None
+    before = config.supplied if config is not None else ()
+    if not supplies and not before:
         return
     with Client.at_home(home.path, patience_s=30) as client:
         policy = client.policy()
-        named = {one.name: one for one in (*policy.supply, *supplies)}
+        stay = [one for one in policy.supply if one.name not in before]
+        named = {one.name: one for one in (*stay, *supplies)}
         wanted = msgspec.structs.replace(policy, supply=tuple(named.values()))
         if wanted != policy:
             client.set_policy(wanted)
+    if config is not None:
+        names = tuple(one.name for one in supplies)
+        home.write_config(msgspec.structs.replace(config, supplied=names))
 
 
 def _names() -> list[str]:

@@ -177,7 +177,7 @@ def virtual_nodes(
 
 
 def places(topology: str, nodes: int) -> list[str]:
-    """'2x2' for 8 nodes puts two each in b1/r1, b1/r2, b2/r1, b2/r2. Neighbours share a rack."""
+    """'2x2' for 8 nodes puts two each in b1/r1, b1/r2, b2/r1, b2/r2. Neighbors share a rack."""
     match = re.fullmatch(r"\s*([0-9]{1,4})\s*[xX]\s*([0-9]{1,4})\s*", topology)
     if match is None or not int(match[1]) or not int(match[2]):
         message = "--topology: write BLOCKSxRACKS, e.g. 2x4 for two blocks of four racks each"
@@ -221,6 +221,8 @@ def machine_spec(shape: Shape, ip: str, said: Described) -> NodeSpec:
     from shoal.model.node import GPUS_PER_NODE_MAX, JOINED, NODE_ID_PATTERN, NodeSpec
 
     found = this_machine(detect())[0]
+    if said.order and shape.gpus:
+        _check_gpus(shape.gpus, found.gpus)
     if said.file is not None:
         found = _from_file(found, said.file)
         ip = ip if found.address == LOOPBACK or said.ip else found.address
@@ -251,6 +253,18 @@ def machine_spec(shape: Shape, ip: str, said: Described) -> NodeSpec:
         return msgspec.convert(fields, NodeSpec)
     except msgspec.ValidationError as error:
         raise Failure(_bad_field(str(error)), USAGE) from None
+
+
+def _check_gpus(claimed: int, shown: int) -> None:
+    """Whoever ordered this machine said how many GPUs it has. Jobs for GPUs that are not there
+    would fail one after another."""
+    if not shown:
+        from shoal.cli.screen.show import note
+
+        note(f"no driver shows GPUs here; that there are {claimed} is taken from the supply")
+    elif shown < claimed:
+        text = f"the supply says {claimed} GPUs, and the driver shows {shown} here"
+        raise Failure(f"--gpus: {text}; correct the supply, or what it asks its engine for")
 
 
 def _labels(words: tuple[str, ...]) -> dict[str, str]:
@@ -294,7 +308,7 @@ def _from_file(found: NodeSpec, file: Path) -> NodeSpec:
     ending = file.suffix if file.suffix in (".yaml", ".yml", ".toml", ".json") else ".yaml"
     try:
         fields = {str(name): value for name, value in datafile.load(text, ending).items()}
-        return msgspec.convert({**msgspec.structs.asdict(found), **fields}, NodeSpec)
+        return msgspec.convert({**msgspec.to_builtins(found), **fields}, NodeSpec)
     except (BadField, msgspec.ValidationError) as error:
         raise Failure(f"--spec: {file}: {error}") from None
 
@@ -345,11 +359,12 @@ def print_how_to_join(home: Home, config: ClusterConfig) -> None:
 
     from shoal.cli.screen.show import line
     from shoal.control.home import node_url
-    from shoal.control.jointoken import NAME
 
     url = node_url(config, home)
     if not url.startswith("https://"):
         return
+    from shoal.control.jointoken import NAME
+
     token = join_token(home)
     if not sys.stdout.isatty():
         line(f"to add a machine, install Shoal there, copy {home.path / NAME} to it, and run:")

@@ -38,11 +38,11 @@ T = TypeVar("T")
     on_head=True,
 )
 def backup(target: str, with_: str, keep: int | None, verify: bool, json: bool, home: Path) -> None:
-    """Save the cluster in one file, while it works.
+    """Back up the cluster to one file, while it runs.
 
     The file holds what the head remembers: jobs, events, policy, ledger, notices,
     users, keys, certificates and secrets. Packages of jobs that have not ended
-    are in it, too. The cluster goes on working meanwhile, and may also be down.
+    are in it, too. The cluster keeps running; it may also be down.
     In a folder, the file is named shoal-CLUSTER-TIME.tar. Bring the cluster back
     with `shoal restore`.
 
@@ -88,7 +88,7 @@ def backup(target: str, with_: str, keep: int | None, verify: bool, json: bool, 
     on_head=True,
 )
 def restore(file: str, replace: bool, json: bool, home: Path) -> None:
-    """Bring a cluster back from a backup.
+    """Restore a cluster from a backup.
 
     The file is verified first. The home must be empty, and its cluster down; with
     --replace, its files are put aside in a folder of the home, and logs, outputs
@@ -221,7 +221,7 @@ def salvage(from_: str | None, json: bool, home: Path) -> None:
     replaces the damaged file, which is kept beside it under another name. The
     command lists what was kept and what was lost. With --from, a backup fills what
     the damaged file lacks, so that only what is missing in both is lost. Jobs on
-    the nodes keep running meanwhile. Then start the cluster with `shoal up`.
+    the nodes keep running. Then start the cluster with `shoal up`.
 
     Examples:
       shoal salvage

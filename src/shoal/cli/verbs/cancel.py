@@ -25,11 +25,11 @@ JOBS = Argument("jobs", "JOB...", NAMED, type=job_word, nargs=-1, required=True)
     Option("--workflow", metavar="ID", help="Cancel what is left of this workflow."),
 )
 def cancel(jobs: tuple[str, ...], workflow: str | None, json: bool, home: Path) -> int:
-    """Stop jobs for good.
+    """Cancel jobs.
 
     Each member gets SIGTERM, and SIGKILL when its grace time is over.
     Cancelling a finished job does nothing (exit 0); an unknown id is an error
-    (exit 1). Cancelling an array stops its elements, and none begins any more.
+    (exit 1). Cancelling an array stops its elements, and no more are started.
 
     Examples:
       shoal cancel j7
@@ -48,6 +48,8 @@ def cancel(jobs: tuple[str, ...], workflow: str | None, json: bool, home: Path) 
         if workflow is not None:
             flow = cluster.job_id(client, workflow, acts=True)
             return each([flow], client.cancel_workflow, "cancelled", json)
+        if not json:
+            cluster.print_preview(client, "cancel", asked)
         return each(asked, lambda job: _cancel(client, job), "cancelled", json)
 
 
@@ -70,6 +72,8 @@ def requeue(jobs: tuple[str, ...], json: bool, home: Path) -> int:
 
     with cluster.connect(home) as client:
         asked = cluster.job_ids(client, jobs)
+        if not json:
+            cluster.print_preview(client, "requeue", asked)
         return each(
             asked,
             lambda job: cluster.on_job(client, job, lambda c: c.requeue(job)),
@@ -122,7 +126,7 @@ def _cancel(client: Client, job: str) -> Done:
 
 LOOK_S = 1.0
 DONE = {
-    ("sleep", False): "falls asleep",
+    ("sleep", False): "is being suspended",
     ("sleep", True): "is asleep",
     ("wake", False): "wakes as soon as there is room",
     ("wake", True): "is awake",
@@ -132,13 +136,13 @@ QUIET_S = 2.0  # a wait that is shorter needs no line
 
 @verb(JOBS, flag("--wait", help="Return when they are asleep."))
 def sleep(jobs: tuple[str, ...], wait: bool, json: bool, home: Path) -> int:
-    """Put jobs to sleep; others use their GPUs.
+    """Suspend jobs and free their GPUs.
 
     What a job has on its GPUs moves to the memory of its nodes, and its
     processes stop. It wakes when it is used (shoal exec, attach, forward, ssh,
     or input to an open session) or with `shoal wake`, and goes on at the
     instruction where it stopped. Only a running job can be put to sleep. If
-    one of its members cannot sleep, the job goes on.
+    one of its members cannot sleep, the job keeps running.
 
     Examples:
       shoal sleep j7
@@ -150,7 +154,7 @@ def sleep(jobs: tuple[str, ...], wait: bool, json: bool, home: Path) -> int:
 
 @verb(JOBS, flag("--wait", help="Return when they are awake."))
 def wake(jobs: tuple[str, ...], wait: bool, json: bool, home: Path) -> int:
-    """Wake jobs that sleep; they go on where they stopped.
+    """Resume suspended jobs where they stopped.
 
     A job wakes on its own nodes as soon as there is room for it; `shoal why`
     says what it waits for.
@@ -205,6 +209,9 @@ def _wait(again: Retry, job: str, action: str, *, quiet: bool) -> Done:
                 return Done(id=job)
             if view.finished_ms is not None:
                 raise Failure(f"{job} has ended ({view.state}): {view.why}", REFUSED)
+            if action == "sleep" and view.state in ("waking", "running"):
+                why = view.why.removeprefix("goes on: ")
+                raise Failure(f"{job} was not suspended and keeps running: {why}", REFUSED)
             if action == "sleep" and view.state != "dozing":
                 raise Failure(f"{job} is {_phase(view)}", REFUSED)
             if time.monotonic() - since >= QUIET_S:

@@ -18,7 +18,7 @@ PROBE_S_MAX = 60.0
 ANSWER_S_MAX = 120.0
 WAIT_S = 20.0
 OF_WAY = {
-    "network": ("collectives",),
+    "network": ("collectives", "halves"),
     "storage": ("job", "needs_read", "checkpoint", "every"),
 }
 
@@ -34,6 +34,11 @@ def _text(name: str, metavar: str, help: str, heading: str) -> Option:  # noqa: 
     flag(
         "--collectives",
         help="Measure all-reduce, all-gather and all-to-all, too, with torch.",
+        heading="Network",
+    ),
+    flag(
+        "--halves",
+        help="Measure halves of the nodes against each other at the same moment instead.",
         heading="Network",
     ),
     Option(
@@ -57,15 +62,17 @@ def _text(name: str, metavar: str, help: str, heading: str) -> Option:  # noqa: 
 def check(
     nodes: tuple[str, ...], here: bool, json: bool, home: Path, **given: str | bool | None
 ) -> int:
-    """Measure nodes, and compare them with similar nodes.
+    """Benchmark nodes and compare them with similar ones.
 
     It measures CPU, memory, disk and clock. On GPUs it measures the speed of
     matrix products and copies, errors, throttling and clocks. Each node takes a
     few seconds, while its jobs keep running.
 
     With --network, it measures latency and bandwidth between the nodes, and
-    shows weak links and the groups that it found. With --storage, it measures
-    what the nodes can write and read at a path or URL, alone and together.
+    shows weak links and the groups that it found. With --halves, it measures
+    what half of the nodes and half of each rack send to the other half at the
+    same moment. With --storage, it measures what the nodes can write and read
+    at a path or URL, alone and together.
 
     The exit code is 1 if a node fails, a link is weak, or the storage does not
     feed the job.
@@ -75,6 +82,7 @@ def check(
       shoal check --here --json | jq .figures
       shoal check --network
       shoal check --network n1 n2 n3 n4 --collectives
+      shoal check --network --halves
       shoal check --here --save hardware.toml
       shoal check --storage /data
       shoal check --storage s3://bucket/runs --checkpoint 500GB --every 10m
@@ -100,8 +108,13 @@ def _chosen(
     if given["save"] and not given["network"] and not here:
         raise Failure("--save: needs --here (its GPUs) or --network; add one of them", USAGE)
     if given["network"]:
-        from shoal.cli.checks.network import check_network
+        from shoal.cli.checks.network import check_halves, check_network
 
+        if given["halves"]:
+            for name in ("collectives", "save"):
+                if given[name]:
+                    raise Failure(f"--halves: cannot be combined with --{name}", USAGE)
+            return check_halves(nodes, json, home)
         return check_network(nodes, bool(given["collectives"]), str(given["save"]), json, home)
     if given["storage"]:
         from shoal.cli.checks.storage import Wanted, check_storage

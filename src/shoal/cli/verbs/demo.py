@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from shoal.client import Client
     from shoal.control.home import Home
     from shoal.core.state.events.log import Recorded
+    from shoal.model.views import ServiceView
 
 # On an idle machine the jobs take half of this. A busy one, or somebody who kills nodes, gets more
 # for as long as something happens.
@@ -31,6 +32,7 @@ KILL_AFTER_S = 4.0
 SAVED_STEP = 20  # the training run loses its node when it has saved this one ...
 KILL_BY_S = 15.0  # ... or, from this time on, any step
 FRAME_S = 0.12
+READY_S = 30.0  # the service usually takes two
 FOLDER_CHARACTERS_MAX = 45
 SURVIVORS_S = 3.0  # a killed process takes a moment to disappear
 
@@ -47,12 +49,12 @@ NEXT = (
     flag("--keep", help="Leave the cluster up at the end, with its page."), home=False, on_head=True
 )
 def demo(keep: bool, json: bool) -> int:
-    """Watch a small cluster lose a node and recover, in half a minute.
+    """Watch a small cluster lose a node and recover, in 30 s.
 
     Four virtual nodes with 8 GPUs each start in a temporary folder, separate
     from any cluster of yours. They get two dozen jobs, each a real process: a
     training run, a map, gangs, and a service under load. The node under the
-    training run is killed; the run goes on from its checkpoint, and no request
+    training run is killed; the run continues from its checkpoint, and no request
     fails. Press 1 to 4 to kill a node yourself. A link shows the same in a
     browser. At the end you see what was lost, and everything is stopped and
     removed. The exit code is 0 if everything went as promised, else 1.
@@ -156,20 +158,31 @@ def _perform(state: DemoState, sights: Sights, screen: Screen, home: Home, keys:
         screen.page(client.page_link())
         env, workdir = carried(os.environ), str(home.path.parent)
         specs = demo_plan.jobs(env, workdir)
+        served = None
         if _can_serve():
             served = client.submit_service(demo_plan.service(env, workdir))
-            specs.append(demo_plan.asker(served.url, env, workdir))
-        screen.caption(f"submitting {len(specs)} jobs to {shape}")
+        submitted = len(specs) + (served is not None)
+        screen.caption(f"submitting {submitted} jobs to {shape}")
         for spec in specs:
             job = client.submit(spec).id
             if spec.name == demo_plan.TRAIN:
                 sights.training.job = job
-            elif spec.name == demo_plan.ASK:
-                sights.serving.job = job
-        screen.caption(f"{len(specs)} jobs submitted; the training run will soon lose a node")
+        if served is not None:
+            url = _ready(client, served.name, screen).url
+            sights.serving.job = client.submit(demo_plan.asker(url, env, workdir)).id
+        screen.caption(f"{submitted} jobs submitted; the training run will soon lose a node")
         keys.forget()  # typed before there was a node to kill
-        _watch(client, state, sights, screen, home, keys, len(specs))
-        return Played(len(specs), loss_of(client.ledger()))
+        _watch(client, state, sights, screen, home, keys, submitted)
+        return Played(submitted, loss_of(client.ledger()))
+
+
+def _ready(client: Client, service: str, screen: Screen) -> ServiceView:
+    """As soon as its clients may begin. If it does not get ready, they will count failures."""
+    until = time.monotonic() + READY_S
+    while (view := client.service(service)).state != "ready" and time.monotonic() < until:
+        screen.refresh()
+        time.sleep(FRAME_S)
+    return view
 
 
 def _can_serve() -> bool:

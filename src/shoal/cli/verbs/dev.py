@@ -41,7 +41,7 @@ def dev(
     home: Path,
     **flags: Any,
 ) -> int:
-    """Work in a notebook on the cluster, in your browser.
+    """Open a notebook or editor on the cluster, in your browser.
 
     Starts JupyterLab as a job, prints a link to it and opens the link. JupyterLab
     is the one of your own environment: install it there (pip install jupyterlab),
@@ -70,7 +70,7 @@ def dev(
 
     wanted = action or "start"
     if wanted not in ACTIONS:
-        message = f"there is no 'shoal dev {units.quoted(wanted)[1:-1]}'"
+        message = f"unknown command 'shoal dev {units.quoted(wanted)[1:-1]}'"
         raise Failure(f"{message}; use one of {', '.join(ACTIONS)}", USAGE)
     if wanted == "list":
         return _list(home, json)
@@ -151,7 +151,7 @@ def _list(home: Path, json: bool) -> int:
         show.line("no dev environment; start one with: shoal dev")
         return 0
     titles = ("NAME", "JOB", "STATE", "NODE")
-    columns = [*(show.Column(title, firm=True) for title in titles), show.Column("WHY", wraps=True)]
+    columns = [*(show.Column(title, rank=1) for title in titles), show.Column("WHY", wraps=True)]
     table = [[row.name, row.id, row.state, ", ".join(row.nodes), row.why] for row in rows]
     show.table(columns, table)
     return 0

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +21,12 @@ from shoal.cli.command import (
 )
 
 if TYPE_CHECKING:
-    from shoal.calls.histories import EventsView, WhyView
+    from shoal.calls.lines import EventLine, EventLines, WhyLines
     from shoal.cli.cluster import Retry
     from shoal.client import Client
-    from shoal.core.state.events.log import Event, Recorded
     from shoal.model.finding import JobFilter
     from shoal.model.ledger import CostView
+    from shoal.model.views import Remedy
 
 
 @verb(Argument("job", "JOB", "A job's id or name; it may have ended long ago.", type=job_word))
@@ -80,21 +82,27 @@ def _is_heading(text: str) -> bool:
 # `shoal why`: why a job or service is in its present state, and its history.
 
 
-@verb(Argument("job", "JOB", "A job's id or name, or a service's.", type=job_word))
+@verb(Argument("job", "NAME", "A job, service, node, user or tenant.", type=job_word))
 def why(job: str, json: bool, home: Path) -> None:
-    """Show why a job or service is in its present state.
+    """Show why a job, node or service is in its state, or a user waits.
 
     The first lines describe this moment: what a waiting job waits for, and when
     it will probably start, or what limits the steps of a job that trains:
     compute, network, storage, input, or members that differ. Below is the
     history, oldest first. The scheduler stores the reason of every decision.
 
+    A name is looked for in this order: job id, service, node, job name, user,
+    tenant.
+
     Examples:
       shoal why j7
+      shoal why n6
+      shoal why ada
       shoal why j7 --json | jq -r .why
       shoal why j7 --json | jq .progress.bound.shares
       shoal why chat
     """
+    from shoal.calls.lines import WhyLines
     from shoal.cli import cluster
     from shoal.cli.screen import show
 
@@ -104,15 +112,54 @@ def why(job: str, json: bool, home: Path) -> None:
 
             show_service(job.strip(), home, json)
             return
-        asked = cluster.job_id(client, job, what="job or service")
-        view = cluster.on_job(client, asked, lambda c: c.why(asked))
+        named = _node_or_person(client, job.strip())
+        if named is not None:
+            show.as_json(named) if json else _print_named(named)
+            return
+        asked = cluster.job_id(client, job, what="job, service, node, user or tenant")
+        view = cluster.on_job(
+            client, asked, lambda c: cluster.read_as(WhyLines, c.why, job_id=asked)
+        )
     if json:
         show.as_json(view)
     else:
         _print(view, int(time.time() * 1000))
 
 
-def _print(view: WhyView, now_ms: int) -> None:
+def _node_or_person(client: Client, word: str) -> dict[str, Any] | None:
+    """What is known of a node, or of a user or tenant if no job has that name."""
+    from shoal.cli import cluster
+    from shoal.cli.screen.words import node_lines, waiting_lines
+    from shoal.model.finding import JobFilter
+    from shoal.model.job import JOB_NAME_PATTERN
+    from shoal.model.preview import Action
+
+    if cluster.JOB_ID.fullmatch(word) or not re.fullmatch(JOB_NAME_PATTERN, word):
+        return None
+    node = next((view for view in client.nodes() if view.id == word), None)
+    if node is not None:
+        closed = client.preview(Action.UNCORDON, [word]).lines
+        return {"kind": "node", "name": word, "state": node.state, "why": node_lines(node, closed)}
+    if client.jobs(finished=True, limit=1, wanted=JobFilter(name=word)):
+        return None
+    for kind, wanted in (("user", JobFilter(user=word)), ("tenant", JobFilter(tenant=word))):
+        rows = client.jobs(limit=PEOPLE_ROWS_MAX, wanted=wanted)
+        if rows or client.jobs(finished=True, limit=1, wanted=wanted):
+            return {"kind": kind, "name": word, "why": waiting_lines(rows)}
+    return None
+
+
+def _print_named(named: dict[str, Any]) -> None:
+    from shoal.cli.screen.show import STATE_STYLES, line
+
+    state = named.get("state", "")
+    style = f"{STATE_STYLES.get(state, '')} bold"
+    line(f"{named['kind']} {named['name']}{f' is {state}' if state else ''}", style)
+    for text in named["why"]:
+        line(f"  {text}")
+
+
+def _print(view: WhyLines, now_ms: int) -> None:
     from shoal.cli.screen.explanation import annotation_lines
     from shoal.cli.screen.show import STATE_STYLES, Cell, Column, line, table
     from shoal.cli.screen.words import bound_lines, state_text
@@ -128,16 +175,30 @@ def _print(view: WhyView, now_ms: int) -> None:
             line(f"  {text}")
     if view.start:
         line(f"  {view.start}")
+    for text in remedy_lines(view.remedies):
+        line(f"  {text}")
     for text in annotation_lines(view.labels, view.notes):
         line(f"  {text}", "dim")
     if not view.events:
         return
     line("")
     rows: list[list[str | Cell]] = [
-        [Cell(f"{duration_text(now_ms - record.event.at_ms)} ago", "dim"), record.event.sentence()]
+        [Cell(f"{duration_text(now_ms - record.facts.at_ms)} ago", "dim"), record.text]
         for record in view.events
     ]
     table([Column("WHEN", right=True), Column("WHAT", wraps=True)], rows)
+
+
+PEOPLE_ROWS_MAX = 1000
+
+
+def remedy_lines(remedies: Sequence[Remedy]) -> list[str]:
+    lines = ["what would help:"] if remedies else []
+    for one in remedies:
+        lines.append(f"- {one.text}{f' ({one.cost})' if one.cost else ''}")
+        if one.nodes:
+            lines.append(f"    shoal uncordon {' '.join(one.nodes)}")
+    return lines
 
 
 # `shoal events`: the cluster's log as sentences.
@@ -165,7 +226,7 @@ FOLLOW_WAIT_S = 20.0
 def events(
     follow: bool, last: int | None, job: str, node: str, json: bool, home: Path, **given: Any
 ) -> None:
-    """Show what happened, one sentence per event.
+    """Show what happened, one line per event.
 
     Events are printed oldest first. With --follow it continues until Ctrl-C,
     also while the controller restarts. --json prints one object per line.
@@ -210,46 +271,50 @@ def _require(retry: Retry, job: str, node: str) -> None:
 
 def _page(
     retry: Retry, after: int, limit: int, job: str, node: str, follow: bool, wanted: JobFilter
-) -> EventsView:
+) -> EventLines:
+    from shoal.calls.lines import EventLines
+    from shoal.cli.cluster import read_as
+
     wait_s = FOLLOW_WAIT_S if follow else 0
+    asked = {"job": job, "node": node, "wait_s": wait_s, "wanted": wanted}
     return retry(
-        lambda client: client.events(
-            after=after, limit=limit, job=job, node=node, wait_s=wait_s, wanted=wanted
-        )
+        lambda client: read_as(EventLines, client.events, after=after, limit=limit, **asked)
     )
 
 
-def print_event(record: Recorded, json: bool, fit: bool = False) -> None:
+def print_event(record: EventLine, json: bool, fit: bool = False) -> None:
     """`fit`: cut it to one line of the terminal."""
     from shoal.cli.screen import show
 
     if json:
         show.as_json(record, lines=True)
         return
-    moment = datetime.datetime.fromtimestamp(record.event.at_ms / 1000).astimezone()
+    facts = record.facts
+    moment = datetime.datetime.fromtimestamp(facts.at_ms / 1000).astimezone()
     if show.at_terminal():
-        _print_styled(record, f"{moment:%H:%M:%S}", fit)
+        style = event_style(facts.event, facts.outcome, facts.code)
+        _print_styled(f"{moment:%H:%M:%S}", record.text, style, fit)
     else:
         stamp = moment.isoformat(timespec="milliseconds")
-        print(f"{stamp}  {record.seq:>6}  {record.event.sentence()}", flush=True)
+        print(f"{stamp}  {record.seq:>6}  {record.text}", flush=True)
 
 
-def _print_styled(record: Recorded, clock: str, fit: bool) -> None:
+def _print_styled(clock: str, sentence: str, style: str, fit: bool) -> None:
     from rich.text import Text
 
     from shoal.cli.screen import show
 
-    whole = f"{clock}  {record.event.sentence()}"
+    whole = f"{clock}  {sentence}"
     for at, part in enumerate([show.fitted(whole)] if fit else show.lines_of(whole)):
-        text = Text(part, style=event_style(record.event))
+        text = Text(part, style=style)
         if not at:
             text.stylize("dim", 0, len(clock))
         show.console().print(text, soft_wrap=True)
 
 
-def event_style(event: Event) -> str:
+def event_style(kind: str, outcome: str = "", code: int = 0) -> str:
     """Red for a loss, green for a success, yellow for what needs attention."""
-    match event.__class__.__name__:
+    match kind:
         case "NodeLost" | "MemberLost":
             return "red"
         case (
@@ -264,9 +329,8 @@ def event_style(event: Event) -> str:
         case "JobRunning" | "NodeReady" | "JobAdopted" | "ReplicaReady":
             return "green"
         case "JobFinished":
-            outcome = getattr(event, "outcome", "")
             return "green" if outcome == "succeeded" else "red"
         case "MemberExited":
-            return "" if getattr(event, "code", 0) == 0 else "red"
+            return "" if code == 0 else "red"
         case _:
             return ""

@@ -23,7 +23,7 @@ PORTS_MAX = 32
     Option("--service", metavar="NAME", help="A service's newest replica instead of a job."),
 )
 def forward(words: tuple[str, ...], service: str | None, json: bool, home: Path) -> int:
-    """Forward ports of this machine to ports of a running job.
+    """Forward local ports to a running job.
 
     PORT is the same on both sides; LOCAL:PORT differs, and LOCAL may be 0 for
     any that is free. Without a port, the job's own $PORT is meant. The port
@@ -128,7 +128,7 @@ def attach(job: str, json: bool, home: Path) -> int:  # noqa: ARG001
     The job was submitted with --interactive, or with `shoal run -it`. You see
     its recent output and what follows, and what you type is its input. Several
     users may be attached at once. Ctrl-P Ctrl-Q, or ~. at the start of a line,
-    detaches; the job goes on. The exit code is the job's own. Its output is
+    detaches; the job keeps running. The exit code is the job's own. Its output is
     in its log, as that of every job.
 
     Examples:
@@ -168,7 +168,7 @@ def join_terminal(target: tuple[str, int], home: Path) -> int:
         found = converse(client, Kind.ATTACH, target, interactive=True, terminal=True, tell=note)
     if found.detached:
         note("")  # the line that the terminal was in
-        note(f"[detached; {target[0]} goes on: shoal attach {target[0]}]")
+        note(f"[detached; {target[0]} keeps running: shoal attach {target[0]}]")
     elif found.why:
         note(found.why)
     return found.code
@@ -204,7 +204,7 @@ class ExecVerb(RunVerb):
     cls=ExecVerb,
 )
 def exec(words: tuple[str, ...], interactive: bool, tty: bool, json: bool, home: Path) -> int:  # noqa: A001, ARG001
-    """Run a command beside a running job, in the same surroundings.
+    """Run a command inside a running job.
 
     It runs as the job's Unix user, in its container, within its limits, in its
     working directory and with its variables, such as CUDA_VISIBLE_DEVICES.
@@ -264,7 +264,7 @@ PREFIX = "shoal-"
 
 @verb(flag("--write", help="Write the entry and the keys, and have ssh read them."))
 def ssh_config(write: bool, json: bool, home: Path) -> None:
-    """Print or write the entries with which ssh reaches running jobs.
+    """Print or write ssh entries for running jobs.
 
     With --write, `ssh shoal-j7` opens a shell beside job j7, and `shoal-j7.1`
     is its member 1. scp, sftp, rsync, port forwarding, VS Code and PyCharm
@@ -313,7 +313,7 @@ def proxy(home: Path) -> str:
 
 @verb(Argument("name", "NAME", "shoal-JOB or shoal-JOB.MEMBER."))
 def ssh_proxy(name: str, json: bool, home: Path) -> int:  # noqa: ARG001
-    """Connect ssh to a running job; the entries of ssh-config use it.
+    """Connect ssh to a running job; used by ssh-config.
 
     It passes bytes between its own input and output and an SSH server for this
     connection, on the job's node.
@@ -389,6 +389,10 @@ def _show(view: FilesView, path: str) -> None:
         table(columns, rows)
         if len(view.files) > 1:
             note(f"{len(view.files)} files, {size_text(view.total_bytes)}")
+        if view.held_by:
+            note(f"{len(view.held_by)} copies, on {', '.join(view.held_by)}")
+        if view.encrypted:
+            note("encrypted: shoal cp decrypts them with the tenant's key")
     elif path:
         note(f"{view.job} has kept no files at {path}")
     else:
@@ -410,7 +414,7 @@ def _show(view: FilesView, path: str) -> None:
 def cp(
     source: str, target: str, recursive: bool, checkpoints: bool, json: bool, home: Path
 ) -> None:
-    """Copy files from or to a job.
+    """Copy files to or from a job.
 
     From a job: files that it has kept. Paths are those of `shoal ls`, relative to
     the job's $SHOAL_OUTPUT. A file has its name here only when it is whole. If the

@@ -135,7 +135,7 @@ def join(
     on_head=True,
 )
 def leave(now: bool, timeout: str | None, json: bool, home: Path) -> None:
-    """Remove this machine from the cluster it joined.
+    """Remove this machine from its cluster.
 
     Nothing new starts here. Jobs that may restart move to other nodes; the
     command waits for the other jobs. Then everything that Shoal runs here ends,
@@ -426,7 +426,7 @@ MARK = "# Written by shoal slurm-commands."
     flag("--remove", help="Remove them again."),
 )
 def slurm_commands(folder: str, remove: bool, json: bool, home: Path) -> None:  # noqa: ARG001
-    """Write sbatch, srun and the like, for Slurm scripts.
+    """Install sbatch, srun and others, for Slurm scripts.
 
     It writes sbatch, srun, squeue, scancel, sacct and scontrol. Scripts with
     #SBATCH lines, and tools that call Slurm's commands, then run on Shoal

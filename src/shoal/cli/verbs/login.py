@@ -23,7 +23,7 @@ TOKEN_BYTES_MAX = 4096
     Argument("url", "[URL,...]", "The head's address, e.g. https://head:7700.", required=False),
     Option("--fingerprint", metavar="F", help="The fingerprint that the head shows."),
     Option("--token-file", metavar="FILE", type=Path, help="File with your token; - is stdin."),
-    flag("--oidc", help="Sign in through your organisation, in a browser on any machine."),
+    flag("--oidc", help="Sign in through your organization, in a browser on any machine."),
     Option("--tenant", "-t", metavar="NAME", default="", help="With --oidc: which of yours."),
     flag("--show", help="On the head: print the line for other machines."),
 )
@@ -37,7 +37,7 @@ def login(
     json: bool,
     home: Path,
 ) -> None:
-    """Log in to a cluster whose head is another machine.
+    """Log in to a cluster on another machine.
 
     `shoal up --host ADDRESS` prints the whole line, with the fingerprint of the
     cluster's certificate; `shoal login --show` prints it again. If the certificate
@@ -46,7 +46,7 @@ def login(
 
     The token is asked for, read from --token-file, or read from stdin. An admin
     makes one with `shoal token add`; the operator's own is the file token in the
-    head's home.
+    head's home. The code of an invite is taken, too: it becomes your token.
 
     With --oidc it prints an address and a code instead. You open the address in a
     browser anywhere and enter the code; the sign-in lasts 8 hours.
@@ -93,6 +93,8 @@ def login(
     if tenant and not oidc:
         raise Failure("--tenant: has no effect without --oidc; a token has its tenant", USAGE)
     token = _by_oidc(accepted, tenant) if oidc else _token(token_file, accepted.url)
+    if token.startswith("invite_"):
+        token = _by_invite(accepted, token)
     context = msgspec.structs.replace(accepted, token=token)
     user = _check(context)
     with contexts.changing() as kept:
@@ -140,16 +142,13 @@ def logout(json: bool, home: Path) -> None:  # noqa: ARG001
 
 
 def _show(home: Path, json: bool) -> None:
-    import msgspec
-
     from shoal.cli.screen import show
-    from shoal.cli.up.flags import login_line
-    from shoal.client.transport import Address, at_home
+    from shoal.cli.up.flags import login_address, login_line
+    from shoal.client.transport import at_home
     from shoal.forms.failure import Failure
-    from shoal.machine.files import read_own
 
     at_home(home)  # says what is wrong if no cluster is up
-    address = msgspec.json.decode(read_own(home / "controller.json"), type=Address)
+    address = login_address(home)
     if not address.url.startswith("https://"):
         message = f"only this machine reaches the cluster in {home}"
         raise Failure(f"{message}; open it with: shoal down, then shoal up --host 0.0.0.0")
@@ -228,7 +227,7 @@ def _accepted(url: str, fingerprint: str | None, pinned: str) -> Context:
     except ssl.SSLError as error:
         raise transport.Unreachable(f"{where.url} does not speak TLS ({error.reason})") from None
     except (OSError, http.client.HTTPException) as error:
-        raise transport.Unreachable(f"nobody answers at {where.url} ({error})") from None
+        raise transport.Unreachable(f"no response from {where.url} ({error})") from None
     for certificate in (found.anchor, found.leaf):
         if transport.fingerprint(certificate) == wanted:
             return contexts.Context(url=where.url, certificate=certificate)
@@ -264,7 +263,7 @@ def _is_trusted(where: Endpoint) -> bool:
     except transport.WrongCertificate:
         return False
     except OSError as error:
-        raise transport.Unreachable(f"nobody answers at {where.url} ({error})") from None
+        raise transport.Unreachable(f"no response from {where.url} ({error})") from None
     finally:
         connection.close()
     return True
@@ -314,6 +313,15 @@ def _token(file: Path | None, url: str) -> str:
     return text
 
 
+def _by_invite(context: Context, code: str) -> str:
+    """The token that the invite becomes. It is void from then on."""
+    from shoal.client import Client
+    from shoal.client.contexts import reached
+
+    with Client.to(reached(context)) as client:
+        return client.accept_invite(code).secret
+
+
 def _by_oidc(context: Context, tenant: str) -> str:
     """The token that the head gives when the person has agreed at the provider."""
     import time
@@ -360,7 +368,7 @@ ACTIONS = {"list": 0, "use": 1, "remove": 1}  # -> how many names it takes
     Argument("names", "[NAME]", "A context; local is the home on this machine.", nargs=-1),
 )
 def context(action: str, names: tuple[str, ...], json: bool, home: Path) -> None:
-    """List the clusters you know, or choose which one commands use.
+    """List your clusters, or choose which one commands use.
 
     Each `shoal login` makes a context. The name local stands for the cluster
     on this machine, in --home.
@@ -383,7 +391,7 @@ def context(action: str, names: tuple[str, ...], json: bool, home: Path) -> None
 
     if action not in ACTIONS:
         raise Failure(
-            f"there is no 'shoal context {units.quoted(action)[1:-1]}'; "
+            f"unknown command 'shoal context {units.quoted(action)[1:-1]}'; "
             f"use one of {', '.join(ACTIONS)}",
             USAGE,
         )
@@ -455,7 +463,7 @@ def _remove(name: str) -> None:
 
 @verb()
 def page(json: bool, home: Path) -> None:
-    """Print a link that signs you in to the cluster's page.
+    """Print a link that signs you in to the web page.
 
     The link works for two minutes, once. At a terminal with a desktop the page
     also opens in your browser. You can sign in with the token as well.
@@ -498,7 +506,7 @@ WHERE = {
 
 @verb(Argument("shell", "bash|zsh|fish", "The shell that you use."), home=False)
 def completion(shell: str, json: bool) -> None:
-    """Print what your shell needs to complete verbs and names.
+    """Print shell completion for verbs and names.
 
     Add one line to your shell's configuration, and start a new shell. The Tab key
     then completes verbs, flags, and the names of jobs, nodes, services, contexts,

@@ -73,10 +73,15 @@ def _today(at: time, now: datetime) -> datetime:
 
 NODES = Argument("nodes", "NODE...", "Node ids, e.g. n1 n2.", nargs=-1, required=True)
 WHY = Option("--why", metavar="TEXT", help="A reason, for the node's history.")
-GPU_CELLS_MAX = 16
+UNPROTECTED = (
+    "not encrypted between nodes: what members of a gang send each other without "
+    "--encrypt-network, and requests to replicas (commands, output, code, secrets and copies of "
+    "files are, by TLS)"
+)
 
 
 @verb(
+    Argument("node", "[NODE]", "For --tree: the node to draw.", required=False),
     Option(
         "--where",
         metavar="CONDITION",
@@ -84,25 +89,35 @@ GPU_CELLS_MAX = 16
         help="Only nodes whose labels meet this, e.g. pool=a100,zone!=b.",
     ),
     flag("--labels", help="Show labels and taints, too. A taint begins with !."),
+    flag("--tree", help="Draw how the GPUs, CPUs and cards of one node are joined."),
 )
-def nodes(where: tuple[str, ...], labels: bool, json: bool, home: Path) -> None:
-    """List the nodes and what is in use on them.
+def nodes(
+    node: str | None, where: tuple[str, ...], labels: bool, tree: bool, json: bool, home: Path
+) -> None:
+    """List nodes and what is in use on them.
 
     GPUS, CPUS and MEMORY show used/total. 1.5 GPUs in use may be half of each
-    of three GPUs. A node shows why it is not ready, or why it is suspected to
-    be slow or faulty, or why it is in quarantine; and when it ends, if that is
-    known. The last lines name limits that a node cannot enforce, and nodes
-    with GPUs that cannot put jobs to sleep, and why.
-    During an upgrade, VERSION shows which Shoal each node runs.
+    of three GPUs. NOTES says why a node is not ready, suspect or quarantined,
+    and when it ends, if that is known. SOURCE is the supply that brought the
+    node; VERSION appears during an upgrade. The last lines name limits that a
+    node cannot enforce, and nodes whose jobs cannot be suspended.
+
+    A narrow terminal shows fewer columns; pipes and --json get all of them.
 
     Examples:
       shoal nodes
       shoal nodes --where pool=a100,zone!=b --labels
+      shoal nodes n3 --tree
       shoal nodes --json | jq '[.[] | .gpus_free] | add'
     """
     from shoal.cli import cluster
     from shoal.cli.screen import show
 
+    if tree or node is not None:
+        from shoal.cli.screen.tree import print_tree
+
+        print_tree(node, tree, json, home)
+        return
     conditions = _conditions(where)
     with cluster.connect(home) as client:
         known = sorted(client.nodes(), key=natural)
@@ -171,10 +186,15 @@ def drain(
       shoal drain n3 n4 --at 18:30
       shoal drain n3 --in 8h
     """
+    from shoal.cli import cluster
     from shoal.model.durations import duration_text
 
     in_ms = ms_from_now(at, in_)
     if not in_ms:
+        if not json:
+            names = [cluster.node_id(node) for node in nodes]
+            with cluster.connect(home) as client:
+                cluster.print_preview(client, "drain", names)
         return _intend(nodes, "draining", json, home, why or "")
     done = f"will be drained in {duration_text(in_ms)}"
     said = why or ""
@@ -185,7 +205,7 @@ def drain(
 
 @verb(NODES)
 def uncordon(nodes: tuple[str, ...], json: bool, home: Path) -> int:
-    """Open nodes for jobs again.
+    """Make nodes available again.
 
     This undoes `shoal cordon` and `shoal drain`, also one that is planned, and
     ends a quarantine.
@@ -234,37 +254,35 @@ def natural(view: NodeView) -> list[tuple[int, str]]:
 
 
 def print_nodes(views: list[NodeView], labels: bool = False) -> None:
-    from shoal.cli.screen.show import Column, table
+    from shoal.cli.screen import node_cells as cells
+    from shoal.cli.screen.show import Cell, Column, state_cell, table
 
-    columns = [
-        Column("ID"),
-        Column("STATE"),
-        Column("PLACE"),
-        Column("GPUS"),
-        Column("CPUS", right=True),
-        Column("MEMORY", right=True),
-        Column("JOBS", wraps=True),
+    told = {view.id: _notes(view) for view in views}
+    versions = {view.version for view in views if view.health == "ready"}
+    wanted: list[tuple[Column, Callable[[NodeView], str | Cell], bool]] = [
+        (Column("ID"), lambda view: Cell(view.id, "bold"), True),
+        (Column("STATE", rank=2), lambda view: state_cell(view.state), True),
+        (Column("VERSION"), lambda view: view.version or "before 0.6", len(versions) > 1),
+        (Column("SOURCE", rank=-1), cells.source, any(view.origin for view in views)),
+        (Column("PLACE"), lambda view: Cell(cells.place(view), "dim"), True),
+        (Column("GPUS", rank=2), cells.gpus, True),
+        (Column("MODEL"), lambda view: view.gpu_model, any(view.gpu_model for view in views)),
+        (Column("CPUS", right=True), cells.cpus, True),
+        (Column("MEMORY", right=True), cells.memory, True),
+        (Column("LABELS", rank=1), labels_text, labels),
+        (Column("JOBS", rank=1), lambda view: ",".join(view.jobs), True),
+        (Column("NOTES", flexible=True, rank=1), lambda view: told[view.id], any(told.values())),
     ]
-    models = any(view.gpu_model for view in views)
-    if models:
-        columns.insert(4, Column("MODEL"))
-    rows = [_cells(view, models) for view in views]
-    if len({view.version for view in views if view.health == "ready"}) > 1:  # during an upgrade
-        columns.insert(2, Column("VERSION"))
-        for view, cells in zip(views, rows, strict=True):
-            cells.insert(2, view.version or "before 0.6")
-    if labels:
-        columns.insert(-1, Column("LABELS"))
-        for view, cells in zip(views, rows, strict=True):
-            cells.insert(-1, labels_text(view))
-    table(columns, rows)
+    needed = [(column, of) for column, of, known in wanted if known]
+    rows = [[of(view) for _, of in needed] for view in views]
+    table([column for column, _ in needed], rows)
     _print_unenforced(views)
 
 
 def ends_text(in_ms: int, why: str) -> str:
     from shoal.model.durations import duration_text
 
-    when = f"ends in {duration_text(in_ms)}" if in_ms > 0 else "its end has come"
+    when = f"ends in {duration_text(in_ms)}" if in_ms > 0 else "ended"
     return f"{when}: {why}" if why else when
 
 
@@ -291,48 +309,24 @@ def _print_unenforced(views: list[NodeView]) -> None:
     cannot = {view.id: [view.sleep_why] for view in views if view.gpus and view.sleep_why}
     for text in unenforced_lines({**dict.fromkeys(there, ()), **cannot}):
         line(f"jobs cannot sleep {text}", "dim")
+    if len({view.address for view in views if view.health != "lost"}) > 1:
+        line(UNPROTECTED, "dim")
 
 
-def _place(view: NodeView) -> str:
-    """As it was typed in, and as it was measured."""
-    measured = f"{view.measured_place} (measured)" if view.measured_place else ""
-    return ", ".join(filter(None, (view.place, measured)))
-
-
-def _cells(view: NodeView, models: bool) -> list[str | Cell]:
-    from shoal.cli.screen.show import Cell, bar, state_cell
-    from shoal.model.resources import cpus_text, memory_text
-
-    used = view.gpus - view.gpu_milli_free / 1000
-    cpus = cpus_text(view.cpu_milli - view.cpu_milli_free)
-    memory = memory_text(view.memory_mb - view.memory_mb_free)
-    gpus = Cell(f"{used:g}/{view.gpus}", "green" if used else "dim")
-    if view.gpus:
-        cells = bar(used, view.gpus, min(view.gpus, GPU_CELLS_MAX))
-        gpus = gpus._replace(pretty=f"{cells} {used:g}/{view.gpus}")
-    jobs = ",".join(view.jobs)
+def _notes(view: NodeView) -> str:
+    """Why it is not ready, when it ends, and whatever else somebody should know of it."""
+    notes = []
     if view.health == "ready" and view.standing == "suspect":
-        jobs = f"{jobs} (suspect: {view.why})".strip()
+        notes.append(f"suspect: {view.why}")
     elif (view.health != "ready" or view.standing != "ok") and view.why:
-        jobs = f"{jobs} ({view.why})".strip()
+        notes.append(view.why)
     if view.sleepers:
-        jobs = f"{jobs} ({sleepers_text(view)})".strip()
+        notes.append(sleepers_text(view))
     if view.ends_in_ms is not None:
-        jobs = f"{jobs} ({ends_text(view.ends_in_ms, view.ends_why)})".strip()
-    if view.weak_links:
-        jobs = f"{jobs} ({'; '.join(view.weak_links)})".strip()
-    row: list[str | Cell] = [
-        Cell(view.id, "bold"),
-        state_cell(view.state),
-        Cell(_place(view), "dim"),
-        gpus,
-        f"{cpus}/{cpus_text(view.cpu_milli)}",
-        f"{memory}/{memory_text(view.memory_mb)}",
-        jobs,
-    ]
-    if models:
-        row.insert(4, view.gpu_model)
-    return row
+        notes.append(ends_text(view.ends_in_ms, view.ends_why))
+    if view.hangs:
+        notes.append(view.hangs)
+    return "; ".join([*notes, *view.weak_links])
 
 
 # `shoal label`, `shoal note` and `shoal taint`: what people say of nodes and jobs, and what keeps
@@ -359,7 +353,7 @@ WORDS = Argument(
     )
 )
 def label(words: tuple[str, ...], json: bool, home: Path) -> int:
-    """Set or remove labels of nodes or jobs.
+    """Set or remove labels on nodes or jobs.
 
     Jobs choose nodes by their labels: `shoal run --where pool=a100`. What you
     set here stays when the node or the controller restarts, and goes before
@@ -387,7 +381,7 @@ def label(words: tuple[str, ...], json: bool, home: Path) -> int:
     flag("--remove", help="Remove all notes of the job."),
 )
 def note(job: str, text: tuple[str, ...], remove: bool, json: bool, home: Path) -> None:
-    """Write a note about a job, or show its notes.
+    """Add a note to a job, or show its notes.
 
     A job keeps its last 20 notes, also after it has ended. Everybody who sees the
     job sees them.
@@ -416,7 +410,7 @@ def note(job: str, text: tuple[str, ...], remove: bool, json: bool, home: Path) 
             if json:
                 show.as_json(done)
             else:
-                show.line(f"{done.id} has no notes now" if remove else f"{done.id} is noted")
+                show.line(f"{done.id}: notes removed" if remove else f"{done.id}: note added")
             return
         view = cluster.on_job(client, asked, lambda c: c.job(asked))
     if json:
@@ -445,14 +439,14 @@ def _label_jobs(named: list[str], changes: list[str], json: bool, home: Path) ->
         return each(
             list(dict.fromkeys(named)),
             lambda job: cluster.on_job(client, job, lambda c: c.label_job(job, change)),
-            "is labelled",
+            "is labeled",
             json,
         )
 
 
 @verb(WORDS)
 def taint(words: tuple[str, ...], json: bool, home: Path) -> int:
-    """Keep jobs away from nodes, unless they tolerate it.
+    """Keep jobs off nodes, unless they tolerate the taint.
 
     A taint is a name, with a value if you like. A new job starts on the node
     only if it names the taint: `shoal run --tolerates maintenance`. Running
@@ -529,7 +523,7 @@ def ends(
     json: bool,
     home: Path,
 ) -> None:
-    """Say until when this machine's node lives.
+    """Set when this machine's node goes away.
 
     For scripts on a node: a cloud's spot notice, a batch script with a time
     limit, a hook of a pod that will be evicted. The scheduler then starts here
@@ -562,7 +556,7 @@ def ends(
     if json:
         show.as_json([{"node": name, "ends_in_ms": left_ms} for name in names])
     elif left_ms is None:
-        show.line(f"no end is known of {', '.join(names)}")
+        show.line(f"no end time is set for {', '.join(names)}")
     else:
         show.line(f"{', '.join(names)} ends in {duration_text(left_ms)}")
 

@@ -33,7 +33,7 @@ SETTINGS = "settings"
     flag("--everyone", help="With add: about the jobs of all users of your tenant."),
 )
 def notify(action: str, word: str | None, everyone: bool, json: bool, home: Path) -> None:
-    """Choose who gets a message when something happens.
+    """Send messages when something happens.
 
     A rule sends notices about your jobs. `shoal run --notify` asks for those of one
     job. WHAT is a list of:
@@ -74,7 +74,7 @@ def notify(action: str, word: str | None, everyone: bool, json: bool, home: Path
     from shoal.forms import units
 
     if action not in (*ACTIONS, SETTINGS):
-        message = f"there is no 'shoal notify {units.quoted(action)[1:-1]}'"
+        message = f"unknown command 'shoal notify {units.quoted(action)[1:-1]}'"
         raise Failure(f"{message}; use one of {', '.join((*ACTIONS, SETTINGS))}", USAGE)
     needs = ACTIONS.get(action, "")
     if action != SETTINGS and bool(word) != bool(needs):
@@ -153,7 +153,7 @@ def _show(found: RulesView, json: bool) -> None:
         show.as_json(found)
         return
     if not found.rules and not found.others:
-        show.note("there are no rules; add one: shoal notify add failed=WHERE; see --help")
+        show.note("no rules yet; add one: shoal notify add failed=WHERE; see --help")
         return
     titles = ("RULE", "OWNER", "WHAT", "WHERE", "SENT", "WAITING", "DROPPED", "LAST")
     columns = [show.Column(title) for title in titles]
@@ -200,7 +200,7 @@ SECRET_ACTIONS = ("set", "list", "remove")
 def secret(
     action: str, name: str | None, file: str | None, tenant: str, json: bool, home: Path
 ) -> None:
-    """Set, list or remove the secrets of your jobs.
+    """Set, list or remove secrets for your jobs.
 
     The value comes from standard input, from a file, or from a prompt that does not
     show it; never from the command line, which others can see. It is kept encrypted.
@@ -222,7 +222,7 @@ def secret(
     from shoal.forms import units
 
     if action not in SECRET_ACTIONS:
-        message = f"there is no 'shoal secret {units.quoted(action)[1:-1]}'"
+        message = f"unknown command 'shoal secret {units.quoted(action)[1:-1]}'"
         raise Failure(f"{message}; use one of {', '.join(SECRET_ACTIONS)}", USAGE)
     if bool(name) != (action != "list"):
         fix = f"write: shoal secret {action}{' NAME' if action != 'list' else ''}"

@@ -146,12 +146,19 @@ LOCAL = "-"  # --history without a PATH
     ),
     Option(
         "--nodes",
-        "-n",
         metavar="N",
         default="",
         help="Number of nodes. [the least that fits, or the history's]",
         heading=COSTS,
     ),
+    Option(
+        "--gpus",
+        metavar="N",
+        default="",
+        help="Number of GPUs instead: whole nodes, or a part of one.",
+        heading=COSTS,
+    ),
+    Option("-n", "either", default="", help="Refused: nodes or GPUs?", hidden=True),
     Option(
         "--node",
         metavar="NAME",
@@ -200,6 +207,7 @@ def plan(home: Path, json: bool, history: str | None, serve: bool, **words: str)
 
     Examples:
       shoal plan --model llama3-70b --tokens 2T --gpu h100 --nodes 128
+      shoal plan --model gpt2-xl --tokens 10B --gpu h200 --gpus 1
       shoal plan --model my-model.yaml --tokens 300B --gpu a100 --deadline 30d
       shoal plan --model llama3-8b --tokens 1T --budget 500k --region fr
       shoal plan --serve --model llama3-70b --rate 20/s --ttft 500ms --tpot 50ms
@@ -207,6 +215,11 @@ def plan(home: Path, json: bool, history: str | None, serve: bool, **words: str)
     """
     from shoal.plan.hardware import Impossible
 
+    if many := words.pop("either"):
+        fix = f"--gpus {many} for so many GPUs, --nodes {many} for so many whole nodes"
+        raise Failure(f"-n: say which you mean: {fix}", USAGE)
+    if words["gpus"] and (serve or history is not None):
+        raise Failure("--gpus: is for training runs, without --serve and --history", USAGE)
     if history is not None and serve:
         raise Failure("--serve: cannot be combined with --history; give one of them", USAGE)
     if words["goal"] and history is None:
@@ -235,9 +248,14 @@ def _train(words: dict[str, str], json: bool) -> None:
     model = _model(words)
     if not words["tokens"]:
         raise Failure("--tokens is missing: how many tokens to train on, e.g. --tokens 2T", USAGE)
-    if words["nodes"] and (words["deadline"] or words["budget"]):
-        raise Failure("--nodes: leave it out with --deadline or --budget, which find it", USAGE)
+    size = next((name for name in ("nodes", "gpus") if words[name]), "")
+    if size and (words["deadline"] or words["budget"]):
+        raise Failure(f"--{size}: leave it out with --deadline or --budget, which find it", USAGE)
+    if words["nodes"] and words["gpus"]:
+        raise Failure("--gpus: cannot be combined with --nodes; give one of them", USAGE)
     cluster = _cluster(words, forms.whole(words["nodes"], "--nodes", 1e7) if words["nodes"] else 1)
+    if words["gpus"]:
+        cluster = cluster.of(forms.whole(words["gpus"], "--gpus", 1e7))
     batch = batch_for(model)
     if words["batch"]:
         batch = max(1, round(forms.amount(words["batch"], "--batch") / model.sequence))
@@ -260,7 +278,7 @@ def _train(words: dict[str, str], json: bool) -> None:
             budget = forms.amount(words["budget"], "--budget") if words["budget"] else None
             found = smallest(ask, deadline, budget)
             ask = ask.on(found.chosen.nodes)
-        elif not words["nodes"]:
+        elif not size:
             nodes = least_nodes(model, cluster, batch, ask.stack, ask.fixed)
             ask = ask.on(max(1, nodes))
         progress("comparing layouts")
@@ -271,8 +289,8 @@ def _train(words: dict[str, str], json: bool) -> None:
     if found is not None:
         plan_tables.print_inverse(found, ask.rates)
     plan_tables.print_plan(made)
-    if not words["nodes"] and found is None:
-        show.note("note: the least that fits; --nodes N plans another size")
+    if not size and found is None:
+        show.note("note: the least that fits; --nodes N or --gpus N plans another size")
 
 
 def _serve(words: dict[str, str], json: bool) -> None:

@@ -81,7 +81,7 @@ def _check_usage(action: str, named: tuple[str, ...], shipped: bool) -> None:
     from shoal.forms import units
 
     if action not in ACTIONS:
-        message = f"there is no 'shoal policy {units.quoted(action)[1:-1]}'"
+        message = f"unknown command 'shoal policy {units.quoted(action)[1:-1]}'"
         raise Failure(f"{message}; use one of {', '.join(ACTIONS)}", USAGE)
     if shipped and (action != "show" or named):
         raise Failure("--shipped: lists policies; write: shoal policy show --shipped", USAGE)
@@ -225,7 +225,7 @@ def prices(action: str, file: str | None, json: bool, home: Path) -> None:
     from shoal.forms.prices import read, to_text
 
     if action not in PRICE_ACTIONS:
-        message = f"there is no 'shoal prices {units.quoted(action)[1:-1]}'"
+        message = f"unknown command 'shoal prices {units.quoted(action)[1:-1]}'"
         raise Failure(f"{message}; use one of {', '.join(PRICE_ACTIONS)}", USAGE)
     if bool(file) != bool(PRICE_ACTIONS[action]):
         fix = f"write: shoal prices {action}{' FILE' if PRICE_ACTIONS[action] else ''}"

@@ -69,7 +69,7 @@ def ps(
     home: Path,
     **given: Any,
 ) -> None:
-    """List the jobs.
+    """List jobs.
 
     Waiting jobs are in the order of the queue. TIME is how long a job has been
     running or waiting, or how long it ran. TRY counts its attempts. SHAPE is
@@ -81,6 +81,9 @@ def ps(
     Flags that choose jobs can be combined; a job must match all of them.
     --watch draws the table again until you press q; it waits for a controller
     that restarts, and ends after a minute without one.
+
+    A narrow terminal shows fewer columns and shortens names; pipes, --csv and
+    --json get everything.
 
     Examples:
       shoal ps                  running and waiting jobs
@@ -194,7 +197,7 @@ def _say_none(asked: Asked) -> None:
     show.note(
         "no jobs yet; try: shoal run -- echo hello"
         if asked.finished
-        else "no live jobs; to list finished jobs: shoal ps -a"
+        else "no active jobs; to list finished jobs: shoal ps -a"
     )
 
 
@@ -233,9 +236,8 @@ def _watch(
 
     def look() -> paint.Picture:
         found, now_ms = rows(), int(time.time() * 1000)
-        chosen = names or job_columns.usual(found, labels=labels)
         told = f"{plural(len(found), 'job')}, every {every_s:g}s"
-        return paint.Picture(*job_columns.table_of(found, chosen, now_ms), told)
+        return paint.Picture(*job_columns.table_of(found, names, now_ms, labels=labels), told)
 
     paint.watch(look, every_s)
 
@@ -250,10 +252,10 @@ def print_jobs(
 ) -> None:
     """`waits`: on a terminal, print the reasons of this many waiting jobs below the table.
     `names`: the columns, if somebody chose them."""
-    from shoal.cli.screen.job_columns import table_of, usual
+    from shoal.cli.screen.job_columns import table_of
     from shoal.cli.screen.show import at_terminal, fitted, line, table
 
-    table(*table_of(rows, names or usual(rows, labels=labels), now_ms))
+    table(*table_of(rows, names, now_ms, labels=labels))
     if names:
         return
     waiting = [row for row in rows if row.state == "waiting"] if at_terminal() else []

@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shoal.cli.command import Argument, Option, number, verb
+from shoal.cli.command import Argument, Option, flag, number, verb
 from shoal.forms.failure import REFUSED, USAGE, Failure
 
 if TYPE_CHECKING:
     from shoal.cli.screen.show import Cell, Column
-    from shoal.model.ledger import AccountSum, LedgerView
+    from shoal.model.ledger import AccountSum, LedgerView, TokenCost, TokenRow
     from shoal.sim.accounting import Accounts, Sum
 
 
-BY = ("account", "tenant", "user", "job", "node", "day", "hour")
+BY = ("account", "tenant", "user", "job", "node", "service", "day", "hour")
 GROUPS = ("used", "overhead", "wasted", "unused", "away")
 GROUP_STYLES = {
     "used": "green",
@@ -27,15 +27,19 @@ BAR_WIDTH = 40
 BAR_WIDTH_MIN = 8
 NARROW = 110  # a terminal with fewer columns has no room for energy beside money
 KEYS_SHOWN = 40
+TOKENS = ("REQUESTS", "PROMPT", "CACHED", "GENERATED")
 
 
 @verb(
     Option("since", "--from", metavar="WHEN", default="30d", help="A date, or how long ago. [30d]"),
     Option("until", "--to", metavar="WHEN", default="now", help="A date, or how long ago. [now]"),
     Option("--by", metavar="KEY", default="account", help=f"One of {', '.join(BY)}. [account]"),
+    flag("--tokens", help="Who used tokens of which service, and their cost."),
     Option("--csv", metavar="FILE", type=Path, help="Write the rows to a CSV file."),
 )
-def report(since: str, until: str, by: str, csv: Path | None, json: bool, home: Path) -> None:
+def report(
+    since: str, until: str, by: str, tokens: bool, csv: Path | None, json: bool, home: Path
+) -> None:
     """Show where GPU time and money went.
 
     Every millisecond of every GPU is in exactly one account, so the lines add
@@ -49,6 +53,7 @@ def report(since: str, until: str, by: str, csv: Path | None, json: bool, home: 
       shoal report --by tenant --from 2026-11-01 --to 2026-12-01
       shoal report --by job --from 24h
       shoal report --by day --csv november.csv
+      shoal report --tokens --from 7d
     """
     from shoal.cli import cluster
     from shoal.cli.screen import show
@@ -64,11 +69,11 @@ def report(since: str, until: str, by: str, csv: Path | None, json: bool, home: 
             raise Failure(f"--to: {units.quoted(until)} is not after --from {since}", USAGE)
         view = client.ledger(by=By(by), from_ms=from_ms, to_ms=to_ms)
     if csv is not None:
-        _write_csv(csv, view)
+        _write_csv(csv, view, tokens=tokens)
     if json:
         show.as_json(view)
     elif csv is None:
-        _print(view)
+        _print_tokens(view) if tokens else _print(view)
     else:
         show.line(f"wrote {csv}", "green")
 
@@ -111,6 +116,7 @@ def _print(view: LedgerView) -> None:
     hours = gpu_hours(view.capacity_gpu_us)
     show.line(f"{began} to {ended} UTC: {hours} GPU-hours of {view.gpus} GPUs", "bold")
     if view.capacity_gpu_us:
+        show.line(view.verdict, "bold")
         show.line("")
         if view.by == "account":
             _print_accounts(view)
@@ -120,8 +126,57 @@ def _print(view: LedgerView) -> None:
             slept, lent = duration_text(view.slept_ms), gpu_hours(view.lent_gpu_us)
             told = f"jobs slept {slept} in all, and lent out {lent} GPU-hours by that"
             show.line(f"memo, not part of the sum: {told}", "dim")
+    if view.token_costs:
+        show.line("")
+        _print_costs(view)
     for note in view.notes:
         show.note(f"note: {note}")
+
+
+def _print_tokens(view: LedgerView) -> None:
+    from shoal.cli.screen import show
+    from shoal.cli.screen.show import Column, table
+
+    if not view.tokens:
+        show.line("no tokens were counted in this time; services of --route cache count them")
+        return
+    _print_costs(view)
+    show.line("")
+    timed = view.by in ("day", "hour")
+    titles = [view.by.upper(), "SERVICE"] if timed else ["SERVICE", "KEY", "TENANT"]
+    columns = [Column(title, flexible=title == "KEY") for title in titles]
+    rows: list[list[str | Cell]] = []
+    for one in view.tokens[:KEYS_SHOWN]:
+        named = [key_text(view, one.key), one.service] if timed else _caller(one)
+        rows.append([*named, *(f"{amount:,}" for amount in _amounts(one))])
+    table([*columns, *(Column(title, right=True) for title in TOKENS)], rows)
+    if len(view.tokens) > KEYS_SHOWN:
+        more = len(view.tokens) - KEYS_SHOWN
+        show.line(f"... and {more} more; --csv and --json list all", "dim")
+
+
+def _print_costs(view: LedgerView) -> None:
+    """The whole cost of a service's replicas, divided in two ways."""
+    from shoal.cli.screen.show import Column, table
+
+    million = [f"{view.currency}/1M {what}" for what in ("GENERATED", "COMPUTED")]
+    titles = [*TOKENS, "GPU-HOURS", *([view.currency, *million] if view.currency else [])]
+    rows: list[list[str | Cell]] = []
+    for one in view.token_costs:
+        row = [one.service, *(f"{amount:,}" for amount in _amounts(one)), gpu_hours(one.gpu_us)]
+        if view.currency:
+            each = one.cost, one.per_million_generated, one.per_million_computed
+            row += ["?" if cost is None else f"{cost:,.{2 if cost >= 1 else 4}f}" for cost in each]
+        rows.append([*row])
+    table([Column("SERVICE"), *(Column(title, right=True) for title in titles)], rows)
+
+
+def _amounts(one: TokenRow | TokenCost) -> tuple[int, ...]:
+    return one.requests, one.prompt, one.cached, one.generated
+
+
+def _caller(one: TokenRow) -> list[str]:
+    return [one.service, one.caller or "without a key", one.tenant]
 
 
 def _print_accounts(view: LedgerView) -> None:
@@ -261,7 +316,7 @@ def _plus(one: float | None, other: float | None) -> float | None:
 def key_text(view: LedgerView, key: str) -> str:
     if view.by in ("day", "hour"):
         return moment_text(int(key))[: 10 if view.by == "day" else 16]
-    return key or "(none)"
+    return key or ("No service" if view.by == "service" else "Unallocated")
 
 
 def percents(amounts: list[int]) -> list[str]:
@@ -290,12 +345,12 @@ def moment_text(at_ms: int) -> str:
 # -- files ----------------------------------------------------------------------------------
 
 
-def _write_csv(path: Path, view: LedgerView) -> None:
+def _write_csv(path: Path, view: LedgerView, *, tokens: bool) -> None:
     from shoal.forms import ledger_csv
 
     try:
         with path.open("w", encoding="utf-8", newline="") as file:
-            ledger_csv.write(file, view)
+            (ledger_csv.write_tokens if tokens else ledger_csv.write)(file, view)
     except OSError as error:
         raise Failure(f"--csv: {path}: {error.strerror or error}") from None
 
@@ -310,7 +365,7 @@ STDIN = "-"
 
 
 @verb(
-    Argument("source", "sacct", "Slurm's accounting; there is no other yet."),
+    Argument("source", "sacct", "Slurm's accounting; no other is supported yet."),
     Argument("file", "[FILE]", "What sacct printed, or - . [run sacct]", required=False),
     Option("since", "--from", metavar="WHEN", default=SINCE, help=f"How far back. [{SINCE}]"),
     Option("--gpus", metavar="N", type=number(1), help="GPUs of the site. [as sinfo says]"),
@@ -339,7 +394,9 @@ def import_(
     from shoal.sim.replay.traces import TraceError
 
     if source != "sacct":
-        raise Failure(f"there is no 'shoal import {source[:40]}': use shoal import sacct", USAGE)
+        raise Failure(
+            f"unknown command 'shoal import {source[:40]}': use shoal import sacct", USAGE
+        )
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:

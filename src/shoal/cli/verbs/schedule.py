@@ -87,7 +87,7 @@ def schedule(
     home: Path,
     **flags: Any,
 ) -> None:
-    """Run a command, a job file or a workflow at certain times.
+    """Run a command, job file or workflow on a schedule.
 
     add NAME sets a schedule, or changes it; its jobs take the flags of `shoal run`.
     list and show print the next five runs; pause, resume, run (now) and remove
@@ -118,7 +118,7 @@ def schedule(
     action, name, *command = (*words, *("list", "")[len(words) :])
     if action not in ACTIONS:
         known = ", ".join(ACTIONS)
-        raise Failure(f"there is no 'shoal schedule {action[:40]}'; use one of {known}", USAGE)
+        raise Failure(f"unknown command 'shoal schedule {action[:40]}'; use one of {known}", USAGE)
     if bool(name) != (action != "list"):
         raise Failure(f"{action}: {'needs' if action != 'list' else 'takes no'} NAME", USAGE)
     tenant = str(flags.get("tenant") or "")
@@ -194,10 +194,10 @@ def _list(found: list[ScheduleView], json: bool) -> None:
         show.note("no schedules; see: shoal schedule --help")
         return
     columns = [
-        show.Column("NAME", firm=True),
-        show.Column("CRON", firm=True),
+        show.Column("NAME", rank=1),
+        show.Column("CRON", rank=1),
         show.Column("ZONE"),
-        show.Column("STATE", firm=True),
+        show.Column("STATE", rank=1),
         show.Column("NEXT"),
         show.Column("LAST"),
         show.Column("RUNS", right=True),
@@ -308,9 +308,9 @@ def print_workflow(view: WorkflowView) -> None:
         for node in sorted(view.nodes, key=lambda node: depths[node.id])
     ]
     columns = [
-        show.Column("JOB", firm=True),
-        show.Column("ID", firm=True),
-        show.Column("STATE", firm=True),
+        show.Column("JOB", rank=1),
+        show.Column("ID", rank=1),
+        show.Column("STATE", rank=1),
         show.Column("AFTER"),
         show.Column("WHY", wraps=True),
     ]

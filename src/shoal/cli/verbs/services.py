@@ -6,17 +6,18 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shoal.cli.command import Argument, ServeVerb, flag, flags_of, verb
+from shoal.cli.command import Argument, Option, ServeVerb, flag, flags_of, number, verb
 from shoal.forms.fields import SERVICE
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from shoal.calls.lines import EventLine
     from shoal.cli.cluster import Retry
     from shoal.cli.screen.show import Cell, Spinner
     from shoal.client import Client
-    from shoal.core.state.events.log import Recorded
     from shoal.model.service import ServiceSpec
+    from shoal.model.tokens import Goals, TokenLoad
     from shoal.model.views import ReplicaView, ServiceView
 
 
@@ -26,7 +27,7 @@ EVENTS_SHOWN = 12
 
 @verb()
 def services(json: bool, home: Path) -> None:
-    """List the services and their load.
+    """List services and their load.
 
     READY shows the replicas that get requests / the replicas wanted now.
     LATENCY is the time until an answer begins. QUEUED counts the requests that
@@ -44,7 +45,7 @@ def services(json: bool, home: Path) -> None:
     if json:
         show.as_json(views)
     elif not views:
-        show.note("there are no services; start one with: shoal serve NAME -- COMMAND")
+        show.note("no services yet; start one with: shoal serve NAME -- COMMAND")
     else:
         print_services(views)
 
@@ -53,19 +54,22 @@ def services(json: bool, home: Path) -> None:
     Argument("name", "NAME", "A service, e.g. chat."),
     flag("--stop", help="Finish the open requests, then end the service."),
     flag("--rollback", help="Roll out the version before again."),
+    Option("--to", metavar="VERSION", type=number(1), help="Roll back to this version."),
 )
-def service(name: str, stop: bool, rollback: bool, json: bool, home: Path) -> None:
-    """Show one service with its replicas, roll it back, or stop it.
+def service(name: str, stop: bool, rollback: bool, to: int | None, json: bool, home: Path) -> None:
+    """Show a service and its replicas, roll it back, or stop it.
 
     It shows the service's load, its replicas and its last events. NODE lists the
     nodes of all members; the first one answers. With --stop
     the service gets no new requests, answers the open ones, and ends. The
     command does not wait for that. With --rollback the last other version that
-    was ready is rolled out as a new one. The number of replicas stays.
+    was ready is rolled out as a new one, or with --to one of the last ten. The
+    number of replicas stays.
 
     Examples:
       shoal service chat
       shoal service chat --rollback
+      shoal service chat --rollback --to 3
       shoal service chat --json | jq '.replicas[] | {job, state, in_flight}'
       shoal service chat --stop
     """
@@ -74,11 +78,13 @@ def service(name: str, stop: bool, rollback: bool, json: bool, home: Path) -> No
 
     if stop and rollback:
         raise Failure("--rollback: cannot be combined with --stop; give one of them", USAGE)
+    if to and not rollback:
+        raise Failure("--to: goes with --rollback", USAGE)
     asked = cluster.service_name(name)
     if stop:
         _stop(asked, home, json)
     elif rollback:
-        _roll_back(asked, home, json)
+        _roll_back(asked, to or 0, home, json)
     else:
         show_service(asked, home, json)
 
@@ -101,6 +107,8 @@ def _stop(name: str, home: Path, json: bool) -> None:
     from shoal.cli.screen import show
 
     with cluster.connect(home) as client:
+        if not json:
+            cluster.print_preview(client, "stop", [name])
         done = cluster.on_service(client, name, lambda c: c.stop_service(name))
     if json:
         show.as_json(done)
@@ -108,49 +116,48 @@ def _stop(name: str, home: Path, json: bool) -> None:
         show.line(f"{name}: {done.note}" if done.note else f"{name} is being stopped")
 
 
-def _roll_back(name: str, home: Path, json: bool) -> None:
+def _roll_back(name: str, version: int, home: Path, json: bool) -> None:
     from shoal.cli import cluster
     from shoal.cli.screen import show
 
     with cluster.connect(home) as client:
-        view = cluster.on_service(client, name, lambda c: c.roll_back_service(name))
+        view = cluster.on_service(
+            client, name, lambda c: c.roll_back_service(name, version=version)
+        )
     if json:
         show.as_json(view)
     else:
         show.line(f"{name} goes back: version {view.version} is being rolled out")
 
 
-def _last_events(client: Client, view: ServiceView) -> list[Recorded]:
+def _last_events(client: Client, view: ServiceView) -> list[EventLine]:
     """The newest events of the service and of its present replicas."""
-    from shoal.core.state.events.base import JobEvent
-    from shoal.core.state.events.services import ServiceEvent
+    from shoal.calls.lines import EventLines
+    from shoal.cli.cluster import read_as
 
     jobs = {replica.job for replica in view.replicas}
     found = []
-    for record in client.events(after=-EVENTS_READ, limit=EVENTS_READ, notable=True).events:
-        event = record.event
-        if isinstance(event, ServiceEvent):
-            about = event.service == view.name
-        else:
-            about = isinstance(event, JobEvent) and event.job in jobs
-        if about:
+    asked = {"after": -EVENTS_READ, "limit": EVENTS_READ, "notable": True}
+    for record in read_as(EventLines, client.events, **asked).events:
+        facts = record.facts
+        if facts.service == view.name or facts.job in jobs:
             found.append(record)
     return found[-EVENTS_SHOWN:]
 
 
-def print_services(views: list[ServiceView]) -> None:
+def print_services(views: list[ServiceView], *, reasons: bool = True) -> None:
     from shoal.cli.screen.show import Cell, Column, state_cell, table
 
     columns = [
         Column("NAME"),
-        Column("STATE"),
-        Column("READY", right=True),
-        Column("VERSION", right=True),
-        Column("RPS", right=True),
+        Column("STATE", rank=2),
+        Column("READY", right=True, rank=2),
+        Column("VERSION", right=True, rank=-1),
+        Column("RPS", right=True, rank=1),
         Column("LATENCY", right=True),
-        Column("IN-FLIGHT", right=True),
-        Column("QUEUED", right=True),
-        Column("URL"),
+        Column("IN-FLIGHT", right=True, rank=-1),
+        Column("QUEUED", right=True, rank=-1),
+        Column("URL", whole=True, rank=1),
     ]
     rows: list[list[str | Cell]] = [
         [
@@ -167,7 +174,7 @@ def print_services(views: list[ServiceView]) -> None:
         for view in views
     ]
     table(columns, rows)
-    for view in views:
+    for view in views if reasons else ():
         if view.state not in ("ready", "idle", "asleep") and view.why:
             _print_why(view.name, view.why)
 
@@ -183,7 +190,7 @@ def latency_text(response_ms: int, requests_per_s: float) -> str:
     return f"{response_ms}ms" if response_ms or requests_per_s else "-"
 
 
-def _print_whole(view: ServiceView, records: list[Recorded], now_ms: int) -> None:
+def _print_whole(view: ServiceView, records: list[EventLine], now_ms: int) -> None:
     from shoal.cli.screen.show import STATE_STYLES, line
     from shoal.cli.screen.words import replicas_text
     from shoal.model.phrases import command_text
@@ -206,12 +213,41 @@ def _print_whole(view: ServiceView, records: list[Recorded], now_ms: int) -> Non
         f"  {view.ready} of {view.wanted} ready; {view.requests_per_s:.1f} requests/s, "
         f"latency {latency}, {view.in_flight} in flight, {view.queued} queued{failed}"
     )
+    if view.tokens is not None:
+        for text in _token_lines(view.tokens, spec.goals):
+            line(f"  {text}")
+    if view.help:
+        line("  what would help:")
+        for text in view.help:
+            line(f"  - {text}")
     if view.replicas:
         line("")
         _print_replicas(view.replicas)
     if records:
         line("")
         _print_events(records, now_ms)
+
+
+def _token_lines(seen: TokenLoad, goals: Goals) -> list[str]:
+    def times(what: str, p50: int, p99: int, goal: int) -> str:
+        wanted = f", goal {goal} ms" if goal else ""
+        seen = f"{p50} ms, p99 {p99} ms" if p99 else "-"  # no answers in the last seconds
+        return f"{what} {seen}{wanted}"
+
+    first = times("time to first token", seen.ttft_p50_ms, seen.ttft_p99_ms, goals.ttft_ms)
+    between = times("between tokens", seen.itl_p50_ms, seen.itl_p99_ms, goals.itl_ms)
+    good = (
+        f"; {100 * seen.good / seen.judged:.1f} % of {seen.judged} requests met the goal, "
+        f"{goals.share_milli / 10:g} % should"
+        if goals and seen.judged
+        else ""
+    )
+    cached, queued = f"{seen.hit_milli / 10:.0f} % of them cached", f"{seen.queued} queued"
+    return [
+        f"tokens/s: {seen.prompt_per_s} of prompts, {cached}, {seen.generated_per_s} generated; "
+        f"{queued} in the router",
+        f"{first}; {between}{good}",
+    ]
 
 
 def _print_replicas(replicas: list[ReplicaView]) -> None:
@@ -253,12 +289,12 @@ def engine_text(replica: ReplicaView) -> str:
     return f"; its engine runs {engine.running}, {engine.waiting} wait, {cache}"
 
 
-def _print_events(records: list[Recorded], now_ms: int) -> None:
+def _print_events(records: list[EventLine], now_ms: int) -> None:
     from shoal.cli.screen.show import Cell, Column, table
     from shoal.forms.units import duration_text
 
     rows: list[list[str | Cell]] = [
-        [Cell(f"{duration_text(now_ms - record.event.at_ms)} ago", "dim"), record.event.sentence()]
+        [Cell(f"{duration_text(now_ms - record.facts.at_ms)} ago", "dim"), record.text]
         for record in records
     ]
     table([Column("WHEN", right=True), Column("WHAT", wraps=True)], rows)
@@ -268,7 +304,7 @@ def _print_events(records: list[Recorded], now_ms: int) -> None:
 
 
 POLL_S = 0.2
-# A new version is rolled back after this many failures. A first version is tried for ever, but the
+# A new version is rolled back after this many failures. A first version is tried forever, but the
 # user should not have to watch that.
 SHELLS = ("sh", "bash", "dash", "zsh", "fish", "ksh", "env")
 FAILURES_MAX = 3
@@ -288,7 +324,7 @@ HOPELESS_S = 10.0  # longer than the pauses between the first few attempts
     cls=ServeVerb,
 )
 def serve(words: tuple[str, ...], no_wait: bool, json: bool, home: Path, **flags: Any) -> int:
-    """Serve a command behind one URL, or change a service.
+    """Serve a command behind one URL, or update a service.
 
     Each replica is a job that runs any HTTP server which listens on $PORT, a variable
     of its environment. It gets requests when its probe answers. Within the range of
@@ -414,7 +450,7 @@ def _settled(view: ServiceView, doubt: Doubt) -> bool:
     """True if the service is ready; raises if this version will not be."""
     from shoal.forms.failure import Failure
 
-    because = view.why or "the reason is not known"
+    because = view.why or "unknown reason"
     if view.version != doubt.version:
         raise Failure(f"{view.name} is version {view.version}, not {doubt.version}: {because}")
     if view.state == "stopping" or doubt.hopeless(view):

@@ -292,12 +292,15 @@ def _need_plots() -> None:
 def _document(
     played: Trace, cluster: list[NodeSpec], seed: int, summaries: list[Summary]
 ) -> dict[str, object]:
+    from shoal.sim.replay.metrics import verdict
+
     return {
         "trace": played.name,
         "skipped": played.skipped,
         "nodes": len(cluster),
         "gpus": sum(node.gpus for node in cluster),
         "seed": seed,
+        "verdict": verdict(summaries),
         "policies": summaries,
     }
 

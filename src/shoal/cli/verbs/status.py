@@ -18,9 +18,11 @@ if TYPE_CHECKING:
 
 JOBS_SHOWN = 10
 EVENTS_SHOWN = 5
-SERVICES_SHOWN = 5
-ALARMS_SHOWN = 5
+SERVICES_SHOWN = 3
+ALARMS_SHOWN = 3
+WAITS_SHOWN = 3
 BAR_WIDTH = 24
+BAR_ROOM = 70  # a narrower terminal needs its columns for the words
 
 
 @verb()
@@ -29,8 +31,7 @@ def status(json: bool, home: Path) -> None:
 
     Problems come first, if there are any. Then follow the nodes, GPUs and CPUs
     in use, the services, the first jobs, what waiting jobs wait for, and the
-    last events. Unusable GPUs belong to nodes that are lost, closed or in
-    quarantine. --json prints only the numbers. For a live view use `shoal top`,
+    last events. --json prints only the numbers. For a live view use `shoal top`,
     for one job `shoal why`.
 
     Examples:
@@ -46,78 +47,73 @@ def status(json: bool, home: Path) -> None:
         if json:
             show.as_json(view)
             return
+        from shoal.calls.lines import EventLines
+
         jobs = client.jobs(limit=JOBS_SHOWN)
         services = client.services()
         healthy = set(view.nodes) <= {"ready", "cordoned", "draining", "drained", "joining"}
         nodes = [] if healthy else client.nodes()
-        last = client.events(after=-EVENTS_SHOWN, limit=EVENTS_SHOWN, notable=True).events
+        last = cluster.read_as(
+            EventLines, client.events, after=-EVENTS_SHOWN, limit=EVENTS_SHOWN, notable=True
+        ).events
         heads = client.heads()
         url = client.url
-    _print_summary(view, url, heads)
-    printed = _print_alarms(view, nodes, services, jobs)
-    _print_services(services)
-    _print_queue(
-        view,
-        jobs[
-            : _room_for_jobs(
-                len(services),
-                printed
-                + len(view.waits)
-                + bool(view.caps)
-                + len(view.unenforced)
-                + len(view.supply)
-                + bool(heads),
-            )
-        ],
-    )
+    printed = _print_summary(view, url, heads)
+    printed += _print_alarms(view, nodes, services, jobs)
+    printed += _print_services(services)
+    shown = EVENTS_SHOWN if not show.at_terminal() else _events_fitting(printed)
+    _print_queue(view, jobs, printed + min(len(last), shown) + bool(last))
     if last:
         from shoal.cli.verbs.explain import print_event
 
         show.line("")
-        for record in last:
+        for record in last[-shown:]:
             print_event(record, json=False, fit=True)
 
 
-def _room_for_jobs(services: int, alarms: int) -> int:
-    """The lines of the terminal that the other parts leave for jobs."""
+def _lines() -> int:
+    """Of the terminal, without the one for the next prompt."""
     import shutil
 
-    lines = shutil.get_terminal_size(fallback=(80, 24)).lines
-    others = 5 + alarms + (min(services, SERVICES_SHOWN) + 3 if services else 0) + EVENTS_SHOWN + 1
-    return max(2, min(JOBS_SHOWN, lines - others - 4))
+    return shutil.get_terminal_size(fallback=(80, 24)).lines - 1
 
 
-def _print_summary(view: StatusView, url: str, heads: list[HeadView]) -> None:
+def _events_fitting(printed: int) -> int:
+    """Jobs need the larger part of what is left."""
+    return max(2, min(EVENTS_SHOWN, (_lines() - printed) // 3))
+
+
+def _print_summary(view: StatusView, url: str, heads: list[HeadView]) -> int:
+    """Returns the number of lines printed, as the others do."""
     from shoal.cli.screen.show import fitted, line
+    from shoal.cli.screen.words import unusable_text
     from shoal.forms.units import duration_text
     from shoal.model.resources import cpus_text, plural
 
     up = duration_text(view.now_ms - view.up_since_ms)
     starts = f", {plural(view.restarts, 'restart')}" if view.restarts else ""
-    line(fitted(f"Shoal {view.version} at {url}, up {up}{starts}; the page: shoal page"), "bold")
-    if heads:
-        line(fitted(f"heads  {', '.join(f'{head.name} ({head.role})' for head in heads)}"))
-    line(fitted(f"nodes  {_counts(view.nodes) or 'none yet'}"))
-    gpus = _share(view.gpus_held, view.gpus, str(view.gpus_held), str(view.gpus))
-    unusable = f", {view.gpus_unusable} unusable" if view.gpus_unusable else ""
-    line(f"GPUs   {gpus}, {view.gpus_free} free{unusable}")
     held, cpus = view.cpu_milli_held, view.cpu_milli
-    line(f"CPUs   {_share(held, cpus, cpus_text(held), cpus_text(cpus))}")
-    totals = f"; {view.submitted} submitted, {view.finished} finished in total"
-    known = totals if view.submitted is not None else ""
-    line(fitted(f"jobs   {_counts(view.jobs) or 'none live'}{known}"))
-    for text in view.supply:
-        line(fitted(f"supply {text}"))
-    if view.caps:
-        line(fitted(f"limits {'; '.join(view.caps)}"))
+    gpus = _share(view.gpus_held, view.gpus, str(view.gpus_held), str(view.gpus))
+    ended = "" if view.finished is None else f", {view.finished} finished"
+    lines = [f"nodes   {_counts(view.nodes) or 'none yet'}"]
+    lines += [f"GPUs    {gpus}, {view.gpus_free} free{unusable_text(view)}"]
+    lines += [f"CPUs    {_share(held, cpus, cpus_text(held), cpus_text(cpus))}"]
+    lines += [f"jobs    {_counts(view.jobs) or 'none active'}{ended}"]
+    if heads:
+        lines.append(f"heads   {', '.join(f'{head.name} ({head.role})' for head in heads)}")
+    lines += [f"supply  {text}" for text in view.supply]
+    lines += [f"limits  {'; '.join(view.caps)}"] if view.caps else []
+    line(fitted(f"Shoal {view.version} at {url}, up {up}{starts}; page: shoal page"), "bold")
+    for text in lines:
+        line(fitted(text))
     for text in view.unenforced:
         line(fitted(f"not enforced {text}"), "dim")
+    return 1 + len(lines) + len(view.unenforced)
 
 
 def _print_alarms(
     view: StatusView, nodes: list[NodeView], services: list[ServiceView], jobs: list[JobRow]
 ) -> int:
-    """Returns the number of lines printed."""
     from shoal.cli.screen.alarms import alarms
     from shoal.cli.screen.show import fitted, line
 
@@ -132,30 +128,35 @@ def _print_alarms(
     return min(len(found), ALARMS_SHOWN + 1) + 1
 
 
-def _print_services(services: list[ServiceView]) -> None:
+def _print_services(services: list[ServiceView]) -> int:
     if not services:
-        return
+        return 0
     from shoal.cli.screen.show import line
     from shoal.cli.verbs.services import print_services
 
     line("")
-    print_services(services[:SERVICES_SHOWN])
+    print_services(services[:SERVICES_SHOWN], reasons=False)
     if len(services) > SERVICES_SHOWN:
         line(f"... and {len(services) - SERVICES_SHOWN} more: shoal services", "dim")
+    return min(len(services), SERVICES_SHOWN + 1) + 2
 
 
-def _print_queue(view: StatusView, jobs: list[JobRow]) -> None:
+def _print_queue(view: StatusView, jobs: list[JobRow], others: int) -> None:
+    """`others`: lines of the screen that other parts need."""
     if not jobs:
         return
-    from shoal.cli.screen.show import fitted, line
+    from shoal.cli.screen.show import at_terminal, fitted, line
     from shoal.cli.verbs.ps import print_jobs
 
+    waits = view.waits[:WAITS_SHOWN]
+    room = _lines() - others - len(waits) - 3  # a blank line, the titles, the count of the rest
+    shown = jobs[: max(2, room)] if at_terminal() else jobs
     line("")
-    print_jobs(jobs, view.now_ms, waits=0)
-    more = sum(view.jobs.values()) - len(jobs)
+    print_jobs(shown, view.now_ms, waits=0)
+    more = sum(view.jobs.values()) - len(shown)
     if more > 0:
         line(f"... and {more} more: shoal ps", "dim")
-    for text in view.waits:
+    for text in waits:
         line(fitted(text), "yellow dim")
 
 
@@ -164,10 +165,13 @@ def _counts(counts: dict[str, int]) -> str:
 
 
 def _share(used: int, total: int, used_text: str, total_text: str) -> str:
+    import shutil
+
     from shoal.cli.screen.show import at_terminal, bar
 
     text = f"{used_text} of {total_text} in use"
-    return f"{bar(used, total, BAR_WIDTH)}  {text}" if at_terminal() and total else text
+    wide = at_terminal() and shutil.get_terminal_size().columns >= BAR_ROOM
+    return f"{bar(used, total, BAR_WIDTH)}  {text}" if wide and total else text
 
 
 # `shoal top`: the cluster live, with keys.

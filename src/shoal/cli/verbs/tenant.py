@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shoal.cli.command import Argument, Option, number, verb
+from shoal.cli.command import Argument, Option, flag, number, verb
 from shoal.forms.failure import REFUSED, USAGE, Failure
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # Whether each action takes a name.
 TENANT_ACTIONS = {"list": False, "add": True, "remove": True}
-USER_ACTIONS = {"list": False, "add": True, "set": True, "remove": True}
+USER_ACTIONS = {"list": False, "add": True, "invite": True, "set": True, "remove": True}
 UID_MAX = 2**31 - 2
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,62}")
 NONE = "none"  # as a role: takes it away
@@ -37,7 +37,7 @@ NONE = "none"  # as a role: takes it away
     ),
 )
 def tenant(action: str, name: str | None, uid: int | None, json: bool, home: Path) -> None:
-    """List, add or remove the tenants whose jobs are kept apart.
+    """List, add or remove tenants.
 
     A tenant is a team, a project or a customer. Its users see only its own jobs,
     services and secrets. Where the agents run as root, its jobs run as a Unix user
@@ -96,7 +96,11 @@ def added_text(name: str, uid: int, unenforced: dict[str, list[str]]) -> tuple[s
 
 @verb(
     Argument(
-        "action", "[list|add|set|remove]", "What to do. [list]", required=False, default="list"
+        "action",
+        "[list|add|invite|set|remove]",
+        "What to do. [list]",
+        required=False,
+        default="list",
     ),
     Argument("name", "[NAME]", "The user, e.g. ann or ann@example.com.", required=False),
     Option("--tenant", "-t", metavar="NAME", help="The tenant that the role is in; '*' is all."),
@@ -105,33 +109,56 @@ def added_text(name: str, uid: int, unenforced: dict[str, list[str]]) -> tuple[s
         metavar="ROLE",
         help="viewer, member or admin; with set also none. [member, with add]",
     ),
+    Option("--expires", metavar="TIME", help="With invite: until when, at most 7d. [7d]"),
+    flag("--end", help="With remove: cancel the user's jobs and stop the services."),
+    Option("--heir", metavar="USER", default="", help="With remove: who gets the schedules."),
+    flag("--yes", "-y", help="With remove: do not ask."),
 )
 def user(
-    action: str, name: str | None, tenant: str | None, role: str | None, json: bool, home: Path
+    action: str,
+    name: str | None,
+    tenant: str | None,
+    role: str | None,
+    expires: str | None,
+    end: bool,
+    heir: str,
+    yes: bool,
+    json: bool,
+    home: Path,
 ) -> None:
-    """List, add, change or remove users.
+    """List, add, invite, change or remove users.
 
     A viewer looks, a member also runs jobs and services, and an admin may do
     everything, for every tenant. A user may have roles in several tenants: set
     adds or changes one of them, and --role none takes it away.
 
-    A user signs in with a token: see shoal token. A user who is removed loses all
-    tokens at once; the user's jobs continue.
+    A user signs in with a token (see shoal token) or accepts an invite: a link
+    that is good once, for at most 7 days. Who does not exist yet is added.
+
+    remove lists what the user leaves behind, and asks. Tokens and sign-ins end at
+    once. Jobs and services continue, unless you say --end; schedules are paused,
+    unless somebody gets them (--heir).
 
     Examples:
       shoal user add ann --tenant lab
       shoal user add bob --tenant lab --role viewer
       shoal user add carl --role admin
+      shoal user invite dora --tenant lab
       shoal user set ann --tenant art --role viewer
       shoal user set ann --tenant lab --role none
       shoal user remove bob
+      shoal user remove bob --end --heir ann --yes
     """
-    from shoal.cli import cluster
+    from shoal.cli import cluster, people
     from shoal.cli.screen import show
 
     wanted = checked("user", USER_ACTIONS, action, name)
     if action in ("list", "remove") and (tenant or role):
         raise Failure(f"{action}: takes no --tenant and no --role; see: shoal user --help", USAGE)
+    if action != "remove" and (end or heir or yes):
+        raise Failure("--end, --heir and --yes: only with remove", USAGE)
+    if expires and action != "invite":
+        raise Failure("--expires: only with invite; for a token: shoal token add", USAGE)
     if action in ("add", "set"):
         where, what = _role(action, wanted, tenant, role)
     with cluster.connect(home) as client:
@@ -139,11 +166,11 @@ def user(
             _list_users(client, json)
             return
         if action == "remove":
-            done = client.remove_user(wanted)
-            if json:
-                show.as_json(done)
-            else:
-                show.line(f"removed the user {wanted} and all tokens of {wanted}", "green")
+            people.remove(client, wanted, end=end, heir=heir, ask=not yes, json=json)
+            return
+        if action == "invite":
+            given = role_of(role) if role else None
+            people.invite(client, wanted, tenant, given, expires, json, home)
             return
         if action == "add":
             assert what is not None, "it was checked above"
@@ -157,12 +184,12 @@ def user(
         return
     show.line(f"{wanted}: {roles_text(made.roles) or 'no role'}", "green")
     if action == "add":
-        show.note(f"next: shoal token add {wanted}")
+        show.note(f"next: shoal user invite {wanted}, or shoal token add {wanted}")
 
 
 @verb()
 def whoami(json: bool, home: Path) -> None:
-    """Show who you are to the cluster: user, tenant, role and token.
+    """Show your user, tenant, role and token.
 
     Examples:
       shoal whoami
@@ -188,7 +215,7 @@ def checked(noun: str, actions: dict[str, bool], action: str, name: str | None) 
     from shoal.forms import units
 
     if action not in actions:
-        message = f"there is no 'shoal {noun} {units.quoted(action)[1:-1]}'"
+        message = f"unknown command 'shoal {noun} {units.quoted(action)[1:-1]}'"
         raise Failure(f"{message}; use one of {', '.join(actions)}", USAGE)
     if actions[action] and not name:
         raise Failure(f"{action}: needs a name; see: shoal {noun} --help", USAGE)
@@ -252,7 +279,7 @@ def _list_tenants(client: Client, json: bool) -> None:
         show.as_json(views)
         return
     if not views:
-        show.note("there are no tenants: the cluster is yours alone; see: shoal tenant --help")
+        show.note("no tenants: the cluster is yours alone; see: shoal tenant --help")
         return
     columns = [
         show.Column("TENANT"),
@@ -282,7 +309,7 @@ def _list_users(client: Client, json: bool) -> None:
         show.as_json(views)
         return
     if not views:
-        show.note("there are no users yet; add one with: shoal user add NAME --tenant TENANT")
+        show.note("no users yet; add one with: shoal user add NAME --tenant TENANT")
         return
     columns = [
         show.Column("USER"),
@@ -319,7 +346,7 @@ ACTIONS = {"show": False, "set": True, "remove": False}
     Argument("file", "[FILE]", "With set: the settings.", required=False),
 )
 def oidc(action: str, file: str | None, json: bool, home: Path) -> None:
-    """Show, set or remove the sign-in by OpenID Connect.
+    """Show, set or remove single sign-on (OpenID Connect).
 
     People sign in at your provider (Keycloak, Okta, Entra ID, Google, ...) instead
     of with a token. Their groups there decide their tenants and roles here, at
@@ -350,7 +377,7 @@ def oidc(action: str, file: str | None, json: bool, home: Path) -> None:
     from shoal.forms.settings import read
 
     if action not in ACTIONS:
-        message = f"there is no 'shoal oidc {units.quoted(action)[1:-1]}'"
+        message = f"unknown command 'shoal oidc {units.quoted(action)[1:-1]}'"
         raise Failure(f"{message}; use one of {', '.join(ACTIONS)}", USAGE)
     if bool(file) != ACTIONS[action]:
         fix = f"write: shoal oidc {action}{' FILE' if ACTIONS[action] else ''}"
@@ -362,7 +389,7 @@ def oidc(action: str, file: str | None, json: bool, home: Path) -> None:
             if json:
                 show.as_json(done)
             else:
-                show.line(f"nobody can sign in through {done.id} any more", "green")
+                show.line(f"sign-in through {done.id} is disabled", "green")
                 left = "people who are signed in stay signed in for at most 8 hours"
                 show.line(f"{left}; see: shoal token list")
             return
@@ -406,7 +433,7 @@ ENTRIES_MAX = 10_000
 def audit(
     action: str, user: str, tenant: str, verb: str, last: int, json: bool, home: Path
 ) -> None:
-    """Show who did what, or verify that the audit log is unchanged.
+    """Show who did what, or verify the audit log.
 
     The log has a line for each request that changed something, signed in or was
     refused: who, what, when, from where, and the outcome. The newest come first.
@@ -428,7 +455,7 @@ def audit(
     from shoal.forms import units
 
     if action not in AUDIT_ACTIONS:
-        message = f"there is no 'shoal audit {units.quoted(action)[1:-1]}'"
+        message = f"unknown command 'shoal audit {units.quoted(action)[1:-1]}'"
         raise Failure(f"{message}; use one of {', '.join(AUDIT_ACTIONS)}", USAGE)
     if action == "verify":
         if user or tenant or verb:

@@ -11,7 +11,7 @@ from shoal.model.identity import Role
 
 if TYPE_CHECKING:
     from shoal.cli.screen.show import Cell
-    from shoal.client import Client
+    from shoal.client import Address, Client
     from shoal.model.people import SecretTokenView, TokenView
 
 ACTIONS = ("list", "add", "rotate", "remove", "keys")
@@ -49,7 +49,7 @@ def token(
     json: bool,
     home: Path,
 ) -> None:
-    """List, add, rotate or remove the tokens with which users sign in.
+    """List, add, rotate or remove access tokens.
 
     A token acts for one user in one tenant. It is printed once and stored only as
     a hash. rotate gives a token another secret: the one before is void at once.
@@ -94,7 +94,7 @@ def _check_usage(action: str, name: str | None, described: bool, expires: str | 
     from shoal.forms import units
 
     if action not in ACTIONS:
-        message = f"there is no 'shoal token {units.quoted(action)[1:-1]}'"
+        message = f"unknown command 'shoal token {units.quoted(action)[1:-1]}'"
         raise Failure(f"{message}; use one of {', '.join(ACTIONS)}", USAGE)
     if action in ("rotate", "remove") and not name:
         raise Failure(f"{action}: needs the id of a token; see: shoal token list", USAGE)
@@ -177,26 +177,28 @@ def _show_secret(made: SecretTokenView, client: Client, json: bool, home: Path) 
 
 def _next_step(user: str, home: Path) -> str:
     """What the token's user types to sign in, which asks for the token."""
+    _, line = login_from(home)
+    if not line:
+        reason = "only this machine reaches the cluster"
+        return f"{reason}; open it to others with: shoal down, then shoal up --host 0.0.0.0"
+    return f"next, on {user}'s machine: {line}"
+
+
+def login_from(home: Path) -> tuple[Address, str]:
+    """Where others find the cluster, and what they type there; empty if they do not reach it."""
     import os
 
-    import msgspec
-
-    from shoal.cli.up.flags import login_line
-    from shoal.client import contexts, transport
-    from shoal.machine.files import read_own
+    from shoal.cli.up.flags import login_address, login_line
+    from shoal.client import Address, contexts, transport
 
     name = os.environ.get("SHOAL_CONTEXT", "")
     if name:
         context = contexts.find(name)
         shown = transport.fingerprint(context.certificate) if context.certificate else ""
-        address = transport.Address(url=context.url, pid=0, fingerprint=shown)
+        address = Address(url=context.url, pid=0, fingerprint=shown)
     else:
-        found = read_own(home / "controller.json")
-        address = msgspec.json.decode(found, type=transport.Address)
-    if not address.url.startswith("https://"):
-        reason = "only this machine reaches the cluster"
-        return f"{reason}; open it to others with: shoal down, then shoal up --host 0.0.0.0"
-    return f"next, on {user}'s machine: {login_line(address)}"
+        address = login_address(home)
+    return address, login_line(address) if address.url.startswith("https://") else ""
 
 
 def _gist(view: TokenView, client: Client) -> str:
@@ -223,7 +225,7 @@ def _remove(client: Client, token_id: str, json: bool) -> None:
     if json:
         show.as_json(done)
     else:
-        show.line(f"removed the {what} {token_id}; it lets nobody in any more", "green")
+        show.line(f"removed the {what} {token_id}; it no longer grants access", "green")
 
 
 def _rotate_join(client: Client, json: bool) -> None:
@@ -271,7 +273,7 @@ def _list(client: Client, json: bool) -> None:
         show.as_json(views)
         return
     if not views:
-        show.note("there are no tokens; add one with: shoal token add USER")
+        show.note("no tokens yet; add one with: shoal token add USER")
         return
     now_ms = client.status().now_ms
     rows: list[list[str | Cell]] = []
@@ -285,7 +287,7 @@ def _list(client: Client, json: bool) -> None:
                 view.role.value,
                 day_text(view.since_ms),
                 show.Cell(f"void: {view.void}", "red") if view.void else ends,
-                view.note,
+                "invite, not accepted yet" if view.invite else view.note,
             ]
         )
     titles = ("TOKEN", "USER", "TENANT", "ROLE", "ADDED", "EXPIRES", "NOTE")

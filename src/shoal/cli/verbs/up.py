@@ -155,7 +155,7 @@ def up(
     with show.Spinner(quiet=json) as progress:
         start_nodes = membership.starter(place, config)
         answer = _bring_up(place, config, progress, start_nodes, stays=foreground)
-        flags.use(place, supplies)
+        flags.use(place, supplies, whole=wanted.whole)
     outcomes = [] if listed is None else listed.bring(config, quiet=json)
     _report(place, config, answer, listed, outcomes, json)
     code = REFUSED if any(outcome.state == "failed" for outcome in outcomes) else 0
@@ -185,7 +185,7 @@ def _bring_up(
 
 @verb(on_head=True)
 def down(json: bool, home: Path) -> None:
-    """Stop the cluster and everything that runs on it.
+    """Stop the cluster and everything running on it.
 
     Jobs are kept: those that ran begin again at the next `shoal up`, from their
     last checkpoint if they save any, and those that waited wait again.
@@ -325,7 +325,7 @@ def _report(
         _print_json(config, answer, place, more | ({"hosts": outcomes} if listed else {}))
         return
     _print_up(config, answer, place.path)
-    flags.print_login(answer.address)
+    flags.print_login(place.path)
     flags.note_context()
     if listed is not None:
         listed.show(outcomes)
@@ -493,7 +493,7 @@ AT_ONCE_MAX = 16
 def upgrade(
     check: bool, hosts: Path | None, parallel: int | None, json: bool, home: Path
 ) -> int | None:
-    """Bring this version of Shoal to the cluster; jobs go on.
+    """Upgrade the cluster to this version; jobs keep running.
 
     Install the new version first (pip install -U shoal), then run this command.
     The head is replaced at once; it is away for a moment, and commands wait for

@@ -87,7 +87,7 @@ def read(path: Path) -> Manifest:
 def opened(path: Path) -> Iterator[tuple[tarfile.TarFile, list[tarfile.TarInfo], Manifest]]:
     """The archive, its members without the manifest, and the manifest. Refuses a file that is not a
     complete backup, or that a newer version wrote."""
-    if path.exists() and not path.is_file():  # opening a pipe would wait for ever
+    if path.exists() and not path.is_file():  # opening a pipe would wait forever
         raise _foreign(path)
     with contextlib.ExitStack() as stack:
         try:

@@ -4,130 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
+from functools import partial
 from typing import TypeVar
 
 import msgspec
 
-from shoal.control.history.curve import Fading, Kept, Merge, Shape, Value, short
+from shoal.control.history.curve import Fading, Kept, Shape
+from shoal.control.history.day import Day
 from shoal.control.history.jobs import JobHistory, JobSample
+from shoal.control.history.points import (
+    SERVICE_MERGES,
+    NodePoint,
+    ServicePoint,
+    node_point,
+    node_series,
+    node_shape,
+    service_point,
+    service_series,
+    service_shape,
+)
 from shoal.control.history.store import HistoryFile, Whole
 from shoal.control.loop import ControlLoop, Unreadable
 from shoal.core.state.heard import Touring, Watch
 from shoal.core.state.state import State
 from shoal.database.sqlite import Place
 from shoal.model.fabric import Fabric
-from shoal.model.series import GpuSeries, JobSeries, NodeSample, NodeSeries, ServiceSeries
-from shoal.model.service import Service, ServiceLoad
+from shoal.model.series import JobSeries, NodeSample, NodeSeries, ServiceSeries
+from shoal.model.trials import Extent
 from shoal.ports import StoreError
-
-# Samples of nodes and services as rows of a series, and back in the API's form.
-
-
-NODE_FIELDS = 2
-GPU_FIELDS = 4
-SERVICE_MERGES = {
-    "requests_per_s": Merge.MEAN,
-    "failed_per_s": Merge.MEAN,
-    "response_ms": Merge.MEAN,
-    # Percentiles cannot be averaged: the worse of the two is what people look for.
-    "p50_ms": Merge.MOST,
-    "p95_ms": Merge.MOST,
-    "p99_ms": Merge.MOST,
-    "in_flight": Merge.MEAN,
-    "queued": Merge.MOST,
-    "ready": Merge.LAST,
-    "wanted": Merge.LAST,
-}
-
-
-class NodePoint(msgspec.Struct, frozen=True, tag="n", array_like=True):
-    node: str
-    at_ms: int
-    gpus: int
-    values: list[Value]
-
-
-class ServicePoint(msgspec.Struct, frozen=True, tag="s", array_like=True):
-    service: str
-    at_ms: int
-    values: list[Value]
-
-
-@cache
-def node_shape(gpus: int) -> Shape:
-    of_gpu = (Merge.MEAN, Merge.MEAN, Merge.MEAN, Merge.MOST)
-    return Shape((Merge.MEAN, Merge.MEAN, *(of_gpu * gpus)), "H")
-
-
-@cache
-def service_shape() -> Shape:
-    return Shape(tuple(SERVICE_MERGES.values()), "f")
-
-
-def node_point(node: str, at_ms: int, sample: NodeSample) -> NodePoint:
-    values: list[Value] = [sample.cpu_milli, sample.memory_milli]
-    for gpu in sample.gpus:
-        values += [gpu.busy_milli, gpu.memory_milli, gpu.power_w, gpu.temperature_c]
-    return NodePoint(node, at_ms, len(sample.gpus), values)
-
-
-def service_point(service: Service, load: ServiceLoad, at_ms: int) -> ServicePoint:
-    asked = bool(load.answers_per_ks)
-    values: dict[str, Value] = {
-        "requests_per_s": load.answers_per_ks / 1000,
-        "failed_per_s": load.failures_per_ks / 1000,
-        "response_ms": load.response_ms if asked else None,
-        "p50_ms": load.p50_ms if asked else None,
-        "p95_ms": load.p95_ms if asked else None,
-        "p99_ms": load.p99_ms if asked else None,
-        "in_flight": load.in_flight,
-        "queued": load.queued + load.held,
-        "ready": len(service.ready) - len(service.draining),
-        "wanted": service.wanted,
-    }
-    return ServicePoint(service.spec.name, at_ms, [values[name] for name in SERVICE_MERGES])
-
-
-def node_series(node: str, known: Fading | None, since_ms: int) -> NodeSeries:
-    if known is None:
-        return NodeSeries(id=node)
-    rows = [(at, values) for at, values in known.rows() if at > since_ms]
-    gpus = (len(known.shape.merges) - NODE_FIELDS) // GPU_FIELDS
-
-    def column(index: int, scale: float = 1000) -> list[float | None]:
-        return [None if (v := values[index]) is None else v / scale for _, values in rows]
-
-    return NodeSeries(
-        id=node,
-        at_ms=[at for at, _ in rows],
-        cpu=column(0),
-        memory=column(1),
-        gpus=[
-            GpuSeries(
-                gpu=gpu,
-                busy=column(first),
-                memory=column(first + 1),
-                power_w=column(first + 2, 1),
-                temperature_c=column(first + 3, 1),
-            )
-            for gpu, first in enumerate(range(NODE_FIELDS, NODE_FIELDS + GPU_FIELDS * gpus, 4))
-        ],
-    )
-
-
-def service_series(name: str, known: Fading | None, since_ms: int) -> ServiceSeries:
-    if known is None:
-        return ServiceSeries(name=name)
-    rows = [(at, values) for at, values in known.rows() if at > since_ms]
-    columns = {
-        field: [short(values[index]) for _, values in rows]
-        for index, field in enumerate(SERVICE_MERGES)
-    }
-    return ServiceSeries(name=name, at_ms=[at for at, _ in rows], **columns)
-
 
 log = logging.getLogger("shoal.history")
 
@@ -143,6 +49,7 @@ LOAD_LEVELS = 14
 
 # More ended jobs than this that cannot be written are dropped.
 ENDED_HELD_MAX = 2_000
+EXTENTS_HELD_MAX = 20_000  # of ended trials; beyond, they are read again
 
 Sample = JobSample | NodePoint | ServicePoint
 Result = TypeVar("Result")
@@ -160,12 +67,18 @@ class History:
         self._watches: dict[str, Watch] = {}  # the last seen of each, to be read once more
         self._nodes: dict[str, Fading] = {}
         self._services: dict[str, Fading] = {}
+        self._days: dict[str, Day] = {}  # of services with goals
         self._changed: dict[str, None] = {}  # keys of nodes and services
-        self.newest: dict[str, NodeSample] = {}  # of each node, for views of this moment only
         self._fresh: list[Sample] = []
+        self._extents: dict[str, dict[str, Extent]] = {}  # of trials that have ended
         self._trouble = ""
 
     # -- what others ask -------------------------------------------------------------------
+
+    @property
+    def newest(self) -> dict[str, NodeSample]:
+        """The newest sample of each node."""
+        return self._loop.newest
 
     async def job(self, job: str, since_ms: int = 0, *, members: bool = True) -> JobSeries:
         """Of a job that lives or has ended; without points if it never reported a step."""
@@ -175,8 +88,28 @@ class History:
         body = await asyncio.to_thread(self._read, f"j/{job}")
         return _restored_job(job, body).series(since_ms, members=members)
 
+    async def extents(self, jobs: Sequence[str]) -> dict[str, dict[str, Extent]]:
+        """What the metrics of these jobs have been. Those of jobs that have ended are read once."""
+        found = {job: known.extents() for job in jobs if (known := self._jobs.get(job)) is not None}
+        missing = [job for job in jobs if job not in found and job not in self._extents]
+        if missing:
+            if len(self._extents) + len(missing) > EXTENTS_HELD_MAX:
+                self._extents.clear()
+            bodies = await asyncio.to_thread(self._read_all, [f"j/{job}" for job in missing])
+            for start in range(0, len(missing), WHOLE_AT_ONCE):
+                for job in missing[start : start + WHOLE_AT_ONCE]:
+                    body = bodies.get(f"j/{job}")
+                    self._extents[job] = _restored_job(job, body).extents() if body else {}
+                await asyncio.sleep(0)
+        return {job: found[job] if job in found else self._extents.get(job, {}) for job in jobs}
+
     def node(self, node: str, since_ms: int = 0) -> NodeSeries:
         return node_series(node, self._nodes.get(node), since_ms)
+
+    def day(self, name: str) -> tuple[int, ...]:
+        """The usual work of a service with goals, in each part of a day."""
+        known = self._days.get(name)
+        return known.slots if known is not None else ()
 
     def service(self, name: str, since_ms: int = 0) -> ServiceSeries:
         return service_series(name, self._services.get(name), since_ms)
@@ -258,7 +191,7 @@ class History:
         """The same in pieces; the state may change between two of them."""
         now_ms = self._loop.clock.now_ms()
         samples, self._loop.samples = self._loop.samples, {}
-        self.newest.update(samples)
+        self._loop.newest.update(samples)
         self.measured.look(self._loop.state)
         work: list[tuple[Callable[[str, int], None], Iterable[str]]] = [
             (self._look_at_watch, list(self._loop.state.heard.watches)),
@@ -303,6 +236,8 @@ class History:
             return
         if known is None or known.due(now_ms):
             self._keep(service_point(service, load, now_ms))
+            if service.spec.goals and self._days.setdefault(name, Day()).add(now_ms, load.work):
+                self._changed[f"d/{name}"] = None
 
     def _look_at_job(self, history: JobHistory, watch: Watch, now_ms: int) -> None:
         job = self._loop.state.jobs.get(history.job)
@@ -335,7 +270,12 @@ class History:
                 known.add(sample.at_ms, sample.values)
                 self._changed[f"n/{sample.node}"] = None
             case ServicePoint():
-                known = self._services.setdefault(sample.service, _fading(service_shape()))
+                shape = service_shape(len(sample.values) > len(SERVICE_MERGES))
+                known = self._services.get(sample.service)
+                if known is None or known.shape.size < shape.size:  # it has a token router now
+                    known = self._services[sample.service] = _fading(shape)
+                missing = [None] * (len(known.shape.merges) - len(sample.values))
+                sample.values.extend(missing)
                 known.add(sample.at_ms, sample.values)
                 self._changed[f"s/{sample.service}"] = None
 
@@ -358,6 +298,7 @@ class History:
         written = await self._write(msgspec.msgpack.encode(fresh) if fresh else b"", wholes)
         if written or len(ended) > ENDED_HELD_MAX:
             for job_id in ended:
+                self._extents.pop(job_id, None)
                 del self._jobs[job_id]
 
     async def write_whole(self) -> None:
@@ -386,11 +327,14 @@ class History:
         state = self._loop.state
         gone = [f"n/{one}" for one in self._nodes if one not in state.nodes]
         gone += [f"s/{one}" for one in self._services if one not in state.services]
-        self.newest = {one: kept for one, kept in self.newest.items() if one in state.nodes}
+        gone += [f"d/{one}" for one in self._days if one not in state.services]
+        newest = self._loop.newest
+        self._loop.newest = {one: kept for one, kept in newest.items() if one in state.nodes}
         self._nodes = {one: kept for one, kept in self._nodes.items() if one in state.nodes}
         self._services = {
             one: kept for one, kept in self._services.items() if one in state.services
         }
+        self._days = {one: kept for one, kept in self._days.items() if one in state.services}
         try:
             await self._in_thread(partial(self.file.drop, gone))
             await self._in_thread(lambda: self.file.trim(lambda: self._loop.store.tenants()))
@@ -399,17 +343,23 @@ class History:
 
     def _load_body(self, key: str) -> bytes:
         kind, _, name = key.partition("/")
+        if kind == "d":
+            return msgspec.msgpack.encode(self._days[name])
         known = self._nodes[name] if kind == "n" else self._services[name]
         return msgspec.msgpack.encode((known.shape.size, known.kept()))
 
     def _restore_load(self, kind: str, name: str, body: bytes) -> None:
         try:
+            if kind == "d":
+                self._days[name] = msgspec.msgpack.decode(body, type=Day)
+                return
             size, kept = msgspec.msgpack.decode(body, type=tuple[int, Kept])
         except msgspec.DecodeError:
             return
         if kind == "s":
-            if service_shape().size == size:
-                self._services[name] = _fading(service_shape(), kept)
+            for one in (service_shape(), service_shape(True)):
+                if one.size == size:
+                    self._services[name] = _fading(one, kept)
             return
         shape = node_shape((size - node_shape(0).size) // (node_shape(1).size - node_shape(0).size))
         if shape.size == size:
@@ -444,6 +394,13 @@ class History:
         except StoreError as error:
             self._say(error)
             return None
+
+    def _read_all(self, keys: list[str]) -> dict[str, bytes]:
+        try:
+            return self.file.read_all(keys)
+        except StoreError as error:
+            self._say(error)
+            return {}
 
     def _say(self, error: Exception) -> None:
         """Log it once, not every few seconds."""
@@ -487,7 +444,12 @@ class Measured:
 
     def look(self, state: State) -> None:
         for tour in state.heard.tours.values():
-            if tour.ended_ms is None or tour.about or (self.last and self.last.tour.id == tour.id):
+            if (
+                tour.ended_ms is None
+                or tour.about
+                or tour.cuts
+                or (self.last and self.last.tour.id == tour.id)
+            ):
                 continue
             fabric = state.fabric if state.fabric.id == tour.id else Fabric()
             self.last = self._unsaved = KeptTour(tour, fabric)

@@ -10,6 +10,7 @@ import msgspec
 from shoal.control.history.curve import Curve, Kept, Merge, Shape, Value, short
 from shoal.model.progress import METRICS_MAX, Beat
 from shoal.model.series import JobPoint, JobSeries, MemberSeries, MetricSeries
+from shoal.model.trials import LOSS, Extent
 
 POINTS_MAX = 512
 METRIC_POINTS_MAX = 256
@@ -53,6 +54,7 @@ class KeptJob(msgspec.Struct, frozen=True):
     curve: Kept
     metrics: dict[str, Kept]
     attempts: list[KeptAttempt]
+    extents: dict[str, Extent] = {}  # of a trial: curves of long runs only have means
 
 
 class Attempt:
@@ -96,6 +98,7 @@ class JobHistory:
         self._attempts = [
             Attempt(one.attempt, one.nodes, one.sheet) for one in (kept.attempts if kept else [])
         ]
+        self._extents = kept.extents if kept else {}
         self._told: Beats = {}  # the beats at the last point of the curve
         self._members_told: Beats = {}  # ... of the sheet
         self._attempt = 0
@@ -168,6 +171,8 @@ class JobHistory:
                 curve = self._metrics[name] = Curve(METRIC_SHAPE, METRIC_POINTS_MAX)
             if curve is not None and curve.due(sample.at_ms):
                 curve.add(sample.at_ms, (value,))
+        if "." in self.job:
+            self._extend(sample.step, sample.loss, sample.metrics)
         if sample.members:
             self._sheet(sample.attempt, sample.nodes).sheet.add(sample.at_ms, sample.members)
 
@@ -198,10 +203,25 @@ class JobHistory:
             members=[one for attempt in attempts for one in attempt.series(since_ms)],
         )
 
+    def extents(self) -> dict[str, Extent]:
+        """Of each metric that it reports; from its curves, if an earlier version kept only them."""
+        if not self._extents:
+            series = self.series(members=False)
+            for point in series.points:
+                self._extend(point.step, point.loss, {})
+            for metric in series.metrics:
+                for step, value in zip(metric.steps, metric.values, strict=True):
+                    self._extend(step, None, {} if value is None else {metric.name: value})
+        return self._extents
+
+    def _extend(self, step: int, loss: float | None, metrics: Mapping[str, float]) -> None:
+        for name, value in (({} if loss is None else {LOSS: loss}) | dict(metrics)).items():
+            self._extents.setdefault(name, Extent()).take(value, step)
+
     def body(self) -> bytes:
         attempts = [KeptAttempt(one.number, one.nodes, one.sheet.kept()) for one in self._attempts]
         metrics = {name: curve.kept() for name, curve in self._metrics.items()}
-        return msgspec.msgpack.encode(KeptJob(self._curve.kept(), metrics, attempts))
+        return msgspec.msgpack.encode(KeptJob(self._curve.kept(), metrics, attempts, self._extents))
 
     def _sheet(self, attempt: int, nodes: Sequence[str]) -> Attempt:
         last = self._attempts[-1] if self._attempts else None

@@ -85,6 +85,16 @@ class HistoryFile:
         rows = self._database.read("SELECT body FROM series WHERE key = ?", (key,))
         return _opened(rows[0][0]) if rows else None
 
+    def read_all(self, keys: Sequence[str]) -> dict[str, bytes]:
+        """Those that are there."""
+        found: dict[str, bytes | None] = {}
+        for start in range(0, len(keys), KEYS_AT_ONCE):
+            some = keys[start : start + KEYS_AT_ONCE]
+            which = ", ".join("?" * len(some))
+            query = f"SELECT key, body FROM series WHERE key IN ({which})"
+            found |= {key: _opened(body) for key, body in self._database.read(query, tuple(some))}
+        return {key: body for key, body in found.items() if body is not None}
+
     def keys(self, prefix: str) -> list[str]:
         """In order. All keys of a kind begin with the same letter."""
         rows = self._database.read(

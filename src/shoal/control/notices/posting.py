@@ -27,20 +27,22 @@ from shoal.control.notices.outbox import Outbox, Waiting
 from shoal.control.notices.senders import KEY_PREFIX, SendError
 from shoal.control.secretstore import SecretError, tenant_since_ms
 from shoal.control.stores import Stores
-from shoal.core.features.notices import KINDS, notices_of
+from shoal.core.features.notices import KINDS, concerns, notices_of, wishes_of
 from shoal.core.state.events.arrays import ArraySubmitted
 from shoal.core.state.events.base import JobEvent
 from shoal.core.state.events.identity import TenantRemoved
 from shoal.core.state.events.log import Event, Recorded
+from shoal.core.state.events.notices import RuleRemoved, RuleSet
 from shoal.core.state.events.queue import JobSubmitted
 from shoal.database.sqlite import set_aside
 from shoal.model.job import DEFAULT_TENANT, Job
-from shoal.model.notice import Notice, NoticeSettings, secret_of
+from shoal.model.notice import Notice, NoticeSettings, What, secret_of
 from shoal.model.report import Report
 from shoal.ports import StoreDamaged, StoreError
 
 log = logging.getLogger("shoal.control")
 
+SUBMITTED = (JobSubmitted, ArraySubmitted)
 EVENTS_AT_ONCE = 2_000
 THREADS, PROBES = 16, 8  # for receivers that work, and for those that failed last time
 OF_TENANT_MAX = 4  # of each of these, for the receivers of one tenant
@@ -70,6 +72,7 @@ class Posting:
         self._now_ms = now_ms
         self._wake = asyncio.Event()
         self._asked: set[str] = set()  # live jobs with wishes of their own
+        self._wishes: frozenset[What] | None = None  # of all rules, since they last changed
         self._behind = True  # the log may hold events that were not looked at
         self._removed: list[str] = []  # tenants
         # Receivers that are being tried, with their tenants and whether they worked last time.
@@ -110,17 +113,26 @@ class Posting:
     # -- the loop's side -------------------------------------------------------------------
 
     def stepped(self, report: Report, events: Sequence[Event], seq: int) -> None:  # noqa: ARG002
-        rules = bool(self._loop.tick.state.rules)
         for event in events:
-            if isinstance(event, JobSubmitted | ArraySubmitted):
+            if isinstance(event, SUBMITTED):
                 if event.spec.notify and not event.spec.array:
                     self._asked.add(event.job)
             elif isinstance(event, TenantRemoved):
                 self._removed.append(event.tenant)
                 self._wake.set()
-            elif isinstance(event, KINDS) and (rules or getattr(event, "job", "") in self._asked):
+            elif isinstance(event, RuleSet | RuleRemoved):
+                self._wishes = None
+            elif isinstance(event, KINDS) and (
+                getattr(event, "job", "") in self._asked or concerns(event, self._wishes_of_rules())
+            ):
                 self._behind = True
                 self._wake.set()
+
+    def _wishes_of_rules(self) -> frozenset[What]:
+        """Most events concern nobody: the log is not read for them."""
+        if self._wishes is None:
+            self._wishes = wishes_of(self._loop.tick.state.rules.values())
+        return self._wishes
 
     # -- the work --------------------------------------------------------------------------
 

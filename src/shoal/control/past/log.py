@@ -9,14 +9,15 @@ from collections.abc import Sequence
 import msgspec
 
 from shoal.control.store import finding
-from shoal.control.store.schema import NOTABLE, Unreadable, event_of, snapshot_of
+from shoal.control.store.schema import BETWEEN, NOTABLE, Unreadable, event_of, snapshot_of
 from shoal.core.scheduling.functions import FUNCTIONS
+from shoal.core.state import image
 from shoal.core.state.apply import apply
 from shoal.core.state.events.arrays import ArraySubmitted
 from shoal.core.state.events.log import Recorded
 from shoal.core.state.events.queue import JobSubmitted
 from shoal.core.state.load import restore
-from shoal.core.state.state import Snapshot, State
+from shoal.core.state.state import State
 from shoal.database.base import Database
 
 EVENTS_AT_ONCE = 5_000
@@ -119,7 +120,9 @@ class Log:
 
     def submitted(self, job: str) -> JobSubmitted | ArraySubmitted | None:
         """The event that began a job, if the log still has it."""
-        query = "SELECT seq, body, crc FROM events WHERE job = ? ORDER BY seq LIMIT 1"
+        query = (
+            f"SELECT seq, body, crc FROM events WHERE job = ? AND {BETWEEN} ORDER BY seq LIMIT 1"
+        )
         for seq, body, crc in self.database.read(query, (job,)):
             try:
                 event = event_of(seq, body, crc)
@@ -211,8 +214,7 @@ class Moments:
         if near > here:
             self._places.move_to_end(near)
             body = self._places[near]
-            snapshot = msgspec.msgpack.decode(body, type=Snapshot)
-            self._state, self._seq = restore(snapshot, FUNCTIONS), near
+            self._state, self._seq = restore(image.decoded(body), FUNCTIONS), near
         elif here < 0:
             if not self.log.whole:
                 raise TooEarly(self.oldest_ms())
@@ -221,7 +223,7 @@ class Moments:
     def _keep_place(self) -> None:
         if self._seq % MOMENT_EVENTS_AT_ONCE or self._seq in self._places or self._state is None:
             return
-        body = msgspec.msgpack.encode(self._state.snapshot())
+        body = image.encoded(self._state.snapshot())
         self._places[self._seq] = body
         self._bytes += len(body)
         while self._bytes > PLACES_BYTES_MAX:

@@ -149,7 +149,7 @@ def seq_at(at_ms: int, last: int, time_of: Callable[[int], int | None]) -> int:
 def annotated(
     events: Sequence[Event], now: set[str], read: Callable[[str], Job | None]
 ) -> list[JobRow]:
-    """The records of jobs that ended earlier, not `now`, and are labelled or noted now."""
+    """The records of jobs that ended earlier, not `now`, and are labeled or noted now."""
     found: dict[str, Job] = {}
     for event in events:
         if isinstance(event, JobLabelled | JobNoted) and event.job not in now:

@@ -24,7 +24,6 @@ from shoal.control.store.schema import (
     SET_META,
     Unreadable,
     checksum,
-    encode,
     event_of,
     event_row,
     job_of,
@@ -34,6 +33,7 @@ from shoal.control.store.schema import (
 from shoal.control.store.sqlite import SqliteStore
 from shoal.core.features.identity import free_uid
 from shoal.core.invariants import Violation, verify
+from shoal.core.state import image
 from shoal.core.state.apply import apply
 from shoal.core.state.apply_job import recount
 from shoal.core.state.events.arrays import ArrayFinished, ArraySubmitted
@@ -211,7 +211,7 @@ def _distrust(state: State) -> tuple[int, int]:
 def _start(found: Found) -> tuple[State, int]:
     for seq, snapshot in found.snapshots:
         # Restoring takes the snapshot's own records, so each try needs a copy.
-        return restore(msgspec.json.decode(encode(snapshot), type=Snapshot)), seq
+        return restore(image.decoded(image.encoded(snapshot))), seq
     return State(), 0
 
 
@@ -320,7 +320,7 @@ def write(path: Path, found: Found, saved: Saved, numbers: Numbers) -> None:
         if isinstance(event, JobPlaced):
             raise_attempt(state, event.job, event.attempt)
     recount(state)
-    body, seq = encode(state.snapshot()), found.top + 1
+    body, seq = image.encoded(state.snapshot()), found.top + 1
     ends = {
         _job(e): one
         for one, e in found.events.items()
@@ -411,7 +411,7 @@ def _lines(found: Found, saved: Saved, aside: Path) -> list[str]:
         names = _names(saved.records_lost)
         lines.append(f"finished jobs that are no longer listed: {names}")
     if saved.jobs_cut:
-        lines.append(f"jobs that go on from an earlier moment: {_names(saved.jobs_cut)}")
+        lines.append(f"jobs that continue from an earlier moment: {_names(saved.jobs_cut)}")
     if saved.tokens_dropped:
         tokens = plural(saved.tokens_dropped, "token")
         text = f"void: {tokens}, because it is not known which were removed"

@@ -7,13 +7,18 @@ from collections.abc import Callable
 
 import msgspec
 
+from shoal.core.state import image
+from shoal.core.state.events.arrays import ArraySubmitted
 from shoal.core.state.events.base import JobEvent, NodeEvent
 from shoal.core.state.events.log import QUIET, Event
+from shoal.core.state.events.queue import JobSubmitted
+from shoal.core.state.events.services import ReplicaReady
 from shoal.core.state.state import Snapshot
 from shoal.database.base import Database
 from shoal.model.job import Job
+from shoal.model.lean import lean
 
-FORMAT = 4
+FORMAT = 5
 PART = "events"
 
 # A long run saves thousands of times: a search for other events must not read all of those.
@@ -27,7 +32,6 @@ _SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS events (
     seq {{integer}} PRIMARY KEY, job TEXT, node TEXT, body {{blob}} NOT NULL, crc {{integer}},
     kind TEXT NOT NULL DEFAULT '');
-CREATE INDEX IF NOT EXISTS events_by_job ON events (job, seq) WHERE job IS NOT NULL;
 CREATE INDEX IF NOT EXISTS events_by_node ON events (node, seq) WHERE node IS NOT NULL;
 CREATE TABLE IF NOT EXISTS snapshots (
     seq {{integer}} PRIMARY KEY, body {{blob}} NOT NULL, crc {{integer}});
@@ -40,8 +44,7 @@ CREATE INDEX IF NOT EXISTS events_saved ON events (job, seq) WHERE {SAVED};
 CREATE INDEX IF NOT EXISTS events_between ON events (job, seq) WHERE {BETWEEN};
 CREATE INDEX IF NOT EXISTS events_notable ON events (seq) WHERE {NOTABLE};
 CREATE INDEX IF NOT EXISTS events_policies ON events (seq) WHERE {POLICIES};
-CREATE INDEX IF NOT EXISTS jobs_by_end ON jobs (ended);
-CREATE INDEX IF NOT EXISTS jobs_by_tenant ON jobs (tenant, ended, number, bytes);
+CREATE INDEX IF NOT EXISTS jobs_ended ON jobs (ended, number, tenant, bytes);
 CREATE TABLE IF NOT EXISTS job_events (
     seq {{integer}} PRIMARY KEY, job TEXT NOT NULL, body {{blob}} NOT NULL, crc {{integer}},
     kind TEXT NOT NULL);
@@ -69,6 +72,12 @@ UPDATE jobs SET ended = coalesce(
     3: """
 ALTER TABLE jobs ADD COLUMN tenant TEXT;
 ALTER TABLE jobs ADD COLUMN bytes BIGINT
+""",
+    # Each index costs every commit a page: two did what others do as well.
+    4: """
+DROP INDEX IF EXISTS events_by_job;
+DROP INDEX IF EXISTS jobs_by_end;
+DROP INDEX IF EXISTS jobs_by_tenant
 """,
 }
 
@@ -109,7 +118,6 @@ def prepare(database: Database) -> None:
 encode = msgspec.json.Encoder().encode
 _event: Callable[[bytes], Event] = msgspec.json.Decoder(Event).decode
 _job = msgspec.json.Decoder(Job).decode
-_snapshot = msgspec.json.Decoder(Snapshot).decode
 
 
 class Unreadable(Exception):
@@ -126,14 +134,17 @@ def checksum(number: int, body: bytes) -> int:
 
 
 def event_row(seq: int, event: Event) -> EventRow:
-    body = encode(event)
-    job = event.job if isinstance(event, JobEvent) else None
+    if isinstance(event, JobSubmitted | ArraySubmitted):
+        body = encode(lean(event, spec=lean(event.spec)))
+    else:
+        body = encode(lean(event))
+    job = event.job if isinstance(event, JobEvent | ReplicaReady) else None  # of its start, too
     node = event.node if isinstance(event, NodeEvent) else None
     return seq, job, node, body, checksum(seq, body), type(event).__name__
 
 
 def job_row(job: Job) -> JobRow:
-    body = encode(job)
+    body = encode(lean(job, spec=lean(job.spec)))
     key, crc = job.key or None, checksum(job.number, body)
     return job.number, job.id, key, body, crc, job.spec.tenant
 
@@ -157,8 +168,8 @@ def job_of(number: int, body: bytes, crc: int | None) -> Job:
 def snapshot_of(seq: int, body: bytes, crc: int | None) -> Snapshot:
     _verify(seq, body, crc)
     try:
-        return _snapshot(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, TypeError) as error:
+        return image.decoded(body)
+    except (ValueError, TypeError, LookupError) as error:
         raise Unreadable(str(error)) from None
 
 

@@ -30,8 +30,8 @@ class SqliteStore(EventStore):
     ) -> None:
         self._file = SqliteDatabase(
             path,
-            advice="Jobs on the nodes go on. Put a backup back with: shoal restore FILE --replace, "
-            f"or save what can be read with: shoal salvage --home {path.parent}",
+            advice="Jobs on nodes keep running. Restore a backup: shoal restore FILE --replace, "
+            f"or recover what is readable: shoal salvage --home {path.parent}",
         )
         super().__init__(self._file, numbers or Numbers(None))
         self.spare = Spare(spare)

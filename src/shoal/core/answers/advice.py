@@ -1,4 +1,4 @@
-"""What would let a waiting job start now: small changes to its request, tried on the real state."""
+"""What would let a waiting job start now: small changes, each tried before it is named."""
 
 from __future__ import annotations
 
@@ -7,20 +7,27 @@ from typing import Any
 
 import msgspec
 
+from shoal.core.answers.preview import closed_text
+from shoal.core.answers.trial import Trial, Trials, submitted, tried
+from shoal.core.features.workflow import has_others
 from shoal.core.scheduling.ends import too_short
 from shoal.core.scheduling.fit import fit, shortage
 from shoal.core.state.queue import gang_of_spec
-from shoal.core.state.state import State
+from shoal.core.state.state import Node, State
+from shoal.model.health import Standing
 from shoal.model.job import Job, JobSpec, Phase, Within
 from shoal.model.node import NodeHealth, NodeIntent
+from shoal.model.reason import tenant_part
 from shoal.model.resources import plural
 from shoal.model.views import Remedy
 
 Changes = Iterator[tuple[str, JobSpec, dict[str, Any]]]  # in words, in the spec, in its fields
+CLOSED_TRIED_MAX = 8  # closed nodes, one by one and then together
 
 
 def advise(state: State, job: Job, now_ms: int) -> list[Remedy]:
-    """The smallest change first; none if nothing small would help."""
+    """The smallest change first; none if nothing small would help. Each was tried: if nothing else
+    happens before, it lets the job start in the next step."""
     if job.phase is not Phase.WAITING or job.elements is not None:
         return []
     if job.id in state.claims or job.awaits:
@@ -28,20 +35,29 @@ def advise(state: State, job: Job, now_ms: int) -> list[Remedy]:
     if job.not_before_ms > now_ms:
         return []
     if tenant := state.accounts.held_by(job.spec.tenant):  # no smaller request gets past it
-        text = f"an admin may raise the budget of {tenant} in the policy"
-        return [Remedy(text=text, tenant=tenant)]
-    if not shortage(state, gang_of_spec(job.spec)):
+        text = f"an admin can raise the budget of {tenant_part(tenant)} in the policy"
+        return [Remedy(text=text, tenant=tenant, how="policy")]
+    if job.number not in state.queue.lane or not shortage(state, gang_of_spec(job.spec)):
         return []  # the queue holds it, and its reason says enough
-    return [*_smaller(state, job, now_ms), *_closed(state, job)]
+    trials = Trials()
+    smaller = _smaller(state, job, now_ms, trials) if not job.spec.service else ()
+    return [*smaller, *_closed(state, job, now_ms, trials)]
 
 
-def _smaller(state: State, job: Job, now_ms: int) -> Iterator[Remedy]:
+def _smaller(state: State, job: Job, now_ms: int, trials: Trials) -> Iterator[Remedy]:
     """The smallest sufficient change of each kind."""
     spec, short = job.spec, too_short(state, job, now_ms)
+    in_place = not job.attempt and not has_others(state, job)
+    how, where = ("change", "it would") if in_place else ("resubmit", "a new job would")
     for changes in (_freer(spec), _fewer_members(spec), _fewer_gpus(spec)):
         for text, changed, fields in changes:
-            if fit(state, gang_of_spec(changed), short) is not None:
-                yield Remedy(text=f"{text} it would start now", fields=fields)
+            if fit(state, gang_of_spec(changed), short) is None:
+                continue
+            new = submitted(state, changed, now_ms)
+            trial = tried(state, new, now_ms, trials, gone=job if in_place else None)
+            if trial is not None:
+                starts = f"{text}, {where} start now"
+                yield Remedy(text=starts, fields=fields, how=how, cost=trial.cost)
                 break
 
 
@@ -85,17 +101,68 @@ def _halves(number: int) -> Iterator[int]:
         yield number
 
 
-def _closed(state: State, job: Job) -> list[Remedy]:
-    """Cordoned nodes that would have room."""
-    closed = [
-        node.id
-        for node in state.order
-        if node.health is NodeHealth.READY
+def _closed(state: State, job: Job, now_ms: int, trials: Trials) -> list[Remedy]:
+    """Nodes that somebody closed and that it would start on: one, or as many as it needs. Those
+    that were closed for a reason come last, and are not to be opened by a click."""
+    demand = job.spec.demand
+    free: list[Node] = []
+    careful: list[Node] = []
+    for node in state.order:
+        room = state.rooms[node.index]
+        if _may_open(state, node) and demand.suits(room.kind) and room.holds(demand):
+            (careful if _reason(node) else free).append(node)
+    for nodes in (free, [*free, *careful]) if careful else (free,):
+        nodes = nodes[:CLOSED_TRIED_MAX]
+        trial = tried(state, job, now_ms, trials, opened=nodes) if nodes else None
+        if trial is not None:
+            few, trial = _fewest(state, job, nodes, now_ms, trials) or (nodes, trial)
+            return [_opened(few, trial, now_ms)]
+    return []
+
+
+def _fewest(
+    state: State, job: Job, nodes: list[Node], now_ms: int, trials: Trials
+) -> tuple[list[Node], Trial] | None:
+    """One of these nodes, or the first few of them; None: all are needed."""
+    alike = {(state.rooms[n.index].kind, state.rooms[n.index].level): n for n in reversed(nodes)}
+    single = sorted(alike.values(), key=nodes.index)
+    for few in [[node] for node in single] + [nodes[:count] for count in range(2, len(nodes))]:
+        trial = tried(state, job, now_ms, trials, opened=few)
+        if trial is not None:
+            return few, trial
+    return None
+
+
+def _opened(nodes: list[Node], trial: Trial, now_ms: int) -> Remedy:
+    names = [node.id for node in nodes]
+    listed = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    said = [f"{node.id} was {closed_text(node, now_ms)}" for node in nodes]
+    first = [f"{job.mention} starts first" for job in trial.before[:1]]
+    one_click = len(names) == 1 and not _reason(nodes[0])
+    return Remedy(
+        text=f"if {listed} {'is' if len(names) == 1 else 'are'} uncordoned, it would start now",
+        how="uncordon",
+        node=names[0] if one_click else "",
+        nodes=names,
+        cost="; ".join(filter(None, (*said, *first, trial.cost))),
+    )
+
+
+def _may_open(state: State, node: Node) -> bool:
+    """Only somebody's wish keeps it closed, and nobody who sleeps there is to wake."""
+    order = state.orders.get(node.spec.order)
+    given_back = bool(node.spec.order) and (order is None or bool(order.release))
+    return (
+        node.health is NodeHealth.READY
         and node.intent in (NodeIntent.CORDONED, NodeIntent.DRAINING)
-        and state.rooms[node.index].holds(job.spec.demand)
-    ]
-    if not closed:
-        return []
-    more = f" and {len(closed) - 3} more" if len(closed) > 3 else ""
-    text = f"{', '.join(closed[:3])}{more} would have room: shoal uncordon {closed[0]}"
-    return [Remedy(text=text, node=closed[0])]
+        and node.record.standing is not Standing.QUARANTINED
+        and not node.leaving
+        and node.closed_from is None
+        and not given_back
+        and not any(job.id in state.wakeful for job in state.placed[node.id].values())
+    )
+
+
+def _reason(node: Node) -> str:
+    """What its operator gave as a reason."""
+    return node.intent_why.partition(": ")[2]

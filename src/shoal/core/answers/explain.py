@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 from shoal.core.answers.bound import judge
 from shoal.core.state.events.log import Event
 from shoal.core.state.events.nodes import NodeChecked, NodeJudged, NodeLost
+from shoal.core.state.events.queue import JobSubmitted
 from shoal.core.state.events.runs import (
     JobAdopted,
+    JobBegan,
     JobCheckpointed,
     JobFinished,
     JobPlaced,
@@ -19,8 +21,9 @@ from shoal.core.state.events.runs import (
     MemberExited,
     MemberLost,
 )
+from shoal.core.state.events.services import ReplicaReady
 from shoal.core.state.events.sleep import JobAwake, JobDozing
-from shoal.model.explanation import AttemptRecord, Cause, FirstFailure, Learned
+from shoal.model.explanation import AttemptRecord, Cause, ColdStart, FirstFailure, Learned
 from shoal.model.job import Outcome, StopCause
 from shoal.model.last_error import own_lines
 from shoal.model.progress import Spent
@@ -42,6 +45,7 @@ CAUSES = {
     StopCause.MOVE.value: Cause.MOVED,
     StopCause.HANG.value: Cause.HANG,
     "budget": Cause.BUDGET,
+    StopCause.HALVING.value: Cause.STOPPED_EARLY,
 }
 OUTCOMES = {
     Outcome.SUCCEEDED: Cause.SUCCEEDED,
@@ -106,14 +110,20 @@ def attempts_of(events: Iterable[Event], tail: Tail) -> list[AttemptRecord]:
     """From the job's events and those of its nodes, in the order of the log."""
     found: list[_Attempt] = []
     checks: list[NodeChecked] = []
-    saved_step = 0
+    saved_step, serves, waits_ms = 0, False, None
     for event in events:
-        if isinstance(event, JobPlaced):
+        if isinstance(event, JobSubmitted):
+            serves, waits_ms = bool(event.spec.service), event.at_ms
+        elif isinstance(event, JobPlaced):
             found.append(_Attempt(event, saved_step))
+            if serves:
+                waited_ms = event.at_ms - waits_ms if waits_ms is not None else None
+                found[-1].told.cold = ColdStart(waited_ms=waited_ms)
         elif isinstance(event, NodeChecked):
             checks.append(event)
         elif found:
             _take(found[-1], event)
+            waits_ms = event.at_ms if isinstance(event, JobRequeued) else waits_ms
             saved_step = found[-1].told.saved_step or saved_step
     for attempt in found:
         _judge(attempt, checks, tail)
@@ -150,6 +160,12 @@ def _take(attempt: _Attempt, event: Event) -> None:
     match event:
         case JobRunning():
             told.running_ms = event.at_ms
+        case JobBegan() if event.startup_ms >= told.startup_ms:
+            told.startup_ms, told.startup_by = event.startup_ms, event.by
+        case ReplicaReady() if not told.naps:
+            told.cold = cold = told.cold or ColdStart()
+            cold.got_ms, cold.listened_ms = event.got_ms, event.listened_ms
+            cold.ready_ms = event.at_ms
         case JobDozing():
             told.naps, told.dozed_ms = told.naps + 1, event.at_ms
         case JobAwake():
@@ -183,7 +199,8 @@ def _take(attempt: _Attempt, event: Event) -> None:
             attempt.spent.clear()
             attempt.firsts.clear()
         case JobFinished():
-            if told.cause is Cause.NONE or event.outcome is Outcome.SUCCEEDED:
+            early = told.cause is Cause.STOPPED_EARLY and told.why == event.why
+            if told.cause is Cause.NONE or (event.outcome is Outcome.SUCCEEDED and not early):
                 told.cause = OUTCOMES.get(event.outcome, Cause.UNKNOWN)
             told.why, told.ended_ms = event.why, event.at_ms
         case _:

@@ -17,6 +17,9 @@ NO_TIME = frozenset(
 )
 
 
+ROOM_MS = 2_000  # a retry that finds room within this time starts when it is due
+
+
 class Outlook(NamedTuple):
     """`start` is a sentence about when, empty if `why` says enough. The job will probably start
     between the two moments; None if no time is given."""
@@ -41,9 +44,21 @@ def outlook(state: State, job: Job, policy: Policy, now_ms: int) -> Outlook:
             at = duration_text(max(0, stops.at_ms - now_ms))
             why = f"{why}; {stops}, in {at} at the earliest"
         when = span_text(early_ms - now_ms, late_ms - now_ms)
-        return Outlook(why, f"it will probably start {when}", early_ms, late_ms)
+        start = f"it will probably start {when}"
+        if reason is not None and reason.kind is Waits.RETRY:
+            start = _after_retry(job, early_ms, late_ms, now_ms)
+        return Outlook(why, start, early_ms, late_ms)
     if reason is not None and reason.kind in (Waits.RETRY, Waits.BEGIN):
         return Outlook(why)
     return Outlook(
         why, "its start cannot be predicted: jobs ahead have no --time-limit, --estimate or history"
     )
+
+
+def _after_retry(job: Job, early_ms: int, late_ms: int, now_ms: int) -> str:
+    """One sentence for both: when it may start, and when there is room."""
+    due = duration_text(job.not_before_ms - now_ms)
+    if late_ms - job.not_before_ms < ROOM_MS:
+        return f"it will probably start when its retry is due, in {due}"
+    when = span_text(early_ms - now_ms, late_ms - now_ms)
+    return f"its retry is due in {due}, but it will probably start {when}, when there is room"

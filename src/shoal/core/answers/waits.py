@@ -18,13 +18,16 @@ LINES_MAX = 6
 
 class Group:
     """Jobs that wait for the same. `like`: some are only like one whose reason it is, and were not
-    looked at themselves. `lines`: their numbers, to be read before the next step."""
+    looked at themselves. `lines`: their numbers, to be read before the next step. `kind` is a
+    name of `Waits`, empty for other reasons; `detail`: for whom or for what."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, kind: str, detail: str) -> None:
         self.what, self.like, self.count = what, False, 0
+        self.kind, self.detail = kind, detail
         self.lines: list[Iterable[int]] = []
 
 
+Why = tuple[str, str, str]  # what they wait for in words, its kind, and the detail
 OTHERS = "for other reasons: shoal why JOB"
 
 
@@ -33,14 +36,14 @@ def groups_of(state: State, policy: Policy, now_ms: int, tenant: str = "") -> li
     queue, of_number = state.queue, state.job_numbered
     found: dict[str, Group] = {}
 
-    def add(what: str, numbers: Iterable[int], count: int, like: bool = False) -> None:
+    def add(why: Why, numbers: Iterable[int], count: int, like: bool = False) -> None:
         if count:
-            group = found.setdefault(what, Group(what))
+            group = found.setdefault(why[0], Group(*why))
             group.like, group.count = group.like or like, group.count + count
             group.lines.append(numbers)
 
-    def told(what: str, numbers: Sequence[int]) -> None:
-        add(what, numbers, len(numbers))
+    def told(kind: Waits, numbers: Sequence[int]) -> None:
+        add((kind.value, kind.name.lower(), ""), numbers, len(numbers))
 
     def own(numbers: Iterable[int]) -> list[int]:
         return [one for one in numbers if tenant in ("", of_number(one).spec.tenant)]
@@ -50,21 +53,22 @@ def groups_of(state: State, policy: Policy, now_ms: int, tenant: str = "") -> li
         payer = state.accounts.held_by(of_number(number).spec.tenant)
         budgets.setdefault(payer, []).append(number)
     for payer, numbers in budgets.items():
-        told(f"for the budget of {tenant_part(payer)}", numbers)
+        name = tenant_part(payer)
+        add((f"for the budget of {name}", Waits.BUDGET.name.lower(), name), numbers, len(numbers))
     delayed = own(number for _, number in sorted(queue.delayed))
-    told(Waits.RETRY.value, [number for number in delayed if of_number(number).attempt])
-    told(Waits.BEGIN.value, [number for number in delayed if not of_number(number).attempt])
-    told(Waits.AFTER.value, own(queue.parked))
+    told(Waits.RETRY, [number for number in delayed if of_number(number).attempt])
+    told(Waits.BEGIN, [number for number in delayed if not of_number(number).attempt])
+    told(Waits.AFTER, own(queue.parked))
     claims = dict.fromkeys(state.jobs[job_id].number for job_id in state.claims)
-    told(Waits.CLAIM.value, own(sorted(claims)))
+    told(Waits.CLAIM, own(sorted(claims)))
     claimed = Counter(queue.lane[number] for number in claims if number in queue.lane)
     lanes = [(lane, line) for lane, line in queue.lanes.items() if tenant in ("", lane.tenant)]
     lanes.sort(key=lambda one: len(one[1]), reverse=True)
     for at, (lane, line) in enumerate(lanes):
-        what, count = OTHERS, len(line) - claimed[lane]
+        why, count = (OTHERS, "", ""), len(line) - claimed[lane]
         if at < LANES_LOOKED:
-            what = _what(reason_of(state, of_number(line[0][1]), policy, now_ms))
-        add(what, _unclaimed(line, claims), count, like=count > 1 or at >= LANES_LOOKED)
+            why = _what(reason_of(state, of_number(line[0][1]), policy, now_ms))
+        add(why, _unclaimed(line, claims), count, like=count > 1 or at >= LANES_LOOKED)
     return sorted(found.values(), key=lambda group: (group.what == OTHERS, -group.count))
 
 
@@ -82,12 +86,14 @@ def _unclaimed(line: list[tuple[int, int]], claims: dict[int, None]) -> Iterable
     return (number for _, number in line if number not in claims)
 
 
-def _what(reason: Reason | None) -> str:
+def _what(reason: Reason | None) -> Why:
     if reason is None:
-        return "for the next scheduling cycle"
+        return "for the next scheduling cycle", "next", ""
+    kind = reason.kind.name.lower()
     if reason.kind is Waits.TURN:
-        return f"for {reason.whom}, which is ahead of them"
+        return f"for {reason.whom}, which is ahead of them", kind, reason.whom
     if reason.kind in (Waits.ROOM, Waits.CLOSED):
         need = reason.text.partition(";")[0].partition(": the emptiest")[0]
-        return f"{reason.kind.value}: {'' if need.startswith('no node') else 'each '}{need}"
-    return reason.kind.value
+        each = "" if need.startswith("no node") else "each "
+        return f"{reason.kind.value}: {each}{need}", kind, need
+    return reason.kind.value, kind, ""

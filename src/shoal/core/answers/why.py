@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from shoal.core.features.array import first_waiting, progress_text
 from shoal.core.features.ends import ends_first
+from shoal.core.features.fabric.rdma import fallback
 from shoal.core.features.labels import label_note
 from shoal.core.features.sleep import sleepers_note
 from shoal.core.features.supply.orders import asked_for
@@ -18,6 +19,7 @@ from shoal.core.scheduling.backfill import GAP_TRIES_MAX, SAFE, Reserved, delaye
 from shoal.core.scheduling.beds import asleep_reason
 from shoal.core.scheduling.capacity import held_when_empty
 from shoal.core.scheduling.fit import fit, shortage
+from shoal.core.scheduling.hangs import hung_for, hung_note, hung_text
 from shoal.core.scheduling.holding import holds_queue
 from shoal.core.scheduling.keep import keeper_of
 from shoal.core.scheduling.order import place_in_line
@@ -38,18 +40,19 @@ class Waits(enum.StrEnum):
     """What a job waits for; the value is worded for several jobs at once."""
 
     RETRY = "before a retry"
-    BEGIN = "for the time at which they may begin"
+    BEGIN = "for a scheduled start"
     AFTER = "for other jobs to end"
-    CLAIM = "for room that is being made for them"
+    CLAIM = "for room that is being freed"
     BUDGET = "for the budget of"
-    NO_NODES = "for a first node"
+    NO_NODES = "for the first node to join"
     CLOSED = "for nodes that are closed or lost"
-    LABELS = "for nodes with other labels, or without a taint"
+    LABELS = "for nodes with matching labels and taints"
     ROOM = "for room"
-    SUPPLY = "for nodes that were asked for"
+    SUPPLY = "for nodes on order"
     TURN = "behind"
-    SPARES = "beside nodes that are kept as spares"
-    ENDS = "for nodes that live long enough"
+    SPARES = "because spare nodes are reserved"
+    ENDS = "for nodes that stay up long enough"
+    HANGS = "for mounts that do not answer"
 
 
 class Reason(NamedTuple):
@@ -70,7 +73,9 @@ def explain(state: State, job: Job, policy: Policy, now_ms: int) -> str:
         reason = asleep_reason(state, job, policy, now_ms)
         return f"{job.why}; {reason or 'it is about to be woken'}"
     if job.phase is not Phase.WAITING:
-        return job.why
+        hung = hung_note(state, job, now_ms) if state.heard.hangs else ""
+        slow = fallback(state, job) if job.phase is Phase.RUNNING else ""
+        return "; ".join(filter(None, (job.why, hung, slow)))
     return waiting_reason(state, job, policy, now_ms) or "it is next in line to start"
 
 
@@ -119,9 +124,9 @@ def reason_of(state: State, job: Job, policy: Policy, now_ms: int) -> Reason | N
         return Reason(Waits.BEGIN, begins(job, now_ms))
     if job.not_before_ms > now_ms:
         left = duration_text(job.not_before_ms - now_ms)
-        return Reason(Waits.RETRY, f"waits {left} more before a retry: {job.why}")
+        return Reason(Waits.RETRY, f"retries in {left}: {job.why}")
     if job.id in state.claims:
-        return Reason(Waits.CLAIM, f"room is being made for it: {job.why}")
+        return Reason(Waits.CLAIM, f"room is being freed for it: {job.why}")
     if tenant := state.accounts.held_by(job.spec.tenant):
         payer = tenant_part(tenant)
         text = f"the budget of {payer} is used up; see: shoal report --by tenant"
@@ -143,12 +148,19 @@ def _spared(state: State, job: Job, now_ms: int) -> Reason | None:
     end too early for it."""
     spares, avoid = spares_kept_from(state, job, now_ms), kept_from(state, job, now_ms)
     position = _position(state, job)
-    picky = state.policy.spares or state.endings or state.wakeful or _shun_in_front(state, job)
+    picky = state.policy.spares or state.endings or state.wakeful or state.heard.hangs
+    picky = picky or _shun_in_front(state, job)
     if position >= GAP_TRIES_MAX and picky:
         text = f"number {position + 1} among jobs like it, some of which wait for other nodes"
         return Reason(Waits.SPARES, text)
     if not avoid or fit(state, gang_of(job), avoid) is not None:
         return None
+    hung = hung_for(state, job)
+    if hung and fit(state, gang_of(job), avoid - hung.keys()) is not None:
+        texts = [f"{node}: {hung_text(state, node, now_ms, job.spec)}" for node in hung.values()]
+        more = f"; {plural(len(texts) - 3, 'other node')} too" if len(texts) > 3 else ""
+        text = f"it fits only where a mount hangs: {'; '.join(texts[:3])}{more}"
+        return Reason(Waits.HANGS, text)
     if text := ends_first(state, job, spares, now_ms):
         coming, more = asked_for(state, job, now_ms)
         if coming:

@@ -8,6 +8,9 @@ fewer than were needed at any time in the last `down_after_ms`.
 An inference engine may be full with fewer requests than `target`, because long ones fill its cache.
 If replicas show their engines' figures, there should also be enough of them that no requests wait
 inside the engines, and that their caches are not fuller than `CACHE_MILLI`.
+
+A service with goals also has as many as it needs for them: `target` is then the most that a replica
+gets, and less if that misses the goals (`goals.py`). It looks ahead by the usual day, too.
 """
 
 from __future__ import annotations
@@ -16,9 +19,11 @@ import math
 
 import msgspec
 
+from shoal.core.books.goals import Ability, expected, learn
 from shoal.model.durations import duration_text
 from shoal.model.resources import plural
 from shoal.model.service import Scale, ServiceLoad
+from shoal.model.tokens import MILLI, Goals
 
 # Growth is measured over this long, and at most this much of the present work is expected.
 TREND_MS = 60_000
@@ -31,6 +36,9 @@ ENGINE_FACTOR_MAX = 2  # a moment of full engines asks for at most this many tim
 START_MS = 10_000  # assumed time until a replica is ready, before one was measured
 
 
+NO_GOALS = Goals()
+
+
 class RecentWork(msgspec.Struct):
     """The work of a service in the last minutes: heard, not logged."""
 
@@ -38,6 +46,7 @@ class RecentWork(msgspec.Struct):
     trend: list[tuple[int, int]] = []  # (when, work)
     asked_ms: int = -1  # when there was last any work
     start_ms: int = START_MS  # how long the last replica took to be ready
+    ability: Ability | None = None  # of a replica, if the service has goals
 
 
 class Wish(msgspec.Struct, frozen=True):
@@ -46,7 +55,13 @@ class Wish(msgspec.Struct, frozen=True):
 
 
 def wish(
-    recent: RecentWork, scale: Scale, load: ServiceLoad, wanted: int, start_ms: int, now_ms: int
+    recent: RecentWork,
+    scale: Scale,
+    load: ServiceLoad,
+    wanted: int,
+    start_ms: int,
+    now_ms: int,
+    goals: Goals = NO_GOALS,
 ) -> Wish:
     """`start_ms`: how long a replica usually takes to be ready."""
     work = load.work
@@ -55,10 +70,14 @@ def wish(
     if recent.asked_ms < 0 or work or load.answers_per_ks:
         recent.asked_ms = now_ms
     ahead = _ahead(recent, work, start_ms, now_ms)
-    need = -(-ahead // scale.target)
+    each_milli, because = scale.target * MILLI, ""
+    if goals:
+        ahead = max(ahead, expected(load.day, work, now_ms + start_ms, now_ms))
+        each_milli, because = _by_goals(recent, scale, load, goals, wanted, start_ms, now_ms)
+    need = -(-ahead * MILLI // each_milli)
     need = max(need, 1 if work else 0)
     by_engines, full = _by_engines(load)
-    because = full if by_engines > need else ""
+    because = full if by_engines > need else because
     need = min(max(need, by_engines, scale.least), scale.most)
     if need == 0 and now_ms - recent.asked_ms < scale.idle_ms:
         need = min(1, scale.most) if wanted else 0
@@ -67,14 +86,42 @@ def wish(
         return Wish(need, because)
     if need > wanted:
         more = f", {ahead} expected by the time a new one is ready" if ahead > work else ""
-        return Wish(need, f"{work} requests in flight or waiting{more}, {scale.target} per replica")
+        each = f"{each_milli / MILLI:.3g} per replica"
+        return Wish(need, f"{work} requests in flight or waiting{more}, {each}")
     done = max(need, recent.peaks[0][1])
+    if goals and done < wanted:  # it would have to start again what it stops now
+        until_ms = now_ms + start_ms + scale.down_after_ms
+        soon = -(-expected(load.day, work, until_ms, now_ms) * MILLI // each_milli)
+        done = max(done, min(soon, wanted))
     if done < wanted:
         if done == 0:
             return Wish(0, f"no request for {duration_text(now_ms - recent.asked_ms)}")
         since = duration_text(scale.down_after_ms)
         return Wish(done, f"{plural(done, 'replica')} would have been enough for the last {since}")
     return Wish(wanted, "")
+
+
+def _by_goals(
+    recent: RecentWork,
+    scale: Scale,
+    load: ServiceLoad,
+    goals: Goals,
+    wanted: int,
+    start_ms: int,
+    now_ms: int,
+) -> tuple[int, str]:
+    """How much a replica may have; and why, if that is news."""
+    ability = recent.ability
+    if ability is None:
+        ability = recent.ability = Ability()
+    if wanted >= scale.most:  # more replicas cannot help, whatever a miss might teach
+        load = msgspec.structs.replace(load, tokens=None)
+    lesson = learn(ability, goals, scale.target, load, start_ms, now_ms)
+    if lesson is None:
+        return ability.each_milli, ""
+    each = f"{ability.each_milli / MILLI:.3g} requests per replica"
+    text = f"{lesson[1]} of {lesson[0]} requests missed the goal; {each} from now on"
+    return ability.each_milli, text
 
 
 def _ahead(recent: RecentWork, work: int, start_ms: int, now_ms: int) -> int:

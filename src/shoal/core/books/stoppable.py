@@ -85,6 +85,9 @@ class Stoppable:
             self._turn[job.id] = turn_ms
             heapq.heappush(self._turns, (turn_ms, job.id))
 
+    def any_beyond(self, entitlement: Entitlement) -> bool:
+        return bool(self._line) and self._line[-1][0] > entitlement
+
     def beyond(self, entitlement: Entitlement) -> Iterator[str]:
         """Jobs that were less entitled than this when last ranked: the least entitled first, and
         the youngest first among equals."""

@@ -87,5 +87,5 @@ def take(vacancy: Vacancy, task: Footprint, place: int = 0) -> Vacancy:
 def task_of(spec: JobSpec) -> Footprint:
     """A member of the job, as foresight counts it; a share by memory counts as half a GPU."""
     share = spec.gpu_milli or WHOLE // 2
-    models = tuple(sorted(spec.gpu_models))
+    models = tuple(sorted(spec.gpu_models)) if spec.gpu_models else ()
     return Footprint(spec.cpu_milli, spec.memory_mb, spec.gpus, share if spec.gpus else 0, models)

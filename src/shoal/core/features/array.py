@@ -7,6 +7,7 @@ from collections import Counter
 import msgspec
 
 from shoal.core.features.caps import bytes_left, room_for, share_left, too_large, too_many
+from shoal.core.features.halving import halving_problem
 from shoal.core.state.apply_array import parts_of
 from shoal.core.state.ending import CANCELLED_CODE, cancel
 from shoal.core.state.events.arrays import ArrayFinished, ArrayRetried
@@ -44,7 +45,7 @@ def too_many_arrays(state: State, tenant: str) -> Refused | None:
 def cancel_array(round_: Round, array: Job, request: Cancel) -> Answer:
     """All of it: what has not begun never will."""
     if array.phase is Phase.STOPPING:
-        return Accepted(array.id, "it is already being cancelled")
+        return Accepted(array.id, "already being cancelled")
     cancel(round_, array, f"cancelled by {request.who}")
     return Accepted(array.id)
 
@@ -217,8 +218,8 @@ def sweep_problem(spec: JobSpec) -> Refused | None:
     if not sweep.count:
         return Refused("array", "has no element; write e.g. 0-99")
     if sweep.count > ELEMENTS_MAX:
-        return Refused("array", f"has {sweep.count:,} elements; the most is {ELEMENTS_MAX:,}")
-    return _placeholder_problem(sweep, spec)
+        return Refused("array", f"has {sweep.count:,} elements; the maximum is {ELEMENTS_MAX:,}")
+    return halving_problem(spec) or _placeholder_problem(sweep, spec)
 
 
 def _indices_problem(sweep: Sweep) -> Refused | None:
@@ -260,7 +261,7 @@ def _variables_problem(sweep: Sweep, spec: JobSpec) -> Refused | None:
     texts = [text for values in sweep.grid.values() for text in values]
     texts += [text for row in sweep.rows for text in row.values()]
     if any("\0" in text for text in texts):
-        return Refused(field, "holds a NUL byte, which no process can be given; remove it")
+        return Refused(field, "contains a NUL byte; remove it")
     return None
 
 

@@ -29,8 +29,10 @@ def share_left(most: int, everyone: int, own: int) -> int:
 
 def above_cap(state: State, spec: JobSpec, scope: str) -> Refused | None:
     """`scope`: whose word it is. An admin may ask for more."""
+    if scope == EVERY_TENANT:
+        return None
     most = state.policy.tenant(spec.tenant).priority_max
-    if scope == EVERY_TENANT or spec.priority <= most:
+    if spec.priority <= most:
         return None
     text = f"is at most {most} for the tenant {spec.tenant}, not {spec.priority}"
     return Refused("priority", f"{text}; an admin may ask for more")
@@ -48,6 +50,8 @@ def too_many(
             "job", tenant, f"{own:,}", f"{CLUSTER_JOBS_MAX:,} live jobs", 2 * own > everyone
         )
     for one in accounts.lineage(tenant):
+        if not one.jobs_max and not one.waiting_max:
+            continue
         for counts, change, most, what in (
             (live, more, one.jobs_max, "live jobs (jobs_max"),
             (waiting_now, waiting, one.waiting_max, "waiting jobs (waiting_max"),

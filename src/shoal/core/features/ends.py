@@ -68,16 +68,16 @@ def _note(round_: Round, node: Node) -> None:
         said.append(known)
     if not said or node.intent is NodeIntent.REMOVED:
         if known is not None:
-            _emit(round_, node, None, own=True, why="it no longer says that it ends")
+            _emit(round_, node, None, own=True, why="it no longer has an end time")
         elif node.closed_from is not None and node.end is None:  # that was the end of its last life
-            _intend(round_, node, node.closed_from, "it does not end any more")
+            _intend(round_, node, node.closed_from, "it no longer has an end time")
         return
     end = min(said, key=lambda end: end.at_ms)
     if known is None or known.why != end.why:
         _emit(round_, node, end, own=True, why=end_text(end, round_.now_ms))
     elif not known.at_ms - SOONER_MS < end.at_ms < known.at_ms + LATER_MS:
         which = "sooner" if end.at_ms < known.at_ms else "later"
-        why = f"{end_text(end, round_.now_ms)}, {which} than it said before"
+        why = f"{end_text(end, round_.now_ms)}, {which} than announced"
         _emit(round_, node, end, own=True, why=why)
 
 
@@ -94,12 +94,12 @@ def set_end(round_: Round, request: SetEnd) -> Answer:
         return Refused("node", f"there is no node {request.node}", missing=True)
     if request.at_ms is None:
         if node.set_end is None:
-            return Accepted(node.id, "no drain is planned for it")
+            return Accepted(node.id, "no drain is scheduled")
         _emit(round_, node, None, own=False, why=f"taken back by {request.who}")
         return Accepted(node.id)
     if node.intent is NodeIntent.DRAINING and node.closed_from is None:
         return Accepted(node.id, "it is already draining")
-    said = f"drain planned by {request.who}{reason(request.why)}"
+    said = f"drain scheduled by {request.who}{reason(request.why)}"
     end = End(max(request.at_ms, round_.now_ms), said[:ENDS_WHY_MAX])
     _emit(round_, node, end, own=False, why=end_text(end, round_.now_ms))
     return Accepted(node.id)
@@ -109,7 +109,7 @@ def forget_set_end(round_: Round, node: Node, who: str) -> bool:
     """An operator who opens a node wants no drain of it either. Was one planned?"""
     if node.set_end is None:
         return False
-    _emit(round_, node, None, own=False, why=f"set open by {who}")
+    _emit(round_, node, None, own=False, why=f"opened by {who}")
     return True
 
 
@@ -152,7 +152,7 @@ def _emit(round_: Round, node: Node, end: End | None, *, own: bool, why: str) ->
     before, end = node.closed_from, node.end
     if before is None or (end is not None and end.at_ms - 2 * margin_ms(round_.policy) < now_ms):
         return
-    why = end_text(end, now_ms) if end is not None else "it does not end any more"
+    why = end_text(end, now_ms) if end is not None else "it no longer has an end time"
     _intend(round_, node, before, why)
 
 
@@ -180,12 +180,12 @@ def _intend(
 def note_leaving(round_: Round, node: Node, inventory: NodeReport) -> None:
     """Note what the node asks for. It is removed when nothing runs there and all exits are in."""
     if inventory.leaving and not node.leaving:
-        _intend(round_, node, NodeIntent.DRAINING, "it wants to leave the cluster", leaving=True)
+        _intend(round_, node, NodeIntent.DRAINING, "leaving the cluster", leaving=True)
     elif not inventory.leaving and node.leaving:
-        _intend(round_, node, NodeIntent.OPEN, "it no longer wants to leave")
+        _intend(round_, node, NodeIntent.OPEN, "no longer leaving the cluster")
     empty = not (inventory.alive or inventory.exits or round_.state.placed[node.id])
     if inventory.leaving and empty and node.intent is NodeIntent.DRAINING:
-        _intend(round_, node, NodeIntent.REMOVED, "it has left the cluster", leaving=True)
+        _intend(round_, node, NodeIntent.REMOVED, "left the cluster", leaving=True)
 
 
 def dismissals(state: State, inventories: list[NodeReport]) -> list[Command]:
@@ -218,8 +218,8 @@ def lose(round_: Round, node: Node, *, dead: bool, why: str, back: bool = False)
         )
     )
     if ended or (node.leaving and node.intent is not NodeIntent.REMOVED):
-        left = "it has left the cluster while jobs ran on it"
-        left = "it has ended, as it said it would" if ended else left
+        left = "left the cluster while jobs ran on it"
+        left = "ended as announced" if ended else left
         _intend(round_, node, NodeIntent.REMOVED, left, leaving=True)
     void_keys(round_, node)
 
@@ -254,7 +254,7 @@ def too_long(state: State, job: Job) -> str:
     if left is None:
         needs = need_ms(state, job)
         only = f", so {duration_text(needs)} have to be left" if needs is not None else ""
-        return f"how long this job runs is not known{only}; {advice}"
+        return f"the run time of this job is unknown{only}; {advice}"
     return f"this job is expected to run {duration_text(left)}; {advice}"
 
 

@@ -33,13 +33,13 @@ STILL_THERE_MS = 30_000
 # A node answers each command with a report, and a check takes seconds: repeated with every report,
 # the two would answer each other as fast as they can.
 CHECK_AGAIN_MS = 1_000
-# A member may save as often as it likes, but each save that is noted is an event for ever. Those in
+# A member may save as often as it likes, but each save that is noted is an event forever. Those in
 # between are noted with the next one, or before anything else happens to the job.
 SAVED_MS = 5_000
 # A job that failed on a full disk may have filled the disk itself: it must not do so on every node
 # of the cluster.
 SICK_MAX = 3
-UNSTARTED = (Fault.START, Fault.MISSING, Fault.PORT)
+UNSTARTED = (Fault.START, Fault.MISSING, Fault.PORT, Fault.HANGS)
 
 
 def watch(round_: Round, inventories: list[NodeReport]) -> None:
@@ -61,6 +61,8 @@ def watch(round_: Round, inventories: list[NodeReport]) -> None:
 
 def _let_go(round_: Round) -> None:
     """Members that go on are no longer compared with members that have ended."""
+    if not round_.state.heard.watches:
+        return
     for event in round_.events:
         if type(event) is MemberExited:
             watch_ = round_.state.heard.watches.get(event.job)
@@ -80,6 +82,8 @@ def paced(round_: Round, checks: Sequence[Check]) -> list[Check]:
     """Without those that were sent a moment ago. A command that got lost is sent again after a
     later report."""
     sent, now_ms = round_.state.heard.checks_sent, round_.now_ms
+    if not sent and not checks:
+        return []
     for key in [key for key, at_ms in sent.items() if not 0 <= now_ms - at_ms < CHECK_AGAIN_MS]:
         del sent[key]
     due = [check for check in checks if (check.node, check.id) not in sent]
@@ -92,6 +96,8 @@ def checks_wanted(round_: Round, inventories: list[NodeReport]) -> list[Check]:
     again after every report."""
     state = round_.state
     wanted: list[Check] = []
+    if not state.heard.asked and not state.troubled:
+        return wanted
     checked = {one.spec.id: {result.id for result in one.checks} for one in inventories}
     judged = (event.node for event in round_.events if type(event) is NodeJudged)
     for node_id in dict.fromkeys((*checked, *judged)):
@@ -109,6 +115,8 @@ def checks_wanted(round_: Round, inventories: list[NodeReport]) -> list[Check]:
 
 def next_look_ms(state: State, policy: Policy) -> int | None:
     """When something is due even if nothing is reported."""
+    if not state.troubled:
+        return state.agenda.watch_ms
     times = [] if state.agenda.watch_ms is None else [state.agenda.watch_ms]
     rule = rule_of(policy)
     for node_id in state.troubled:
@@ -275,6 +283,8 @@ def _heard_of(round_: Round, node_id: str) -> bool:
 
 def _pass_time(round_: Round) -> None:
     state, now_ms = round_.state, round_.now_ms
+    if not state.troubled:
+        return
     rule = rule_of(round_.policy)
     for node_id in list(state.troubled):
         node = state.nodes[node_id]
@@ -318,7 +328,7 @@ def _distrust(round_: Round, node: Node, exit_: MemberExit) -> None:
 
 def _is_nodes(state: State, job: Job, node: Node, exit_: MemberExit) -> bool:
     match exit_.fault:
-        case Fault.START | Fault.PORT | Fault.TAKEN:
+        case Fault.START | Fault.PORT | Fault.TAKEN | Fault.HANGS:
             return True
         case Fault.SICK | Fault.WAKE:
             return job.faults < SICK_MAX

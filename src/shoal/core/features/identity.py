@@ -6,7 +6,12 @@ from collections import Counter
 
 import msgspec
 
-from shoal.core.features.schedules import drop_schedules, pause_schedules
+from shoal.core.features.schedules import (
+    drop_schedules,
+    hand_schedules,
+    pause_schedules,
+    schedules_of,
+)
 from shoal.core.state.events.identity import (
     KeyRemoved,
     KeySet,
@@ -22,6 +27,8 @@ from shoal.core.state.round import Round
 from shoal.core.state.state import Node, State
 from shoal.model.identity import (
     EVERY_TENANT,
+    INVITE_MS_MAX,
+    INVITES_MAX,
     JOIN_TOKENS_MAX,
     KEYS_MAX,
     OPERATOR,
@@ -34,6 +41,7 @@ from shoal.model.identity import (
     Identity,
     Role,
     TenantRecord,
+    Token,
     User,
     role_in,
 )
@@ -81,7 +89,7 @@ def _add_tenant(round_: Round, request: AddTenant) -> Answer:
     if request.tenant in known:
         return Refused("tenant", f"there is a tenant {request.tenant} already")
     if len(known) >= TENANTS_MAX:
-        return Refused("tenant", f"there are {TENANTS_MAX} tenants, which is the most; remove one")
+        return Refused("tenant", f"there are {TENANTS_MAX} tenants, the maximum; remove one")
     owners = {record.uid: record.name for record in known.values()}
     if request.uid in owners:
         return Refused("uid", f"{request.uid} is the Unix user of {owners[request.uid]}")
@@ -140,7 +148,7 @@ def _set_user(round_: Round, request: SetUser) -> Answer:
     if before is None and not request.add:
         return _no("user", user.name)
     if before is None and len(identity.users) >= USERS_MAX:
-        return Refused("user", f"there are {USERS_MAX} users, which is the most; remove one")
+        return Refused("user", f"there are {USERS_MAX} users, the maximum; remove one")
     problem = _role_problem(round_, user)
     if problem is not None:
         return problem
@@ -168,9 +176,25 @@ def _role_problem(round_: Round, user: User) -> Refused | None:
 def _remove_user(round_: Round, request: RemoveUser) -> Answer:
     if request.user not in round_.state.identity.users:
         return _no("user", request.user)
+    if request.heir and (problem := _hand_over(round_, request)):
+        return problem
     pause_schedules(round_, request.user)
     round_.emit(UserRemoved(at_ms=round_.now_ms, user=request.user, who=request.who))
     return Accepted(request.user)
+
+
+def _hand_over(round_: Round, request: RemoveUser) -> Refused | None:
+    """Schedules of which the heir can be the owner, or none."""
+    heir = round_.state.identity.users.get(request.heir)
+    if heir is None or heir.name == request.user:
+        return Refused("heir", f"there is no other user {request.heir}; see: shoal user list")
+    for tenant in sorted(schedules_of(round_.state, request.user)):
+        role = role_in(heir, tenant)
+        if role is None or role.rank < Role.MEMBER.rank:
+            message = f"{heir.name} is not a member of {tenant}, so cannot take over its schedules"
+            return Refused("heir", message)
+    hand_schedules(round_, request.user, heir.name)
+    return None
 
 
 def _set_token(round_: Round, request: SetToken) -> Answer:
@@ -179,7 +203,11 @@ def _set_token(round_: Round, request: SetToken) -> Answer:
     if request.rotate:
         if before is None:
             return _no("token", token.id)
-        token = msgspec.structs.replace(before, hash=token.hash, until_ms=token.until_ms)
+        if problem := _invite_problem(round_, before, request.accepts):
+            return problem
+        token = msgspec.structs.replace(
+            before, hash=token.hash, until_ms=token.until_ms, invite=False
+        )
     else:
         if before is not None:
             return Refused("token", f"there is a token {token.id} already")
@@ -195,11 +223,32 @@ def _set_token(round_: Round, request: SetToken) -> Answer:
         own = sum(other.user == user.name for other in identity.tokens.values())
         if own >= TOKENS_PER_USER_MAX or len(identity.tokens) >= TOKENS_MAX:
             return Refused("token", f"{user.name} has {own} tokens; remove one that is not in use")
+        if token.invite and (problem := _new_invite_problem(round_, token)):
+            return problem
         token = msgspec.structs.replace(token, since_ms=round_.now_ms)
     if token.until_ms and token.until_ms <= round_.now_ms:
         return Refused("expires", "is in the past; say when it ends, e.g. --expires 30d")
     round_.emit(TokenSet(at_ms=round_.now_ms, token=token, who=request.who))
     return Accepted(token.id)
+
+
+def _invite_problem(round_: Round, before: Token, accepts: str) -> Refused | None:
+    """Of two who accept the same invite, the second finds that it is none any more."""
+    if not accepts:
+        message = f"{before.id} is an invite; remove it, and invite {before.user} again"
+        return Refused("token", message) if before.invite else None
+    open_ = before.invite and before.hash == accepts and before.until_ms > round_.now_ms
+    return None if open_ else _no("token", before.id)
+
+
+def _new_invite_problem(round_: Round, token: Token) -> Refused | None:
+    if not 0 < token.until_ms - round_.now_ms <= INVITE_MS_MAX:
+        return Refused("expires", "an invite ends within 7 days; say when, e.g. --expires 3d")
+    tokens = round_.state.identity.tokens.values()
+    count = sum(one.invite and one.until_ms > round_.now_ms for one in tokens)
+    if count < INVITES_MAX:
+        return None
+    return Refused("token", f"{INVITES_MAX} invites are open, the maximum; remove one")
 
 
 def _drop_expired(round_: Round, user: str) -> None:
@@ -275,7 +324,7 @@ def _set_key(round_: Round, request: SetKey) -> Answer:
         most, what = JOIN_TOKENS_MAX, "join tokens"
     alike = sum(bool(other.node) == bool(key.node) for other in identity.keys.values())
     if before is None and alike >= most:
-        return Refused("key", f"there are {most} {what}, which is the most; remove one")
+        return Refused("key", f"there are {most} {what}, the maximum; remove one")
     key = msgspec.structs.replace(key, since_ms=round_.now_ms)
     round_.emit(KeySet(at_ms=round_.now_ms, key=key, who=request.who))
     return Accepted(key.id)
@@ -335,6 +384,8 @@ def identity_violation(state: State) -> str:
         if missing := set(user.roles) - {*identity.tenants, "*"}:
             return f"{user.name} has a role in {sorted(missing)[0]}, which does not exist"
     for token in identity.tokens.values():
+        if token.invite and not token.until_ms:
+            return f"the invite {token.id} does not expire"
         if token.user not in identity.users or token.tenant not in (*identity.tenants, "*"):
             return f"the token {token.id} has outlived its user or its tenant"
     if both := sorted(set(identity.tenants) & set(identity.removed)):

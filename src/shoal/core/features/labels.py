@@ -14,6 +14,7 @@ from shoal.core.state.state import Node, State
 from shoal.model.job import JobSpec
 from shoal.model.labels import (
     NODE,
+    WIREGUARD,
     admits,
     changed,
     meets,
@@ -27,6 +28,10 @@ from shoal.model.report import Accepted, Answer, Refused, SetLabels
 from shoal.model.resources import Kind, plural
 
 NAMED_MAX = 8
+NO_WIREGUARD = (
+    "no node can encrypt a gang's network: that takes an agent that is root, the programs ip and "
+    "wg, and WireGuard in the kernel or wireguard-go; see docs/fabric.md"
+)
 
 
 def set_labels(round_: Round, request: SetLabels) -> Answer:
@@ -36,6 +41,8 @@ def set_labels(round_: Round, request: SetLabels) -> Answer:
     change = request.change
     if NODE in change.labels:
         return Refused("labels", f"{NODE} is the node's own name and cannot be changed")
+    if WIREGUARD in change.labels:
+        return Refused("labels", f"{WIREGUARD} is what the node's agent says, and nobody else")
     reported = taint_pairs(node.spec.taints)
     labels = _over(node.spec.labels, {**node.labels_set, **change.labels})
     taints = _over(reported, {**node.taints_set, **change.taints})
@@ -46,7 +53,7 @@ def set_labels(round_: Round, request: SetLabels) -> Answer:
         if len(changed(below, above)) > LABELS_MAX:
             return Refused(field, f"a node has at most {LABELS_MAX} of them; remove some: KEY-")
     if (labels, taints) == (node.labels_set, node.taints_set):
-        return Accepted(node.id, "it already has them so")
+        return Accepted(node.id, "no change")
     why = f"{_text(change)} by {request.who}"
     round_.emit(
         NodeLabelled(at_ms=round_.now_ms, node=node.id, labels=labels, taints=taints, why=why)
@@ -65,7 +72,7 @@ def _over(reported: Mapping[str, str], wanted: Mapping[str, str | None]) -> dict
 
 def _text(change: LabelChange) -> str:
     changes = [
-        (f"{key}={value}" if value is not None else f"{key}-", "labelled")
+        (f"{key}={value}" if value is not None else f"{key}-", "labeled")
         for key, value in change.labels.items()
     ]
     changes += [
@@ -73,7 +80,7 @@ def _text(change: LabelChange) -> str:
         for key, value in change.taints.items()
     ]
     parts = []
-    for verb in ("labelled", "tainted"):
+    for verb in ("labeled", "tainted"):
         named = [text for text, done in changes if done == verb]
         more = f" and {len(named) - NAMED_MAX} more" if len(named) > NAMED_MAX else ""
         parts += [f"{verb} {', '.join(named[:NAMED_MAX])}{more}"] if named else []
@@ -112,12 +119,17 @@ def no_such_labels(state: State, spec: JobSpec, kinds: Iterable[Kind]) -> tuple[
     where = spec.demand.where
     if not where and not spec.spread:
         return None  # most jobs: none of the nodes is looked at for them
-    known = [node for node in state.order if node.intent is not NodeIntent.REMOVED]
-    if spec.spread and all(node.label(spec.spread) is None for node in known):
-        return "spread", f"no node has the label {spec.spread}; there are: {_keys(known)}"
-    if not where or any(admits(where, ("*",), kind.labels, kind.taints) for kind in kinds):
+    spreads = not spec.spread or any(spec.spread in kind.labels for kind in kinds)
+    if spreads and (
+        not where or any(admits(where, ("*",), kind.labels, kind.taints) for kind in kinds)
+    ):
         return None
+    known = [node for node in state.order if node.intent is not NodeIntent.REMOVED]
+    if not spreads:
+        return "spread", f"no node has the label {spec.spread}; there are: {_keys(known)}"
     problem = _unmet(known, where)
+    if problem == NO_WIREGUARD:
+        return "encrypt_network", problem
     return ("together" if spec.together and not spec.where else "where"), problem
 
 
@@ -125,13 +137,23 @@ def too_many_values(state: State, spec: JobSpec) -> tuple[str, str] | None:
     for field, key in (("spread", spec.spread), ("together", spec.together)):
         if not key:
             continue
-        values = {node.label(key) for node in state.order} - {None}
-        if len(values) > VALUES_MAX:
+        values = _values(state, key)
+        if values > VALUES_MAX:
             return field, (
-                f"{key} has {len(values)} values, and {VALUES_MAX} is the most; use a label with "
+                f"{key} has {values} values; the maximum is {VALUES_MAX}; use a label with "
                 "fewer, such as a zone"
             )
     return None
+
+
+def _values(state: State, key: str) -> int:
+    """How many values of the label known nodes have. Once a job has asked about all of them, the
+    kinds of nodes show it."""
+    if f"{key}=*" not in state.asked:
+        return len({node.label(key) for node in state.order} - {None})
+    start = f"{key}="
+    words = (word for kind, count in state.capacity.items() if count for word in kind.labels)
+    return len({word for word in words if word.startswith(start)})
 
 
 def label_note(state: State, gang: Gang) -> str:
@@ -153,7 +175,7 @@ def label_note(state: State, gang: Gang) -> str:
         and state.rooms[node.index].holds(freely)
     ]
     if not hindered:
-        return ""
+        return _cannot_encrypt(state) if WIREGUARD in demand.where else ""
     taints = Counter(
         taint
         for node in hindered
@@ -166,6 +188,13 @@ def label_note(state: State, gang: Gang) -> str:
         f"{len(hindered)} {are} tainted {', '.join(named)}; to run there, add "
         f"--tolerates {','.join(named)}"
     )
+
+
+def _cannot_encrypt(state: State) -> str:
+    lacking = [n.id for n in state.order if n.schedulable and n.label(WIREGUARD) is None]
+    more = f" and {len(lacking) - NAMED_MAX} more" if len(lacking) > NAMED_MAX else ""
+    named = ", ".join(lacking[:NAMED_MAX])
+    return f"{named}{more} cannot encrypt a gang's network" if lacking else ""
 
 
 def _meets_all(node: Node, where: Iterable[str]) -> bool:
@@ -185,6 +214,8 @@ def _unmet(nodes: list[Node], where: tuple[str, ...]) -> str:
     for condition in where:
         if not any(_meets_all(node, (condition,)) for node in nodes):
             key = term_of(condition).key
+            if key == WIREGUARD:
+                return NO_WIREGUARD
             values = Counter(node.labels[key] for node in nodes if key in node.labels)
             if values:
                 named = [
@@ -220,6 +251,8 @@ def placement_violation(state: State, spec: JobSpec, node_ids: Iterable[str]) ->
         for condition in spec.where:
             if not _holds(condition, labels):
                 return f"{node_id} does not have {condition}"
+        if spec.encrypt_network and len({*node_ids}) > 1 and "wireguard" not in labels:
+            return f"{node_id} cannot encrypt its network"
         for taint in _taints(node):
             if not {"*", taint, taint.split("=")[0]} & set(spec.tolerates):
                 return f"{node_id} is tainted {taint}"
@@ -276,6 +309,8 @@ def _holds(condition: str, labels: dict[str, str]) -> bool:
 
 def _words(spec: JobSpec) -> set[str]:
     found = {f"~{toleration}" for toleration in spec.tolerates if toleration != "*"}
+    if spec.encrypt_network and max(spec.members, spec.members_max) > 1:
+        found.add("wireguard")
     for condition in spec.where:
         key, equals, values = condition.replace("!", "").partition("=")
         found |= {f"{key}={value}" for value in values.split("|")} if equals else {key}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -69,7 +69,7 @@ def _label(round_: Round, request: LabelJob) -> Answer:
     if len(labels) > JOB_LABELS_MAX:
         return Refused("labels", f"a job has at most {JOB_LABELS_MAX} of them; remove some: KEY-")
     if labels == before:
-        return Accepted(request.job, "it already has them so")
+        return Accepted(request.job, "no change")
     words = [f"{k}={v}" if v is not None else f"{k}-" for k, v in sorted(request.labels.items())]
     why = f"{', '.join(words)} by {request.who}"
     round_.emit(JobLabelled(at_ms=round_.now_ms, job=request.job, labels=labels, why=why))
@@ -99,12 +99,12 @@ def _set_rule(round_: Round, request: SetRule) -> Answer:
         return Refused("tenant", f"there is no tenant {rule.tenant}")
     for known in state.rules.values():
         if msgspec.structs.replace(known, id=rule.id, since_ms=rule.since_ms) == rule:
-            return Accepted(known.id, "there is such a rule already")
+            return Accepted(known.id, "this rule already exists")
     own = sum(known.owner == rule.owner for known in state.rules.values())
     if own >= RULES_PER_USER_MAX or len(state.rules) >= RULES_MAX:
         most = RULES_PER_USER_MAX if own >= RULES_PER_USER_MAX else RULES_MAX
         whose = "you have" if own >= RULES_PER_USER_MAX else "the cluster has"
-        return Refused("rule", f"{whose} {most} rules, which is the most; remove one")
+        return Refused("rule", f"{whose} {most} rules, the maximum; remove one")
     made = msgspec.structs.replace(rule, id=f"r{state.next_rule}", since_ms=round_.now_ms)
     round_.emit(RuleSet(at_ms=round_.now_ms, tenant=rule.tenant, rule=made, who=request.who))
     return Accepted(made.id)
@@ -176,6 +176,16 @@ def notices_of(
     return list(found.values())
 
 
+def wishes_of(rules: Iterable[Rule]) -> frozenset[What]:
+    """What any of them is about."""
+    return frozenset(what for rule in rules for what in wanted_of(rule.wish).on)
+
+
+def concerns(event: Event, wishes: Collection[What]) -> bool:
+    """Whether it can give rise to a notice for somebody with one of these wishes."""
+    return _what(event, wishes, event.waited_ms if isinstance(event, JobWaited) else 0) is not None
+
+
 def rules_about(rules: Iterable[Rule], identity: Identity, job: Job) -> list[Rule]:
     """Nobody gets a notice about a job that they may not see."""
     spec = job.spec
@@ -215,7 +225,7 @@ def _alone(identity: Identity, job: Job) -> bool:
     return not identity.tenants and not identity.users and job.spec.tenant == DEFAULT_TENANT
 
 
-def _what(event: Event, on: tuple[What, ...], waiting_ms: int) -> What | None:
+def _what(event: Event, on: Collection[What], waiting_ms: int) -> What | None:
     match event:
         case JobRunning():
             return What.STARTED if What.STARTED in on else None
@@ -306,8 +316,9 @@ def report_waits(round_: Round) -> None:
         agenda.waits_max = 2 * len(agenda.waits) + SPARE
     else:
         begun = (JobSubmitted, JobRequeued, JobReleased)
-        names = dict.fromkeys(one.job for one in round_.events if isinstance(one, begun))
-        _expect(state, (state.jobs[name] for name in names if name in state.jobs))
+        names = dict.fromkeys([one.job for one in round_.events if isinstance(one, begun)])
+        if names:
+            _expect(state, [state.jobs[name] for name in names if name in state.jobs])
     waits = agenda.waits
     while waits and waits[0][0] <= now_ms:
         _, number, since_ms, after_ms = heappop(waits)

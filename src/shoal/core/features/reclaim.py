@@ -1,16 +1,43 @@
-"""GPUs that are held but not used: the job is warned, then has to give them back."""
+"""GPUs that are held but not used: when a job begins to use them, and when it has to give them
+back."""
 
 from __future__ import annotations
 
 from shoal.core.scheduling.sleepers import beforehand
 from shoal.core.scheduling.sleeping import doze, why_not
 from shoal.core.state.ending import stop
-from shoal.core.state.events.runs import JobIdled, JobUsed
+from shoal.core.state.events.runs import JobBegan, JobIdled, JobUsed
 from shoal.core.state.round import Round
 from shoal.core.state.state import State
 from shoal.model.durations import duration_text
 from shoal.model.job import Job, MemberRef, Phase, SleepCause, StopCause
-from shoal.model.report import NodeReport
+from shoal.model.report import Began, NodeReport
+
+
+def learn_startups(round_: Round, inventories: list[NodeReport]) -> None:
+    """Nodes say when members with GPUs began to work, for as long as these live; each is noted
+    once, when its gang runs."""
+    for inventory in inventories:
+        new: dict[tuple[str, str], list[Began]] = {}
+        for began in inventory.began:
+            job = round_.state.jobs[began.ref.job]
+            known = job.startup.members if job.startup is not None else ()
+            if job.phase is Phase.RUNNING and began.ref.member not in known:
+                new.setdefault((job.id, began.by), []).append(began)
+        for (job_id, by), some in new.items():
+            job = round_.state.jobs[job_id]
+            ran_ms = round_.now_ms - (job.running_ms or 0)
+            startup_ms = max(0, min(ran_ms, max(one.after_ms for one in some)))
+            members = tuple(one.ref.member for one in some)
+            told = JobBegan(
+                at_ms=round_.now_ms,
+                job=job_id,
+                attempt=job.attempt,
+                members=members,
+                startup_ms=startup_ms,
+                by=by,
+            )
+            round_.emit(told)
 
 
 def reclaim(round_: Round, inventories: list[NodeReport]) -> None:
@@ -63,7 +90,7 @@ def _judge(round_: Round, job: Job, since_ms: int) -> None:
     idle_ms = now_ms - since_ms
     idle = duration_text(idle_ms)
     if policy.idle_reclaim_ms and idle_ms >= policy.idle_reclaim_ms:
-        why = f"has used nothing of its GPUs for {idle}"
+        why = f"has not used its GPUs for {idle}"
         if policy.idle_sleeps and not (reason := why_not(round_.state, job)):
             why += f"; wakes when it is used{beforehand(round_.state, job, SleepCause.IDLE)}"
             doze(round_, job, SleepCause.IDLE, why)
@@ -72,10 +99,10 @@ def _judge(round_: Round, job: Job, since_ms: int) -> None:
         else:
             stop(round_, job, StopCause.IDLE, why)
     elif policy.idle_warn_ms and idle_ms >= policy.idle_warn_ms and job.idle_since_ms is None:
-        why = f"has used nothing of its GPUs for {idle}"
+        why = f"has not used its GPUs for {idle}"
         if policy.idle_reclaim_ms:
             left = duration_text(policy.idle_reclaim_ms - idle_ms)
-            why += f"; they are taken back in {left}"
+            why += f"; they will be reclaimed in {left}"
         round_.emit(
             JobIdled(at_ms=now_ms, job=job.id, attempt=job.attempt, since_ms=since_ms, why=why)
         )

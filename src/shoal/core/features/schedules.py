@@ -78,7 +78,7 @@ def _set(round_: Round, request: SetSchedule, problem: Problem) -> Answer:
         return wrong
     own = sum(one.spec.tenant == spec.tenant for one in state.schedules.values())
     if before is None and own >= SCHEDULES_MAX:
-        message = f"{spec.tenant} has {own:,} schedules, which is the most; remove one"
+        message = f"{spec.tenant} has {own:,} schedules, the maximum; remove one"
         return Refused("schedule", message)
     more = schedule_bytes(spec) - (schedule_bytes(before.spec) if before is not None else 0)
     if (large := too_large(state.sizes, spec.tenant, more, "schedule")) is not None:
@@ -88,7 +88,7 @@ def _set(round_: Round, request: SetSchedule, problem: Problem) -> Answer:
         and (before.spec, before.owner) == (spec, request.owner)
         and before.next_ms
     ):
-        return Accepted(spec.name, "it was so already")
+        return Accepted(spec.name, "no change")
     round_.emit(
         ScheduleSet(
             at_ms=round_.now_ms,
@@ -128,6 +128,8 @@ def _run_now(round_: Round, schedule: Schedule, request: RunSchedule, problem: P
 def run_schedules(round_: Round, dues: tuple[Due, ...], problem: Problem) -> None:
     """Every due time has its run, or an event that says why not, in one transaction with the time
     of the next: so none is run twice or forgotten."""
+    if not dues and not round_.state.dues:
+        return
     changed = {event.schedule for event in round_.events if isinstance(event, ScheduleSet)}
     for due in dues:
         schedule = round_.state.schedules.get(due.schedule)
@@ -153,7 +155,7 @@ def _run_due(round_: Round, schedule: Schedule, due: Due, problem: Problem) -> N
         times = "once" if missed == 1 else f"{least}{missed} times"
         span = moment_text(due.first_ms)
         span = f"at {span}" if missed == 1 else f"from {span} to {moment_text(last_ms)}"
-        why = f"it was due {times}, {span}, while no controller was there to run it"
+        why = f"it was due {times}, {span}, while the controller was down"
         round_.emit(
             ScheduleMissed(
                 at_ms=round_.now_ms,
@@ -162,7 +164,7 @@ def _run_due(round_: Round, schedule: Schedule, due: Due, problem: Problem) -> N
                 first_ms=due.first_ms,
                 last_ms=last_ms,
                 next_ms=due.next_ms,
-                why=f"{why}; one run makes up for it" if made_up else why,
+                why=f"{why}; it runs once to catch up" if made_up else why,
             )
         )
     if not on_time and not made_up:
@@ -251,6 +253,32 @@ def pause_schedules(round_: Round, user: str) -> None:
         if schedule.owner == user and schedule.next_ms:
             why = f"its user {user} was removed"
             round_.emit(SchedulePaused(at_ms=round_.now_ms, schedule=key, why=why))
+
+
+def schedules_of(state: State, user: str) -> set[str]:
+    """The tenants in which the user has schedules that are not paused."""
+    live = (one for one in state.schedules.values() if one.owner == user and one.next_ms)
+    return {one.spec.tenant for one in live}
+
+
+def hand_schedules(round_: Round, user: str, heir: str) -> None:
+    """They go on at their times, as jobs of the heir."""
+    replace = msgspec.structs.replace
+    for key, schedule in list(round_.state.schedules.items()):
+        if schedule.owner == user and schedule.next_ms:
+            jobs = tuple(
+                replace(job, spec=replace(job.spec, user=heir)) for job in schedule.spec.jobs
+            )
+            round_.emit(
+                ScheduleSet(
+                    at_ms=round_.now_ms,
+                    schedule=key,
+                    spec=replace(schedule.spec, jobs=jobs),
+                    next_ms=schedule.next_ms,
+                    owner=heir,
+                    why=f"handed over from {user}",
+                )
+            )
 
 
 def drop_schedules(round_: Round, tenant: str) -> None:

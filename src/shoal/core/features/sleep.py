@@ -75,7 +75,7 @@ def _hear_touches(round_: Round, node: Node, inventory: NodeReport) -> None:
         job = state.placed[node.id].get(ref)
         asleep = job is not None and job.phase in (Phase.DOZING, Phase.ASLEEP)
         if job is not None and asleep and not job.wants and before.get(ref) != times:
-            touch(round_, job, "is to wake, because an open session of it was used")
+            touch(round_, job, "is waking because one of its sessions was used")
 
 
 def _refuse(round_: Round, job: Job, number: int, why: str) -> None:
@@ -240,11 +240,11 @@ def put_to_sleep(round_: Round, request: SleepJob) -> Answer:
     why = f"put to sleep by {request.who}; wakes when it is used, or by: shoal wake {job.mention}"
     if job.phase in (Phase.DOZING, Phase.ASLEEP):
         if node := has_to_finish(round_.state, job, round_.now_ms):
-            why = f"it is to wake, to finish before {node} is gone"
+            why = f"it has to wake to finish before {node} is gone"
             return Refused("job", f"{job.id} cannot stay asleep: {why}")
         if job.wants:
             touch(round_, job, why, wants=False)
-            return Accepted(job.id, "it was asleep already; now it stays so until it is woken")
+            return Accepted(job.id, "it was asleep already; now it stays asleep until it is woken")
         asleep = job.phase is Phase.ASLEEP
         return Accepted(job.id, f"it is already {'asleep' if asleep else 'falling asleep'}")
     if reason := why_not(round_.state, job, asked=True):
@@ -263,7 +263,7 @@ def wake(round_: Round, request: WakeJob) -> Answer:
         return Refused("job", f"{job.id} is not asleep: it is {job.phase.value}")
     if job.wants:
         return Accepted(job.id, "it wakes as soon as there is room")
-    touch(round_, job, request.why or f"is to wake, because {request.who} asked")
+    touch(round_, job, request.why or f"is waking because {request.who} asked")
     return Accepted(job.id)
 
 

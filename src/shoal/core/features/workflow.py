@@ -119,9 +119,7 @@ def after_problem(round_: Round, spec: JobSpec, scope: str) -> Refused | None:
         if not tenant or earlier or scope not in (EVERY_TENANT, tenant):
             return Refused("after", f"there is no job {one.job}; see: shoal ps -a")
         if len(state.dependents.get(one.job, ())) >= DEPENDENTS_MAX:
-            return Refused(
-                "after", f"{DEPENDENTS_MAX:,} jobs wait for {one.job}, which is the most"
-            )
+            return Refused("after", f"{DEPENDENTS_MAX:,} jobs wait for {one.job}, the maximum")
     return None
 
 
@@ -133,8 +131,10 @@ def _known(state: State, job_id: str) -> Job | None:
 def enter(round_: Round, spec: JobSpec, key: str = "") -> Accepted:
     """The job is in the log from here on. If what it waits for can no longer come true, it ends at
     once: whether the other job fails just before or just after makes no difference."""
-    found = conditions(spec.after)
-    awaits = dict.fromkeys(one.job for one in found if one.job not in round_.ends)
+    awaits: dict[str, None] = {}
+    if spec.after:
+        named = [one.job for one in conditions(spec.after)]
+        awaits = dict.fromkeys(name for name in named if name not in round_.ends)
     job_id = f"j{round_.state.next_job}"
     kind = JobSubmitted if spec.sweep is None else ArraySubmitted
     round_.emit(kind(at_ms=round_.now_ms, job=job_id, spec=spec, key=key, awaits=tuple(awaits)))
@@ -146,6 +146,8 @@ def enter(round_: Round, spec: JobSpec, key: str = "") -> Accepted:
 
 def in_vain(round_: Round, spec: JobSpec) -> str | None:
     """Why the job would end as soon as it enters."""
+    if not spec.after:
+        return None
     over = [(one, round_.ends[one.job]) for one in conditions(spec.after) if one.job in round_.ends]
     vain = (_in_vain(spec.tenant, one, ended) for one, ended in over if not _holds(one, ended))
     return next(vain, None)
@@ -164,7 +166,7 @@ def settle_dependents(round_: Round) -> None:
         if over.elements is None:
             continue
         for element in [one for one in round_.state.dependents if array_of(one) == ended.id]:
-            never = Ended(element, ended.tenant, Outcome.CANCELLED, "it never began")
+            never = Ended(element, ended.tenant, Outcome.CANCELLED, "it never started")
             for job_id in list(round_.state.dependents[element]):
                 _settle(round_, _live(round_, job_id), never)
 
@@ -212,7 +214,7 @@ def submit_instead(round_: Round, request: Submit) -> Answer:
         return Refused("job", f"there is no live job {request.instead}", missing=True)
     if old.spec.tenant != spec.tenant:
         return Refused("tenant", f"{old.id} is a job of {old.spec.tenant}, and stays one")
-    if old.elements is not None or _has_others(state, old):
+    if old.elements is not None or has_others(state, old):
         what = "others belong to it or wait for it; submit the change as another job"
         return Refused("job", f"{old.id} cannot be replaced: {what}")
     if old.phase is not Phase.WAITING or old.attempt:
@@ -234,7 +236,7 @@ def submit_instead(round_: Round, request: Submit) -> Answer:
     return enter(round_, spec, request.key)
 
 
-def _has_others(state: State, job: Job) -> bool:
+def has_others(state: State, job: Job) -> bool:
     spec = job.spec
     group = spec.array or spec.service or spec.workflow or spec.schedule
     return bool(group) or bool(state.dependents.get(job.id))
@@ -267,7 +269,7 @@ def _state_of(state: State, other: Job, now_ms: int) -> str:
 
 def begins(job: Job, now_ms: int) -> str:
     left = duration_text(job.not_before_ms - now_ms)
-    return f"may begin at {moment_text(job.not_before_ms)}, in {left}, as it was asked to"
+    return f"may begin at {moment_text(job.not_before_ms)}, in {left}"
 
 
 # -- what always holds, in code that shares nothing with the code above ----------------------------

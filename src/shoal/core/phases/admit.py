@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from shoal.core.books.quarantine import released
+from shoal.core.features.access import change_api_keys
 from shoal.core.features.array import (
     cancel_array,
     no_live_job,
@@ -43,7 +44,7 @@ from shoal.core.scheduling.packing import could_bring
 from shoal.core.state.ending import cancel, stop
 from shoal.core.state.events.cluster import PolicyChanged
 from shoal.core.state.events.nodes import NodeIntended, NodeJudged
-from shoal.core.state.queue import gang_of_spec
+from shoal.core.state.queue import Gang, gang_of_spec
 from shoal.core.state.room import UNLIMITED
 from shoal.core.state.round import Round
 from shoal.core.state.state import Node, State
@@ -69,6 +70,7 @@ from shoal.model.report import (
     Nothing,
     PauseSchedule,
     Refused,
+    RemoveApiKey,
     RemoveKey,
     RemoveRule,
     RemoveSchedule,
@@ -79,6 +81,7 @@ from shoal.model.report import (
     Requeue,
     Retry,
     RunSchedule,
+    SetApiKey,
     SetEnd,
     SetIntent,
     SetKey,
@@ -101,6 +104,13 @@ from shoal.model.schedule import ScheduleSpec
 from shoal.model.storage import CheckStorage
 
 DRAIN_NAMED_MAX = 5
+DEEDS = {
+    NodeIntent.OPEN: "opened",
+    NodeIntent.CORDONED: "cordoned",
+    NodeIntent.DRAINING: "drained",
+    NodeIntent.REMOVED: "removed",
+}
+POSSIBLE_MAX = 4096  # gangs that are known to fit an empty cluster
 
 
 def admit(round_: Round, requests: tuple[Request, ...]) -> list[Answer]:
@@ -143,14 +153,16 @@ def _admit_one(round_: Round, request: Request) -> Answer:
             return set_service(round_, request, _replica_problem(round_, request))
         case StopService():
             return stop_service(round_, request)
-        case AddTenant() | RemoveTenant() | SetUser() | RemoveUser() | SetToken() | RemoveToken():
-            return change_identity(round_, request)
-        case EndSignIn():
+        case RemoveUser():
+            return _remove_user(round_, request)
+        case AddTenant() | RemoveTenant() | SetUser() | SetToken() | RemoveToken() | EndSignIn():
             return change_identity(round_, request)
         case LabelJob() | NoteJob() | SetRule() | RemoveRule():
             return change_notices(round_, request)
         case SetKey() | RemoveKey():
             return change_keys(round_, request)
+        case SetApiKey() | RemoveApiKey():
+            return change_api_keys(round_, request)
         case SetPolicy():
             return set_policy(round_, request)
         case Nothing():
@@ -206,7 +218,7 @@ def no_room(state: State, specs: tuple[JobSpec, ...]) -> Refused | None:
     """Why these, all of one tenant, are too many or too large now."""
     tenant, count = specs[0].tenant, len(specs)
     many = too_many(state.tally, state.accounts, tenant, count, waiting=count)
-    return many or too_large(state.sizes, tenant, sum(map(state.sizes.measure, specs)))
+    return many or too_large(state.sizes, tenant, sum(map(state.caches.specs.measure, specs)))
 
 
 def _submit_workflow(round_: Round, request: SubmitWorkflow) -> Answer:
@@ -252,9 +264,10 @@ def job_problem(round_: Round, spec: JobSpec, scope: str) -> Refused | None:
         return Refused(field, f"is set by Shoal itself; see: shoal {field} --help")
     if spec.array or spec.index:
         return Refused("array", "is set by Shoal itself; say which elements with sweep")
+    env = _env(spec)
     return (
-        reserved(_env(spec), replica=False)
-        or reserved_secrets(spec, _env(spec), replica=False)
+        reserved(env, replica=False)
+        or reserved_secrets(spec, env, replica=False)
         or spec_problem(spec)
         or shape_problem(spec)
         or impossible(round_.state, spec)
@@ -265,8 +278,9 @@ def job_problem(round_: Round, spec: JobSpec, scope: str) -> Refused | None:
 
 def _env(spec: JobSpec) -> dict[str, str]:
     """Every variable that a member would find set by its user."""
-    variables = spec.sweep.variables if spec.sweep is not None else ()
-    return {**spec.env, **dict.fromkeys(variables, "")}
+    if spec.sweep is None:
+        return spec.env
+    return {**spec.env, **dict.fromkeys(spec.sweep.variables, "")}
 
 
 def out_of_scope(state: State, scope: str, spec: JobSpec) -> Refused | None:
@@ -289,12 +303,23 @@ def impossible(state: State, spec: JobSpec) -> Refused | None:
     """Would the job never start even if every known node were up and empty? Lost and cordoned
     nodes count because they may come back, and so do nodes that a supply may bring. Before any node
     is known, everything is possible."""
-    if not any(state.capacity.values()):
+    gang, possible = gang_of_spec(spec), state.caches.possible
+    if gang in possible or not any(state.capacity.values()):
         return None
     if (many := too_many_values(state, spec)) is not None:
         return Refused(*many)
-    if could_bring(state, gang_of_spec(spec)):
+    problem = _beyond_nodes(state, spec, gang)
+    if problem is None:
+        if len(possible) >= POSSIBLE_MAX:
+            possible.clear()
+        possible.add(gang)
+    elif could_bring(state, gang):
         return None
+    return problem
+
+
+def _beyond_nodes(state: State, spec: JobSpec, wanted: Gang) -> Refused | None:
+    """Why the known nodes cannot hold it."""
     as_if = kinds_if_asked(state, spec)
     kinds = kinds_with(state, as_if)
     if (unmet := no_such_labels(state, spec, kinds)) is not None:
@@ -326,7 +351,7 @@ def impossible(state: State, spec: JobSpec) -> Refused | None:
         field = "gpu_models" if demand.gpu_models else "gpu_memory"
         problem = f"no node{where} has such GPUs ({demand}); there are: {models or 'none'}"
         return Refused(field, problem)
-    gang = gang_of_spec(spec)._replace(demand=demand)
+    gang = wanted._replace(demand=demand)
     fits = held_when_empty(state, gang, open_only=False, as_if=as_if)
     if fits == 0:
         largest = max(kinds)
@@ -356,9 +381,25 @@ def _cancel(round_: Round, request: Cancel) -> Answer:
     if job is None:
         return no_live_job(round_.state, request.job)
     if job.stop_cause is StopCause.CANCEL:
-        return Accepted(job.id, "it is already being cancelled")
+        return Accepted(job.id, "already being cancelled")
     cancel(round_, job, f"cancelled by {request.who}")
     return Accepted(job.id)
+
+
+def _remove_user(round_: Round, request: RemoveUser) -> Answer:
+    """In one step, so that nothing is left half done if the controller dies."""
+    answer = change_identity(round_, request)
+    if request.end and isinstance(answer, Accepted):
+        state, who = round_.state, request.who
+        for service in list(state.services.values()):
+            if service.spec.replica.user == request.user:
+                stop_service(round_, StopService(service.spec.name, who))
+        for array in [one.id for one in state.arrays.values() if one.spec.user == request.user]:
+            _cancel(round_, Cancel(array, who))
+        for job in [one for one in state.jobs.values() if one.spec.user == request.user]:
+            if not job.spec.service:
+                _cancel(round_, Cancel(job.id, who))
+    return answer
 
 
 def _requeue(round_: Round, request: Requeue) -> Answer:
@@ -407,10 +448,10 @@ def _set_intent(round_: Round, request: SetIntent) -> Answer:
         order = state.orders.get(node.spec.order)
         if order is None or order.release:
             why = order.release if order is not None else f"order {node.spec.order} has ended"
-            return Refused("node", f"{node.id} is being given back: {render(why)}")
+            return Refused("node", f"{node.id} is being released: {render(why)}")
     opening = request.intent is NodeIntent.OPEN
     if opening and forget_set_end(round_, node, request.who) and node.intent is NodeIntent.OPEN:
-        return Accepted(node.id, "it was open; no drain is planned for it any more")
+        return Accepted(node.id, "it was open; its scheduled drain was cancelled")
     if node.intent is request.intent:
         return Accepted(node.id, f"it is already {request.intent.value}")
     if request.intent is NodeIntent.REMOVED and node.health is not NodeHealth.LOST:
@@ -420,7 +461,7 @@ def _set_intent(round_: Round, request: SetIntent) -> Answer:
             at_ms=round_.now_ms,
             node=node.id,
             intent=request.intent,
-            why=f"set {request.intent.value} by {request.who}{reason(request.why)}",
+            why=f"{DEEDS[request.intent]} by {request.who}{reason(request.why)}",
         )
     )
     void_keys(round_, node)
@@ -445,11 +486,11 @@ def set_policy(round_: Round, request: SetPolicy) -> Answer:
     again for what is already in force is told so: an answer may have been lost."""
     now = round_.state.policy
     if request.policy == now:
-        return Accepted("", "it is in force already; nothing changed")
+        return Accepted("", "already in effect; nothing changed")
     if request.expected and request.expected != version_of(now):
-        message = "was changed by somebody else meanwhile; look at the one in force, then try again"
+        message = "was changed by someone else; review the current one, then try again"
         return Refused("policy", message, late=True)
     event = PolicyChanged(at_ms=round_.now_ms, policy=request.policy, who=request.who)
     round_.emit(event)
-    round_.obey(request.policy)
+    round_.policy = request.policy
     return Accepted("")

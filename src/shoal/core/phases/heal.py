@@ -54,7 +54,7 @@ def heal(round_: Round) -> None:
             if cause is not None:
                 _end(round_, job, *cause)
             elif not job.wants and (node := has_to_finish(round_.state, job, round_.now_ms)):
-                why = f"is to wake, to finish before {node} is gone: it must not run twice"
+                why = f"is waking to finish before {node} is gone: it must not run twice"
                 touch(round_, job, why)
             else:
                 leave(round_, job)
@@ -79,7 +79,7 @@ def _enforce_limits(round_: Round) -> None:
     while state.limits and state.limits[0][0] <= round_.now_ms:
         job = state.jobs[state.limits[0][1]]
         limit = duration_text(job.spec.time_limit_ms)
-        stop(round_, job, StopCause.TIME_LIMIT, f"ran for its time limit of {limit}")
+        stop(round_, job, StopCause.TIME_LIMIT, f"reached its time limit of {limit}")
 
 
 def _cause_to_stop(round_: Round, job: Job) -> tuple[StopCause, str] | None:
@@ -95,9 +95,12 @@ def _cause_to_stop(round_: Round, job: Job) -> tuple[StopCause, str] | None:
     ended = [number for number, member in enumerate(job.members) if member.done]
     if job.spec.service and ended:
         where = f"member {ended[0]} on {job.members[ended[0]].slice.node}"
-        return StopCause.FAILURE, f"{where} exited 0, but a server never ends"
+        return StopCause.FAILURE, f"{where} exited 0, but a server must keep running"
     if node_id := idle_on_given_back(round_.state, job):
-        return StopCause.IDLE, f"nobody used it, and {node_id}, where it slept, is given back"
+        return (
+            StopCause.IDLE,
+            f"it was unused, and {node_id}, where it was asleep, is being released",
+        )
     if job.spec.restart is not Restart.NEVER and not is_served(round_.state, job):
         for member in job.members:
             node = round_.state.nodes[member.slice.node]
@@ -123,6 +126,8 @@ def _settle(round_: Round, job: Job) -> None:
         _finish(round_, job, Outcome.CANCELLED, CANCELLED_CODE, job.why)
     elif cause is StopCause.TIME_LIMIT:
         _finish(round_, job, Outcome.TIMED_OUT, TIMED_OUT_CODE, job.why)
+    elif cause is StopCause.HALVING:
+        _finish(round_, job, Outcome.SUCCEEDED, 0, job.why)
     elif lost or cause is StopCause.NODE_LOSS:
         # Peers of a lost member often fail before the loss is known: the node is to blame.
         _settle_loss(round_, job, lost)
@@ -141,7 +146,7 @@ def _settle(round_: Round, job: Job) -> None:
 
 
 def _idle_for_good(round_: Round, job: Job) -> bool:
-    """A job that keeps taking GPUs without using them is not started for ever."""
+    """A job that keeps taking GPUs without using them is not started forever."""
     never = job.spec.restart is Restart.NEVER
     return round_.policy.idle_ends or never or job.idle_stops + 1 >= IDLE_STOPS_MAX
 
@@ -151,15 +156,15 @@ def _settle_loss(round_: Round, job: Job, lost: list[str]) -> None:
     # A job that never started may be placed again, whatever its restart rule is.
     ran = not job.fault or any(member.started for member in job.members)
     if job.spec.restart is Restart.NEVER and ran:
-        why = f"{how}, and its restart rule is never"
+        why = f"{how}, and restart is never"
         _finish(round_, job, Outcome.FAILED, NODE_LOST_CODE, why)
     elif job.losses >= round_.policy.losses_max:
-        why = f"{how}; it lost a node {job.losses + 1} times, the policy allows no more"
+        why = f"{how}; it lost a node {job.losses + 1} times, the most the policy allows"
         _finish(round_, job, Outcome.FAILED, NODE_LOST_CODE, why)
     else:
         pause_ms = _pause_ms(job)
         when = f" in {duration_text(pause_ms)}" if pause_ms else ""
-        why = f"{how}; runs again elsewhere{when} (costs no retry)"
+        why = f"{how}; restarts elsewhere{when} (does not count as a retry)"
         _requeue(round_, job, StopCause.NODE_LOSS, round_.now_ms + pause_ms, why)
 
 
@@ -171,15 +176,15 @@ def _pause_ms(job: Job) -> int:
 
 
 def _settle_hang(round_: Round, job: Job) -> None:
-    """The node or the job may be at fault: the job is tried again, but not for ever."""
+    """The node or the job may be at fault: the job is tried again, but not forever."""
     if job.spec.restart is Restart.NEVER:
-        why = f"{job.why}; its restart rule is never"
+        why = f"{job.why}; restart is never"
         _finish(round_, job, Outcome.FAILED, HANG_CODE, why)
     elif job.hangs + 1 >= round_.policy.hangs_max:
-        why = f"{job.why}; it hung {job.hangs + 1} times, the policy allows no more"
+        why = f"{job.why}; it hung {job.hangs + 1} times, the most the policy allows"
         _finish(round_, job, Outcome.FAILED, HANG_CODE, why)
     else:
-        why = f"{job.why}; runs again from its last checkpoint (costs no retry)"
+        why = f"{job.why}; restarts from its last checkpoint (does not count as a retry)"
         _requeue(round_, job, StopCause.HANG, round_.now_ms, why)
 
 
@@ -261,7 +266,7 @@ def _cost_text(job: Job, cause: StopCause, now_ms: int) -> str:
         return ""
     gpus = sum(len(member.slice.gpus) for member in job.members)
     on = f" on {plural(gpus, 'GPU')}" if gpus else ""
-    return f"; {duration_text(lost_ms)} of its work{on} are done again"
+    return f"; {duration_text(lost_ms)} of work{on} lost"
 
 
 def _finish(round_: Round, job: Job, outcome: Outcome, code: int, why: str) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from shoal.core.features.ends import lose, note_end, note_leaving
 from shoal.core.features.health import UNSTARTED, take_faults
+from shoal.core.features.service.cold import hear_starts
 from shoal.core.features.sleep import hear_sleep
+from shoal.core.scheduling.hangs import hear_hangs
 from shoal.core.state.events.nodes import NodeJoined, NodeReady, NodeSilent
 from shoal.core.state.events.runs import (
     JobAdopted,
@@ -37,7 +39,7 @@ def observe(round_: Round, report: Report) -> list[NodeReport]:
     for gone in report.gone:
         node = round_.state.nodes.get(gone.node)
         if node is not None and node.incarnation == gone.incarnation and not node.dead:
-            why = "its agent has stopped, as it was asked to" if node.leaving else gone.why
+            why = "its agent was stopped" if node.leaving else gone.why
             _take_ends(round_, node, gone.exits)
             lose(round_, node, dead=True, why=why)
     for copied in report.copied:
@@ -60,13 +62,20 @@ def _hear(round_: Round, said: NodeReport) -> NodeReport | None:
     round_.strays[node_id] = strays
     state.heard.contacts.pop(node_id, None)  # the latest heard stands last
     state.heard.contacts[node_id] = round_.now_ms
-    state.heard.getting.pop(node_id, None)
+    before = state.heard.getting.pop(node_id, None)
     if inventory.getting:
         state.heard.getting[node_id] = {one.ref: one.what for one in inventory.getting}
+    if inventory.hangs or node_id in state.heard.hangs:
+        hear_hangs(round_, node_id, inventory.hangs)
     state.heard.said[node_id] = (inventory.incarnation, inventory.sequence)
     state.heard.versions[node_id] = inventory.shoal
+    if inventory.holdings or node_id in state.heard.holdings:
+        state.heard.hold(node_id, inventory.holdings)
     listens = inventory.listens
     state.heard.listens[node_id] = None if listens is None else frozenset(listens)
+    if state.heard.starts and (before or inventory.getting or listens):
+        getting = state.heard.getting.get(node_id, {})
+        hear_starts(state, before or {}, getting, listens or (), round_.now_ms)
     node = state.nodes[node_id]
     _take_starts(round_, node, [*inventory.alive, *_ran(inventory.exits)])
     take_faults(round_, node, inventory.exits)
@@ -74,7 +83,7 @@ def _hear(round_: Round, said: NodeReport) -> NodeReport | None:
     _take_vanished(round_, node, inventory)
     hear_sleep(round_, node, inventory)
     if node.health is not NodeHealth.READY and not _strangers(state, inventory, strays):
-        why = "heard again" if node.health is NodeHealth.SILENT else "no unknown process runs there"
+        why = "heard again" if node.health is NodeHealth.SILENT else "healthy"
         round_.emit(NodeReady(at_ms=round_.now_ms, node=node_id, why=why))
     note_leaving(round_, node, inventory)
     note_end(round_, node, inventory)
@@ -117,7 +126,7 @@ def _meet(round_: Round, inventory: NodeReport) -> None:
         why = "restarted"
         if node.health is not NodeHealth.LOST:
             _take_ends(round_, node, inventory.exits)
-            why_lost = "it restarted; nothing from before the restart runs"
+            why_lost = "restarted; no processes are left from before"
             lose(round_, node, dead=True, why=why_lost, back=True)
     elif node.health is NodeHealth.LOST:
         why = f"heard again {duration_text(now_ms - node.since_ms)} after it was given up"
@@ -178,7 +187,7 @@ def _adopt(round_: Round, node: Node, inventory: NodeReport) -> None:
 
 def _adoption(node: Node, job: Job, inventory: NodeReport) -> str:
     if any(ref.job == job.id for ref in inventory.alive):
-        return f"{node.id} was only out of contact: attempt {job.attempt} still runs there"
+        return f"{node.id} had only lost contact: attempt {job.attempt} still runs there"
     return f"{node.id} is back; attempt {job.attempt} had ended there before the node was given up"
 
 
@@ -200,8 +209,7 @@ def _take_starts(round_: Round, node: Node, seen: list[MemberRef]) -> None:
     started: dict[str, list[int]] = {}
     placed = round_.state.placed[node.id]
     for ref in seen:
-        job = placed.get(ref)
-        if job is not None and job.members[ref.member].status is MemberStatus.PENDING:
+        if ref in placed and placed[ref].members[ref.member].status is MemberStatus.PENDING:
             started.setdefault(ref.job, []).append(ref.member)
     for job_id, numbers in started.items():
         job = round_.state.jobs[job_id]
@@ -221,6 +229,9 @@ def _take_starts(round_: Round, node: Node, seen: list[MemberRef]) -> None:
 def _completes(job: Job, numbers: list[int]) -> bool:
     """All members have started. A gang that lost a member, or in which one could not start, never
     becomes whole."""
+    last = job.members[-1]
+    if last.status is MemberStatus.PENDING and len(job.members) - 1 not in numbers:
+        return False  # often known without a look at all of a large gang
     awaited = 0
     for member in job.members:
         awaited += member.status is MemberStatus.PENDING
@@ -335,11 +346,11 @@ def _expire_silent(round_: Round, *, fences: bool) -> None:
         overdue.append((state.nodes[node_id], silent_ms))
     for node, silent_ms in overdue:
         if silent_ms >= policy.grace_ms + fence_ms_of(state, node, fences=fences):
-            why = f"silent for {duration_text(silent_ms)}, longer than the grace time"
+            why = f"silent for {duration_text(silent_ms)}, longer than the grace period"
             lose(round_, node, dead=False, why=why)
         elif node.health is not NodeHealth.SILENT:
             grace = duration_text(max(0, policy.grace_ms - silent_ms))
-            why = f"silent for {duration_text(silent_ms)}; its jobs are left alone for {grace}"
+            why = f"silent for {duration_text(silent_ms)}; its jobs are kept for {grace}"
             round_.emit(NodeSilent(at_ms=now_ms, node=node.id, why=why))
 
 

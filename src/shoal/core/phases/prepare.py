@@ -26,6 +26,8 @@ HEARD_MS = 10_000
 def prepares_wanted(state: State, inventories: list[NodeReport], now_ms: int) -> list[Command]:
     """For nodes that reported and could take a member's place. Sent again until the report names
     the job; not logged, like the beats that it depends on."""
+    if not state.heard.watches:
+        return []
     wanted: list[Command] = []
     lacking: dict[Gang, list[tuple[int, Job]]] | None = None
     fits: dict[tuple[Gang, Kind, Level], bool] = {}

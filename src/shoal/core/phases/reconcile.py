@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
+from shoal.core.features.fabric.rdma import may_use
 from shoal.core.features.service.sleep import may_freeze
 from shoal.core.features.sleep import naps_wanted
 from shoal.core.scheduling.meeting import lone_point
@@ -27,6 +28,7 @@ from shoal.model.job import (
     StopCause,
     for_members,
 )
+from shoal.model.node import JOB_GPUS
 from shoal.model.policy import Policy
 from shoal.model.reason import render
 from shoal.model.report import NodeReport
@@ -38,6 +40,7 @@ STRANGER_GRACE_MS = 2_000
 PEERLESS_GRACE_MS = 100
 LARGE_GANG = 16  # members; the environment of a smaller gang is built each time
 GANG_VIEWS_MAX = 64
+_encode = msgspec.json.Encoder().encode
 # Events after which all members of a job get a command.
 DECIDED = (JobPlaced, JobStopping, JobDozing, JobWaking, SleepRefused)
 HOSTS = "SHOAL_HOSTS"
@@ -52,6 +55,7 @@ def reconcile(round_: Round, inventories: list[NodeReport]) -> list[Command]:
     """
     state = round_.state
     commands: dict[MemberRef, Command] = {}
+    views: dict[str, GangView] = {}  # of the gangs that get commands in this step
     decided = [event.job for event in round_.events if isinstance(event, DECIDED)]
     for job_id in (*decided, *round_.quiet):
         job = state.jobs.get(job_id)
@@ -59,11 +63,11 @@ def reconcile(round_: Round, inventories: list[NodeReport]) -> list[Command]:
             for number, member in enumerate(job.members):
                 if not member.over:
                     ref = MemberRef(job.id, job.attempt, number)
-                    commands[ref] = _command(state, job, ref)
+                    commands[ref] = _command(state, job, ref, views)
     acknowledgements: list[Command] = []
     for inventory in inventories:
         strays = round_.strays[inventory.spec.id]
-        _compare(state, inventory, strays, commands, acknowledgements)
+        _compare(state, inventory, strays, commands, acknowledgements, views)
     return [*commands.values(), *acknowledgements]
 
 
@@ -73,6 +77,7 @@ def _compare(
     strays: Strays,
     commands: dict[MemberRef, Command],
     acknowledgements: list[Command],
+    views: dict[str, GangView],
 ) -> None:
     node_id = inventory.spec.id
     placed = state.placed[node_id]
@@ -94,11 +99,13 @@ def _compare(
                 grace_ms=STRANGER_GRACE_MS,
                 why="the controller does not want it there",
             )
+    some_sleep = bool(inventory.asleep or inventory.refused)
     for ref, job in placed.items():
         if job.phase is Phase.STOPPING:
             missing = ref not in told
         elif (
             job.phase is not Phase.STARTING
+            and (some_sleep or job.phase is not Phase.RUNNING)
             and (naps := naps_wanted(job, ref, inventory)) is not None
         ):
             if (naps or not strangers) and not _waits(state, job):
@@ -109,7 +116,7 @@ def _compare(
             pending = job.members[ref.member].status is MemberStatus.PENDING
             missing = pending and ref not in alive and not strangers
         if missing:
-            commands[ref] = _command(state, job, ref)
+            commands[ref] = _command(state, job, ref, views)
 
 
 def _waits(state: State, job: Job) -> bool:
@@ -125,7 +132,7 @@ def _nap(state: State, job: Job, ref: MemberRef, *, asleep: bool) -> Command:
     return Wake(node=node.id, incarnation=node.incarnation, ref=ref, gpus=slice_.gpus)
 
 
-def _command(state: State, job: Job, ref: MemberRef) -> Command:
+def _command(state: State, job: Job, ref: MemberRef, views: dict[str, GangView]) -> Command:
     slice_ = job.members[ref.member].slice
     node = state.nodes[slice_.node]
     if job.phase is Phase.STOPPING:
@@ -139,28 +146,41 @@ def _command(state: State, job: Job, ref: MemberRef) -> Command:
         )
     if job.napping:
         return _nap(state, job, ref, asleep=job.phase is not Phase.WAKING)
-    view = _view_of(state, job)
+    view = views.get(job.id)
+    if view is None:
+        view = views[job.id] = _view_of(state, job)
+        view.alike = _alike(state, job, view)
     return Launch(
-        **for_members(job.spec),
+        **view.alike,
         node=node.id,
         incarnation=node.incarnation,
         ref=ref,
-        argv=job.spec.command,
         env=view.environment(ref.member),
         gpus=slice_.gpus,
         gpu_milli=slice_.gpu_milli,
-        gpu_memory_mb=job.spec.gpu_memory_mb if job.spec.gpu_milli == 0 else 0,
-        uid=uid_of(state, job.spec.tenant),
-        limits=_limits(state.policy),
-        keeps=True,
-        travels=view.travels,
         copies=ref.member in view.copying,
     )
 
 
-def _limits(policy: Policy) -> Limits:
+def _alike(state: State, job: Job, view: GangView) -> dict[str, Any]:
+    """What is the same in the commands that start its members."""
+    return {
+        **for_members(job.spec),
+        "encrypt_network": job.spec.encrypt_network and view.nodes > 1,
+        "argv": job.spec.command,
+        "gpu_memory_mb": job.spec.gpu_memory_mb if job.spec.gpu_milli == 0 else 0,
+        "uid": uid_of(state, job.spec.tenant),
+        "limits": _limits(state.policy, rdma=may_use(state, job.spec)),
+        "keeps": True,
+        "travels": view.travels,
+        "peers": view.travels and state.policy.checkpoint_peers,
+        "data_mbit_s": state.policy.data_mbit_s,
+    }
+
+
+def _limits(policy: Policy, *, rdma: bool) -> Limits:
     ports = (policy.port_first, policy.port_first + policy.port_count)
-    return Limits(policy.processes_max, policy.cpu_hard, policy.gpu_over, ports)
+    return Limits(policy.processes_max, policy.cpu_hard, policy.gpu_over, ports, rdma)
 
 
 def uid_of(state: State, tenant: str) -> int:
@@ -208,8 +228,13 @@ class Seat(NamedTuple):
     groups: int
 
 
+ALONE = Seat(0, 1, 0, 1)
+
+
 def seating(job: Job) -> list[Seat]:
     """The seats of all members, in one pass over the gang."""
+    if len(job.members) == 1:
+        return [ALONE]
     sizes: dict[str, int] = {}
     ranks = []
     for member in job.members:
@@ -235,29 +260,35 @@ class GangView:
         members = str(len(job.members))
         address, port = _meeting_point(state, job)
         self.attempt = job.attempt
+        self.alike: dict[str, Any] = {}  # fields of the commands that start its members
         self._job = job
         self._seats = seating(job)
         self._visible = _visible(job)
+        self._of_job = _of_job(job)
+        # Each member is a machine of its own, whose GPUs it counts from 0.
+        self._as_machines = bool(job.spec.gpus and not job.spec.members_per_node)
         self.travels = travels(state, job)
         self.copying = copying(state, job) if self.travels else frozenset[int]()
         self._alone = len(job.members) == 1 and not job.spec.elastic
         self._ranked = not self._alone and not job.spec.launcher
         self._hosts = "" if self._alone and not job.spec.launcher else hosts_text(state, job)
-        between_ms = state.wear.between_ms(self._seats[0].groups)
+        self.nodes = self._seats[0].groups
+        self._groups = len(job.members) if self._as_machines else self.nodes
+        between_ms = state.wear.between_ms(self.nodes)
         self._shared = {
             "SHOAL_MTBF_S": str(between_ms // 1000),  # for how often to save; the user may set it
             **({} if job.spec.service and self._alone else _for_torchrun(job, address, port)),
             **({} if job.spec.service else for_trackers(job)),
             **job.spec.env,
-            **({} if self._alone else _of_gang(job, self._seats[0].groups, address, port)),
+            **({} if self._alone else _of_gang(job, self._groups, address, port)),
             "SHOAL_JOB_ID": job.id,
             "SHOAL_JOB_NAME": job.spec.name or "",
             "SHOAL_RUN_ID": run_id(job),
             "SHOAL_ATTEMPT": str(job.attempt),
             "SHOAL_MEMBERS": members,
             "SHOAL_TENANT": job.spec.tenant,
-            **_of_service(job),
-            **_of_schedule(job),
+            **(_of_service(job) if job.spec.service else {}),
+            **(_of_schedule(job) if job.spec.schedule else {}),
         }
 
     def environment(self, number: int) -> dict[str, str]:
@@ -272,6 +303,8 @@ class GangView:
             "SHOAL_GPUS": gpus,
             "SHOAL_GPU_MILLI": str(slice_.gpu_milli),
         }
+        if slice_.node in self._of_job:
+            env[JOB_GPUS] = self._of_job[slice_.node]
         if self._job.spec.service and number == 0:
             env.update(_door(self._job))
         if self._hosts and (number == 0 or seat.groups <= EVERYWHERE_MAX):
@@ -279,6 +312,7 @@ class GangView:
         if not self._alone:
             env["PET_NODE_RANK"] = rank
         if self._ranked:
+            seat = Seat(0, 1, number, self._groups) if self._as_machines else seat
             env["RANK"] = env["ROLE_RANK"] = rank
             env["LOCAL_RANK"] = str(seat.local_rank)
             env["LOCAL_WORLD_SIZE"] = str(seat.local_size)
@@ -329,10 +363,10 @@ def _visible(job: Job) -> dict[str, str]:
     """The GPUs that the members on a node share as torchrun's processes do: each sees all of them
     and uses the one with the number of its local rank. A gang gets this if it sets the members per
     node and gives each of them one GPU."""
+    if not job.spec.members_per_node:
+        return {}
     slices = [member.slice for member in job.members]
-    if not job.spec.members_per_node or any(
-        len(slice_.gpus) != 1 or slice_.gpu_milli != WHOLE_GPU_MILLI for slice_ in slices
-    ):
+    if any(len(slice_.gpus) != 1 or slice_.gpu_milli != WHOLE_GPU_MILLI for slice_ in slices):
         return {}
     seen: dict[str, list[str]] = {}
     for slice_ in slices:
@@ -340,9 +374,22 @@ def _visible(job: Job) -> dict[str, str]:
     return {node: ",".join(gpus) for node, gpus in seen.items()}
 
 
-def _of_schedule(job: Job) -> dict[str, str]:
-    if not job.spec.schedule:
+def _of_job(job: Job) -> dict[str, str]:
+    """By node, all GPUs of a gang that has several members there. They may open them: NCCL finds
+    NVLink between its processes only if each of them can see both ends (ADR 136)."""
+    if len(job.members) == 1 or job.members[0].slice.gpu_milli != WHOLE_GPU_MILLI:
         return {}
+    found: dict[str, list[int]] = {}
+    for member in job.members if job.spec.gpus else ():
+        found.setdefault(member.slice.node, []).extend(member.slice.gpus)
+    return {
+        node: ",".join(map(str, sorted(gpus)))
+        for node, gpus in found.items()
+        if len(gpus) > job.spec.gpus
+    }
+
+
+def _of_schedule(job: Job) -> dict[str, str]:
     return {
         "SHOAL_SCHEDULE": job.spec.schedule,
         "SHOAL_SCHEDULED_AT": rfc3339(job.spec.scheduled_ms),
@@ -350,8 +397,6 @@ def _of_schedule(job: Job) -> dict[str, str]:
 
 
 def _of_service(job: Job) -> dict[str, str]:
-    if not job.spec.service:
-        return {}
     return {"SHOAL_SERVICE": job.spec.service, "SHOAL_SERVICE_VERSION": str(job.spec.version)}
 
 
@@ -376,12 +421,12 @@ def hosts_text(state: State, job: Job) -> str:
 
 
 def run_id(job: Job) -> str:
-    """Of this job for ever, over all its attempts. Job ids alone begin again with each cluster."""
+    """Of this job forever, over all its attempts. Job ids alone begin again with each cluster."""
     return f"{job.id}-{job.submitted_ms:x}"
 
 
 def for_trackers(job: Job) -> dict[str, str]:
-    """Variables by which experiment trackers recognise a job (docs/python.md): defaults, the job's
+    """Variables by which experiment trackers recognize a job (docs/python.md): defaults, the job's
     own win. Only what labels and groups runs is set. Which run a process continues stays the
     script's decision: a script may track several runs, and with a run id in the environment all of
     them would become one."""
@@ -391,5 +436,5 @@ def for_trackers(job: Job) -> dict[str, str]:
     return {
         "WANDB_RUN_GROUP": f"{prefix}{array}",
         "WANDB_NAME": f"{prefix}{job.id}",
-        "MLFLOW_RUN_CONTEXT": msgspec.json.encode(tags).decode(),
+        "MLFLOW_RUN_CONTEXT": _encode(tags).decode(),
     }

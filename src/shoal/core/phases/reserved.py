@@ -58,7 +58,7 @@ def reserved(env: Mapping[str, str], *, replica: bool) -> Refused | None:
 
 def reserved_secrets(spec: JobSpec, env: Mapping[str, str], *, replica: bool) -> Refused | None:
     """A secret may not be in a variable that is Shoal's to set, or that something else sets."""
-    seen = dict(env)
+    seen = dict(env) if spec.secrets else {}
     for wanted in spec.secrets:
         name, variable = split(wanted)
         if variable and variable in seen:

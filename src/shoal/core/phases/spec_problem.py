@@ -16,21 +16,26 @@ from shoal.model.job import (
 from shoal.model.labels import contradiction
 from shoal.model.report import Refused
 from shoal.model.resources import WHOLE_GPU_MILLI
-from shoal.model.volume import volumes_problem
+from shoal.model.volume import urls_problem, volumes_problem
 
+ENCRYPTED_MAX = 512  # members: each node knows the keys of all others
 ASKED_MAX = 256  # values of labels, and taints, of one job: each may make nodes differ
 
 
 def spec_problem(spec: JobSpec) -> Refused | None:
     """What the types cannot say: bytes that no process can be given."""
-    if any("\0" in word for word in spec.command):
-        return Refused("command", "holds a NUL byte, which no process can be given; remove it")
+    if "\0" in "".join(spec.command):
+        return Refused("command", "contains a NUL byte; remove it")
     if not spec.command[0].strip():
         return Refused("command", "begins with an empty word; name a program, e.g. python train.py")
     if spec.package and (spec.workdir.startswith("/") or ".." in spec.workdir.split("/")):
         return Refused("workdir", "must be a folder of the package: relative, and without '..'")
     if spec.volumes and (wrong := volumes_problem(spec.volumes)):
         return Refused("volumes", wrong)
+    for field in ("volume_shard", "volume_lazy"):
+        names: tuple[str, ...] = getattr(spec, field)
+        if names and (wrong := urls_problem(names, spec.volumes)):
+            return Refused(field, wrong)
     if spec.image and spec.requirements:
         return Refused("requirements", "cannot be installed in an image; build them into the image")
     if len(spec.requirements.encode("utf-8", "surrogatepass")) > REQUIREMENTS_BYTES_MAX:
@@ -40,8 +45,8 @@ def spec_problem(spec: JobSpec) -> Refused | None:
         return Refused(
             "workdir", "must be an absolute path without NUL bytes, e.g. /home/me/project"
         )
-    if any("\0" in value for value in spec.env.values()):
-        return Refused("env", "holds a NUL byte, which no process can be given; remove it")
+    if spec.env and "\0" in "".join(spec.env.values()):
+        return Refused("env", "contains a NUL byte; remove it")
     sizes = [len(word.encode("utf-8", "surrogatepass")) for word in spec.command]
     if max(sizes) > ARGUMENT_BYTES_MAX or sum(sizes) > COMMAND_BYTES_MAX:
         limit = (
@@ -74,16 +79,20 @@ def shape_problem(spec: JobSpec) -> Refused | None:
         )
     if spec.launcher and max(spec.members, spec.members_max) > 1 and spec.members_per_node != 1:
         return Refused("launcher", "starts the processes of a node itself; set members_per_node: 1")
+    if spec.encrypt_network and max(spec.members, spec.members_max) > ENCRYPTED_MAX:
+        return Refused("encrypt_network", f"works for at most {ENCRYPTED_MAX} members")
+    if spec.encrypt_network and spec.launcher:
+        return Refused("encrypt_network", "does not go with launcher: its programs meet elsewhere")
     if spec.members > 1 and not spec.launcher and _stands_alone(spec.command):
         return Refused(
             "command",
-            "torchrun --standalone waits for ever in a gang; leave out --standalone (Shoal tells "
+            "torchrun --standalone waits forever in a gang; leave out --standalone (Shoal tells "
             "torchrun where to meet), or add --nnodes 1 to let each member train alone",
         )
-    if clash := contradiction(spec.demand.where):
+    if (spec.where or spec.together) and (clash := contradiction(spec.demand.where)):
         return Refused("where", f"no node can have both {clash}; one of several values is key=a|b")
     if len(spec.asked) > ASKED_MAX:
-        many = f"names {len(spec.asked)} labels, values and taints; {ASKED_MAX} is the most"
+        many = f"names {len(spec.asked)} labels, values and taints; the maximum is {ASKED_MAX}"
         return Refused("where", many)
     if spec.spread and spec.spread == spec.together:
         return Refused("spread", f"and together contradict each other: both name {spec.spread}")

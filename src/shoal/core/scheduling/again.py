@@ -13,7 +13,9 @@ from collections.abc import Collection, Iterable
 from shoal.core.scheduling.capacity import held_when_empty
 from shoal.core.scheduling.ends import too_short
 from shoal.core.scheduling.fit import GangFit, fit, members_here, slices
+from shoal.core.scheduling.hangs import hung_for
 from shoal.core.scheduling.keep import keeper_of
+from shoal.core.scheduling.weak_links import off_weak
 from shoal.core.state.apply_room import Overlay
 from shoal.core.state.queue import Gang, gang_of
 from shoal.core.state.room import Room
@@ -41,12 +43,14 @@ def again(
         rest = gang._replace(members=len(missing))
         avoid = beside(state, gang, kept.values(), avoid)
         plan = _on_warm_nodes(state, job, rest, avoid) or fit(state, rest, avoid, kept.values())
+        if plan is not None:
+            _, plan = off_weak(state, rest, avoid, plan, kept.values())
         found = slices(state, plan, gang.demand) if plan is not None else ()
-    if len(found) < len(missing):
+    if plan is None or len(found) < len(missing):
         return None
     kept.update(zip(missing, found, strict=True))
     names = ", ".join(dict.fromkeys(slice_.node for slice_ in found))
-    why = f"{plural(total - len(missing), 'member')} in place, {len(missing)} on {names}"
+    why = f"{plural(total - len(missing), 'member')} in place, {len(missing)} on {names}{plan.off}"
     return tuple(kept[number] for number in range(total)), why
 
 
@@ -129,12 +133,14 @@ def spares_kept_from(state: State, job: Job, now_ms: int) -> set[int]:
 
 def shunned(state: State, job: Job) -> set[int]:
     """Open nodes that lack what it needs, as long as others could take it. Once those have been
-    removed, it is tried where it was before, because nothing else is left."""
+    removed, it is tried where it was before, because nothing else is left. Where something that it
+    needs does not answer, it is not tried."""
+    hung = set(hung_for(state, job)) if state.heard.hangs else set()
     if not job.missing_on:
-        return set()
+        return hung
     gang, bad = gang_of(job), lacking(state, job)
     elsewhere = held_when_empty(state, gang, open_only=False, avoid=bad)
-    return bad if elsewhere >= gang.members else set()
+    return bad | hung if elsewhere >= gang.members else hung
 
 
 def lacking(state: State, job: Job) -> set[int]:

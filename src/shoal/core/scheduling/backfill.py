@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import islice, zip_longest
 from typing import NamedTuple
@@ -13,14 +14,14 @@ from shoal.core.scheduling.order import takes_turns
 from shoal.core.state.apply_room import Overlay
 from shoal.core.state.ends import SAFE as SAFE
 from shoal.core.state.events.queue import JobReserved
-from shoal.core.state.expect import left_ms, run_ms
+from shoal.core.state.expect import left_ms, run_ms, soonest_ms
 from shoal.core.state.queue import Gang, gang_of
 from shoal.core.state.room import Level, Room
 from shoal.core.state.round import Round
 from shoal.core.state.state import State
 from shoal.model.job import Job, Phase
 from shoal.model.policy import Preempt
-from shoal.model.resources import WHOLE_GPU_MILLI, Demand, Slice
+from shoal.model.resources import WHOLE_GPU_MILLI, Demand, Kind, Slice
 
 TYPICAL = 50  # percent of jobs done by then: gives the most likely time
 # In a very large cluster the search for an opening covers this many nodes, plus one per member. It
@@ -52,7 +53,7 @@ def reserve(round_: Round, job: Job) -> None:
     if now_ms - state.agenda.looked_ms.get(job.id, now_ms - RENEW_AFTER_MS) < RENEW_AFTER_MS:
         return
     state.agenda.looked_ms[job.id] = now_ms
-    opening = first_opening(state, job, now_ms, TYPICAL)
+    opening = opening_of(round_, job)
     if opening is None:
         if held is None:
             _emit(round_, job, None, (), (), "first in line")
@@ -137,6 +138,7 @@ class Reserved:
         ]
         self._state, self._now_ms = state, now_ms
         self._known: dict[int, tuple[Level, list[Slice], Room]] = {}
+        self._left: dict[str, int | None] = {}  # by job: how much longer it will run
 
     @property
     def valid(self) -> bool:
@@ -148,7 +150,7 @@ class Reserved:
         level, found = self._state.rooms[index].level, self._known.get(index)
         if found is None or found[0] != level:
             left = self._state.rooms[index].copy()
-            kept = list(_kept(self._state, index, self.needs[index], self._now_ms))
+            kept = list(_kept(self._state, index, self.needs[index], self._now_ms, self._left))
             for slice_ in kept:
                 left.change(slice_, -1)
             found = self._known[index] = (level, kept, left)
@@ -205,12 +207,14 @@ def _needs(state: State, delayed: Iterable[str]) -> dict[int, list[_Need]]:
     return found
 
 
-def _kept(state: State, index: int, needs: list[_Need], now_ms: int) -> Iterator[Slice]:
+def _kept(
+    state: State, index: int, needs: list[_Need], now_ms: int, known: dict[str, int | None]
+) -> Iterator[Slice]:
     """What is free on the node now and must be free, or be held by jobs that have ended, when the
     reservations begin. They may have been made without regard to each other; together they take
     what there will be."""
     room, future = state.rooms[index], state.rooms[index].copy()
-    ends, next_ = _ends(state, index, now_ms, TYPICAL), 0
+    ends, next_ = _ends(state, index, now_ms, TYPICAL, known), 0
     cpu_milli = memory_mb = 0
     taken, back = [0] * len(room.gpu_milli), [0] * len(room.gpu_milli)
     cpu_back = memory_back = 0
@@ -250,23 +254,32 @@ def _take(room: Room, future: Room, taken: list[int], demand: Demand, members: i
             taken[gpu] += share
 
 
+def opening_of(round_: Round, job: Job) -> Opening | None:
+    """The first one, if jobs run for as long as is typical. It is asked for when others might move
+    for the job, and again when they do not."""
+    key = (job.id, len(round_.events))
+    if round_.opening is None or round_.opening[0] != key:
+        round_.opening = key, first_opening(round_.state, job, round_.now_ms, TYPICAL)
+    found: Opening | None = round_.opening[1]
+    return found
+
+
 def first_opening(state: State, job: Job, now_ms: int, percent: int) -> Opening | None:
     """Looks at every open node that the job may use: what it holds now, and when it will hold
     more."""
     gang, avoid = gang_of(job), kept_from(state, job, now_ms)
-    ends = last_starts(state, job)
+    ends, search = last_starts(state, job), _Search(state, gang, now_ms, percent)
     if gang.bound:
         openings = [
             opening
             for nodes in _areas(state, gang, avoid)
-            if (opening := _opening_among(state, nodes, gang, now_ms, percent, ends)) is not None
+            if (opening := _opening_among(nodes, search, ends)) is not None
         ]
         return min(openings, default=None)
     everywhere = (
         node.index for node in state.order if node.schedulable and node.index not in avoid
     )
-    looked_at = list(islice(everywhere, NODES_MAX + gang.members))
-    return _opening_among(state, looked_at, gang, now_ms, percent, ends)
+    return _opening_among(islice(everywhere, NODES_MAX + gang.members), search, ends)
 
 
 def _areas(state: State, gang: Gang, avoid: Collection[int]) -> list[list[int]]:
@@ -279,20 +292,22 @@ def _areas(state: State, gang: Gang, avoid: Collection[int]) -> list[list[int]]:
 
 
 def _opening_among(
-    state: State,
-    nodes: list[int],
-    gang: Gang,
-    now_ms: int,
-    percent: int,
-    ends: Mapping[int, int],
+    nodes: Iterable[int], search: _Search, ends: Mapping[int, int]
 ) -> Opening | None:
     """`ends`: the last moment at which the gang may start on a node."""
-    gains: list[tuple[int, int, int]] = []  # (when, node, members more)
-    for index in nodes:
-        gains.extend(_gains(state, index, gang, now_ms, percent))
-    gains.sort()
+    gang, line = search.gang, search.line(nodes)
     room, unit, chosen = 0, gang.per_node or 1, dict[int, int]()
-    for when_ms, index, more in gains:
+    while line:
+        if search.settle(line):
+            continue
+        when_ms, index = line[0]
+        more, next_ms = search.gain(when_ms, index)
+        if next_ms is None:
+            heapq.heappop(line)
+        else:
+            heapq.heapreplace(line, (next_ms, index))
+        if not more:
+            continue
         if ends:  # the gang would start now, so that nodes that end soon do not count any more
             for late in [node for node in chosen if ends.get(node, when_ms) < when_ms]:
                 room -= chosen.pop(late)
@@ -307,25 +322,103 @@ def _opening_among(
     return None
 
 
-def _gains(
-    state: State, index: int, gang: Gang, now_ms: int, percent: int
-) -> list[tuple[int, int, int]]:
-    """When the node gets room for more members of the gang as its jobs end, and for how many."""
-    room = state.rooms[index]
-    if not gang.demand.suits(room.kind):
-        return []
-    holds = members_here(gang, room.kind, room.level)
-    gains = [(now_ms, index, holds)] if holds else []
-    if holds >= gang.members:
-        return gains
-    future = room.copy()
-    for end_ms, held, alone, lent in _ends(state, index, now_ms, percent):
-        future.change(held, +1, exclusive=alone, asleep=lent)
-        now_holds = members_here(gang, room.kind, future.level)
-        if now_holds > holds:
-            gains.append((end_ms, index, now_holds - holds))
-            holds = now_holds
-    return gains
+class _Search:
+    """When nodes get room for more members of a gang as their jobs end. Nodes stand in line by
+    when that may happen next, so that only those at its front are looked at closely."""
+
+    def __init__(self, state: State, gang: Gang, now_ms: int, percent: int) -> None:
+        self.gang = gang
+        self._state, self._now_ms, self._percent = state, now_ms, percent
+        self._left: dict[str, int | None] = {}  # by job: how much longer it will run
+        self._soonest: dict[str, int | None] = {}  # by job: at least
+        self._silent = state.estimates.silent
+        self._rough: set[int] = set()  # nodes that stand in line at the earliest time possible
+        self._here: dict[tuple[Kind, Level], int] = {}  # members that such a node holds
+        self._nodes: dict[int, _Future] = {}
+
+    def line(self, nodes: Iterable[int]) -> list[tuple[int, int]]:
+        """A heap of (when to look at it, node)."""
+        line, rooms, now_ms = [], self._state.rooms, self._now_ms
+        known = self._here
+        for index in nodes:
+            room = rooms[index]
+            holds = known.get((room.kind, room.level))
+            if holds is None:
+                holds = self._holds(room.kind, room.level)
+            if holds > 0:
+                line.append((now_ms, index))
+            elif holds == 0 and (first_ms := self._first_end(index, rough=True)) is not None:
+                line.append((first_ms, index))
+                self._rough.add(index)
+        heapq.heapify(line)
+        return line
+
+    def settle(self, line: list[tuple[int, int]]) -> bool:
+        """Let the first node in line stand at its own time. Did it stand earlier?"""
+        index = line[0][1]
+        if index not in self._rough:
+            return False
+        self._rough.remove(index)
+        when_ms = self._first_end(index)
+        assert when_ms is not None, "the end of one of its jobs is expected"
+        heapq.heapreplace(line, (when_ms, index))
+        return True
+
+    def gain(self, when_ms: int, index: int) -> tuple[int, int | None]:
+        """How many more members it holds then, and when to look at it next."""
+        future = self._nodes.get(index)
+        if future is None:
+            room = self._state.rooms[index]
+            future = self._nodes[index] = _Future(room.copy())
+            if when_ms == self._now_ms:
+                future.holds = self._holds(room.kind, room.level)
+                next_ms = None if future.holds >= self.gang.members else self._first_end(index)
+                return future.holds, next_ms
+        if future.ends is None:
+            ends = _ends(self._state, index, self._now_ms, self._percent, self._left)
+            future.ends = list(reversed(ends))
+        free, ends = future.free, future.ends
+        while ends and ends[-1].at_ms == when_ms:
+            _, held, alone, lent = ends.pop()
+            free.change(held, +1, exclusive=alone, asleep=lent)
+        before = future.holds
+        future.holds = max(before, self._holds(free.kind, free.level))
+        return future.holds - before, ends[-1].at_ms if ends else None
+
+    def _holds(self, kind: Kind, level: Level) -> int:
+        """-1: such a node is of no use to the gang, however empty."""
+        found = self._here.get((kind, level))
+        if found is None:
+            demand = self.gang.demand
+            found = members_here(self.gang, kind, level) if demand.suits(kind) else -1
+            self._here[kind, level] = found
+        return found
+
+    def _first_end(self, index: int, *, rough: bool = False) -> int | None:
+        """Of a job that runs there; `rough`: it is not earlier."""
+        state, now_ms, first = self._state, self._now_ms, None
+        known, look_up = (self._soonest, _soonest_ms) if rough else (self._left, _left_ms)
+        for job in state.placed[state.order[index].spec.id].values():
+            if self._silent and not job.spec.estimate_ms and not job.spec.time_limit_ms:
+                continue
+            if job.id in known:
+                left = known[job.id]
+            else:
+                left = look_up(state, job, now_ms, self._percent, known)
+            if left is not None and (first is None or left < first):
+                first = left
+        return None if first is None else now_ms + first
+
+
+class _Future:
+    """What a node will hold. `ends`: of its members that are still to come, the next one last."""
+
+    __slots__ = ("ends", "free", "holds")
+
+    def __init__(self, free: Room) -> None:
+        self.free = free
+        self.holds = 0
+        self.ends: list[_End] | None = None
 
 
 class _End(NamedTuple):
@@ -337,12 +430,13 @@ class _End(NamedTuple):
     lent: bool
 
 
-def _ends(state: State, index: int, now_ms: int, percent: int) -> list[_End]:
+def _ends(
+    state: State, index: int, now_ms: int, percent: int, known: dict[str, int | None]
+) -> list[_End]:
+    """`known`: how much longer jobs will run, as far as it was looked up before."""
     found: list[tuple[int, int, int, Job]] = []
     for ref, job in state.placed[state.order[index].id].items():
-        if job.phase is Phase.ASLEEP:
-            continue  # it cannot end before it wakes
-        left = left_ms(state, job, now_ms, percent)
+        left = _left_ms(state, job, now_ms, percent, known)
         if left is not None:
             found.append((now_ms + left, job.number, ref.member, job))
     found.sort(key=lambda entry: entry[:3])
@@ -352,3 +446,23 @@ def _ends(state: State, index: int, now_ms: int, percent: int) -> list[_End]:
         alone = job.spec.whole_nodes and not member.lent
         ends.append(_End(at_ms, member.held, alone, member.lent))
     return ends
+
+
+def _left_ms(
+    state: State, job: Job, now_ms: int, percent: int, known: dict[str, int | None]
+) -> int | None:
+    """Members of one gang end together."""
+    if job.id not in known:
+        asleep = job.phase is Phase.ASLEEP  # it cannot end before it wakes
+        known[job.id] = None if asleep else left_ms(state, job, now_ms, percent)
+    return known[job.id]
+
+
+def _soonest_ms(
+    state: State, job: Job, now_ms: int, percent: int, known: dict[str, int | None]
+) -> int | None:
+    """As above, at least."""
+    if job.id not in known:
+        asleep = job.phase is Phase.ASLEEP
+        known[job.id] = None if asleep else soonest_ms(state, job, now_ms, percent)
+    return known[job.id]

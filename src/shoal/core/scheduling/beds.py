@@ -26,7 +26,7 @@ def behind(state: State, sleeper: Job, policy: Policy, now_ms: int) -> str:
     for job_id, held in state.reservations.items():
         job = state.jobs[job_id]
         if holds_memory and job.spec.memory_mb:
-            continue  # that may need the sleeper's memory, and would wait for ever
+            continue  # that may need the sleeper's memory, and would wait forever
         if job.number not in state.queue.lane or line_key(state, job, now_ms) > mine:
             continue
         if holds_queue(state, job, policy, now_ms):

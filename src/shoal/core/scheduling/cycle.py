@@ -12,6 +12,7 @@ from shoal.core.scheduling.backfill import (
     reserve,
     set_aside,
 )
+from shoal.core.scheduling.data import holding_text, near_data
 from shoal.core.scheduling.defragment import defragment
 from shoal.core.scheduling.elastic import grow, widest
 from shoal.core.scheduling.ends import cut_short, must_leave, too_short
@@ -25,11 +26,12 @@ from shoal.core.scheduling.score import look_ahead
 from shoal.core.scheduling.sleeping import rouse
 from shoal.core.scheduling.spread import spread
 from shoal.core.scheduling.wake import Sleepers
-from shoal.core.scheduling.weak_links import without_weak_links
+from shoal.core.scheduling.weak_links import off_weak
 from shoal.core.state.apply_queue import wake_delayed
 from shoal.core.state.ends import margin_ms
 from shoal.core.state.events.queue import JobPromoted, JobUnclaimed
 from shoal.core.state.events.runs import JobPlaced
+from shoal.core.state.heard import Starting
 from shoal.core.state.queue import Gang, Lane, gang_of
 from shoal.core.state.room import Room
 from shoal.core.state.round import Round
@@ -93,9 +95,12 @@ def _lanes_to_try(round_: Round) -> list[Lane]:
         agenda.look_ms = agenda.turn_for = None
         agenda.partial = 0
         return list(queue.lanes)
-    for gang, of_gang in queue.of_gang.items():
-        if gang not in agenda.hopeless:
-            lanes.update(of_gang)
+    if agenda.hopeful is None:
+        agenda.hopeful = dict.fromkeys(
+            gang for gang in queue.of_gang if gang not in agenda.hopeless
+        )
+    for gang in agenda.hopeful:
+        lanes.update(dict.fromkeys(queue.of_gang[gang]))
     agenda.partial += bool(lanes)
     return list(lanes)
 
@@ -245,13 +250,18 @@ def _place_one(round_: Round, lane: Lane, ahead: list[str]) -> bool:
     look_ahead(state)
     plan = fit(state, lane.gang)
     if plan is None:
-        state.agenda.hopeless.add(lane.gang)
+        state.agenda.despair(lane.gang)
         return False
     # Of jobs that are alike, some may have waited for longer than a sleeper that keeps a node.
-    beside = bool(ahead or state.policy.spares or state.open_endings or state.wakeful)
+    uneven = state.open_endings or state.wakeful or state.heard.hangs
+    kept = bool(state.policy.spares or uneven)
+    beside = kept or bool(ahead)
     spared, tried = False, set[tuple[tuple[str, ...], frozenset[int]]]()
     for _, number in state.queue.lanes[lane][:GAP_TRIES_MAX]:
-        job = state.job_numbered(number)
+        job = state.jobs[state.numbers[number]]
+        if not beside and not job.missing_on:  # most jobs: nothing is kept from them
+            _give(round_, job, *_slices(round_, job, lane.gang, set(), plan))
+            return True
         delayed = delayed_by(state, job, ahead, now_ms) if ahead else ()
         if (lane.gang, delayed) in state.agenda.no_gap:
             continue
@@ -308,44 +318,57 @@ def _slices(
     """What it gets, preferably on nodes that see its checkpoints and live until it is done, and the
     reason for them."""
     state = round_.state
-    for worse in (blind_nodes(state, job), cut_short(state, job, round_.now_ms)):
-        better = fit(state, gang, avoid | worse) if worse - avoid else None
-        if better is not None:
-            avoid, apart = avoid | worse, better
-    avoid, apart = without_weak_links(state, gang, avoid, apart)
-    before = again(state, job, gang, avoid)
+    if job.attempt or state.open_endings:
+        for worse in (blind_nodes(state, job), cut_short(state, job, round_.now_ms)):
+            better = fit(state, gang, avoid | worse) if worse - avoid else None
+            if better is not None:
+                avoid, apart = avoid | worse, better
+    data = bool(job.spec.volumes and state.heard.holders)
+    if data:
+        apart = near_data(state, job, gang, avoid, apart)
+    without, apart = off_weak(state, gang, avoid, apart)
+    avoid = set(without)
+    before = again(state, job, gang, avoid) if job.attempt else None
     if before is not None:
         return before
-    wider = widest(state, job, gang, avoid | spares_beside(state, job, round_.now_ms))
+    wider = None
+    if job.spec.elastic:
+        wider = widest(state, job, gang, avoid | spares_beside(state, job, round_.now_ms))
     plan = wider or spread(state, job, gang, avoid, apart) or apart
-    return slices(state, plan, gang.demand), _plan_text(state, plan)
+    held = holding_text(state, job, plan) if data else ""
+    return slices(state, plan, gang.demand), _plan_text(state, plan) + held
 
 
 def _give(round_: Round, job: Job, given: tuple[Slice, ...], where: str) -> None:
     waited_ms = round_.now_ms - job.since_ms
+    found = where_from(round_.state, job, given) if job.attempt else ""
     if job.attempt:
         when = f"restarted {duration_text(waited_ms)} after submission"
     else:
         when = f"waited {duration_text(waited_ms)}" if waited_ms >= 1000 else "started at once"
     promise = round_.state.reservations.get(job.id)
     master, door = meeting_points(round_, job, given)
+    attempt = _next_attempt(round_.state, job)
+    if job.spec.service:
+        round_.state.heard.starts[job.id] = Starting(attempt, round_.now_ms)
     round_.emit(
         JobPlaced(
             predicted_ms=promise.start_ms if promise is not None else None,
             at_ms=round_.now_ms,
             job=job.id,
-            attempt=_next_attempt(round_.state, job),
+            attempt=attempt,
             slices=given,
             master=master,
             door=door,
-            why=f"{where}; {when}{where_from(round_.state, job, given)}",
+            why=f"{where}; {when}{found}",
         )
     )
 
 
 def _next_attempt(state: State, job: Job) -> int:
-    old = number_of(job.id) < state.restored_job
-    return max(job.attempt + 1, state.restored_attempt if old else 0)
+    if state.restored_job and number_of(job.id) < state.restored_job:
+        return max(job.attempt + 1, state.restored_attempt)
+    return job.attempt + 1
 
 
 def start_claimed(round_: Round) -> None:
@@ -432,9 +455,9 @@ def _short(room: Room, slice_: Slice) -> bool:
 
 
 def _plan_text(state: State, plan: GangFit) -> str:
+    if len(plan.nodes) == 1:
+        return f"{plan.rule} on {state.order[plan.nodes[0][0]].id}{plan.off}"
     names = ", ".join(state.order[index].id for index, _ in plan.nodes[:8])
     more = f" and {len(plan.nodes) - 8} more" if len(plan.nodes) > 8 else ""
     members = sum(count for _, count in plan.nodes)
-    if len(plan.nodes) == 1:
-        return f"{plan.rule} on {names}"
-    return f"{plural(members, 'member')} on {names}{more}: {plan.rule}"
+    return f"{plural(members, 'member')} on {names}{more}: {plan.rule}{plan.off}"

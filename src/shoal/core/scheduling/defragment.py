@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Collection
 
 from shoal.core.scheduling.again import kept_from
-from shoal.core.scheduling.backfill import TYPICAL, first_opening
+from shoal.core.scheduling.backfill import opening_of
 from shoal.core.scheduling.ends import too_short
 from shoal.core.scheduling.fit import fit, slices
 from shoal.core.scheduling.order import gpus_of
@@ -24,6 +24,7 @@ from shoal.model.policy import Preempt
 from shoal.model.resources import Slice
 
 TRIES_MAX = 8  # the cheapest to move first
+COMPARED_MAX = 1024  # jobs that could move; in a very large cluster, those that started first
 
 
 # Looking for a job to move is slow. A gang that could not be helped is tried again after this.
@@ -43,7 +44,7 @@ def defragment(round_: Round, job: Job) -> bool:
     if now_ms - state.agenda.moves_ms.get(job.id, now_ms - MOVES_EVERY_MS) < MOVES_EVERY_MS:
         return False
     state.agenda.moves_ms[job.id] = now_ms
-    wait_ms = _wait_ms(state, job, now_ms)
+    wait_ms = _wait_ms(round_, job)
     for victim in _willing(state, gang, now_ms):
         cost = (state.policy.move_cost_ms + victim.lost_ms) * gpus_of(victim.job)
         if cost >= wait_ms * gpus_of(job):
@@ -55,12 +56,13 @@ def defragment(round_: Round, job: Job) -> bool:
     return False
 
 
-def _wait_ms(state: State, job: Job, now_ms: int) -> int:
+def _wait_ms(round_: Round, job: Job) -> int:
     """How long it would wait: until its promised start, or else until the first opening."""
+    state, now_ms = round_.state, round_.now_ms
     held = state.reservations.get(job.id)
     start_ms = held.start_ms if held is not None else None
     if held is None or (start_ms is not None and start_ms <= now_ms):
-        opening = first_opening(state, job, now_ms, TYPICAL)
+        opening = opening_of(round_, job)
         start_ms = opening.start_ms if opening is not None else None
     return UNLIMITED if start_ms is None else start_ms - now_ms
 
@@ -76,6 +78,8 @@ def _willing(state: State, gang: Gang, now_ms: int) -> list[Victim]:
         ran_ms, gpus = now_ms - job.running_ms, gpus_of(job)
         if ran_ms >= state.policy.run_ms_min and _helps(state, job, gang):
             found.append((ran_ms % job.spec.checkpoint_ms * gpus, gpus, job.number, job))
+            if len(found) == COMPARED_MAX:
+                break
     cheapest = heapq.nsmallest(TRIES_MAX, found, key=lambda entry: entry[:3])
     return [
         victim_of(job, now_ms, whole=True)

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from shoal.core.scheduling.again import spares_beside
 from shoal.core.scheduling.ends import too_short
 from shoal.core.scheduling.fit import GangFit, fit, room_for, slices
+from shoal.core.scheduling.weak_links import doubtful
 from shoal.core.state.events.queue import JobClaimed
 from shoal.core.state.events.runs import JobStopping
 from shoal.core.state.queue import Gang, gang_of
@@ -24,10 +25,16 @@ UNSAVED_MS = 1_000
 
 
 def widest(state: State, job: Job, gang: Gang, avoid: Collection[int]) -> GangFit | None:
-    """As many members as fit, up to its most; None if only the least do."""
+    """As many members as fit, up to its most; None if only the least do. It is not made larger by
+    a weak link or a suspect node, unless its least needs one."""
     if not job.spec.elastic:
         return None
-    room = room_for(state.cluster, gang, job.spec.members_max)
+    doubts, lost = doubtful(state, gang)
+    if doubts and fit(state, gang, {*avoid, *doubts}) is not None:
+        avoid = {*avoid, *doubts}
+    else:
+        lost = 0
+    room = room_for(state.cluster, gang, job.spec.members_max + lost) - lost
     for members in (room, (gang.members + room) // 2):
         if members > gang.members:
             plan = fit(state, gang._replace(members=members), avoid)
@@ -47,12 +54,14 @@ def grow(round_: Round) -> None:
         if job.phase is not Phase.RUNNING or not _worth_a_restart(round_, job):
             continue
         gang = gang_of(job)
-        more = room_for(state.cluster, gang, job.spec.members_max - len(job.members))
         short = too_short(state, job, now_ms)
         if any(state.nodes[member.slice.node].index in short for member in job.members):
             continue  # it has to leave soon
-        spares = spares_beside(state, job, now_ms) | short
         held = tuple(member.slice for member in job.members)
+        doubts, lost = doubtful(state, gang, held)
+        spares = spares_beside(state, job, now_ms) | short | doubts
+        most = job.spec.members_max - len(job.members)
+        more = max(0, room_for(state.cluster, gang, most + lost) - lost)
         if not all(gang.demand.suits(_kind_under(state, slice_)) for slice_ in held):
             continue  # a node's labels have changed: the gang could not start there again
         plan = fit(state, gang._replace(members=more), spares, held) if more else None

@@ -46,7 +46,7 @@ def guess_ms(job: Job) -> int | None:
 
 
 def need_ms(state: State, job: Job) -> int | None:
-    """How much longer a node must live for the job to start there; None: for ever."""
+    """How much longer a node must live for the job to start there; None: forever."""
     left = left_ms(state, job)
     if left is None and not goes_on(job):
         left = guess_ms(job)
@@ -57,7 +57,7 @@ def need_ms(state: State, job: Job) -> int | None:
 
 
 def lives_ms(supply: Supply) -> int:
-    """How long such a node lives after it has reported; 0: for ever."""
+    """How long such a node lives after it has reported; 0: forever."""
     return supply.lasts_ms - min(supply.lasts_ms // 10, STARTS_MS)
 
 

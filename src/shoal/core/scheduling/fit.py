@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
+from shoal.core.books.grouping import cost
 from shoal.core.state.queue import Gang
 from shoal.core.state.room import Domain, FreeIndex, Level
 from shoal.core.state.state import Node, Score, State
@@ -19,15 +20,18 @@ from shoal.model.resources import WHOLE_GPU_MILLI, Demand, Kind, Slice, plural
 DOMAINS_TRIED_MAX = 16
 # Up to this many nodes with room are counted by rack (block); above it, the tightest are tried.
 SPARSE_MAX = 128
+EQUALS_TRIED_MAX = 8  # of nodes with the same room, to find one whose free GPUs are joined well
 NAMED_MAX = 8  # values of a label in the reason for a placement
 NO_CONTAINERS = "no node can run images: install podman, docker or apptainer"
 
 
 class GangFit(NamedTuple):
-    """Pairs of (node index, members placed there), and the rule that chose them."""
+    """Pairs of (node index, members placed there), the rule that chose them, and what was left out
+    of it because it is in doubt."""
 
     nodes: list[tuple[int, int]]
     rule: str
+    off: str = ""
 
 
 def fit(
@@ -35,6 +39,10 @@ def fit(
 ) -> GangFit | None:
     """The whole gang or None. On one node if one holds it, else in one rack, else in one block,
     else anywhere, within the limit that the gang sets. `kept`: what other members of it hold."""
+    demand = gang.demand
+    whole = demand.gpus if demand.gpu_milli == WHOLE_GPU_MILLI else 0
+    if gang.members * whole > state.cluster.gpus:
+        return None
     if gang.together:
         return _with_one_value(state, gang, avoid)
     if gang.spread and not gang.bound:
@@ -58,7 +66,7 @@ def _nearby(state: State, gang: Gang, avoid: Collection[int]) -> GangFit | None:
             plan = _in_one_domain(state, gang, depth, name, avoid, sparse)
             if plan is not None or (gang.required and gang.within.value == name):
                 return plan
-        return _over_many(state.cluster, gang, avoid, "the emptiest nodes")
+        return _over_many(state, state.cluster, gang, avoid, "the emptiest nodes")
     return None
 
 
@@ -182,6 +190,7 @@ def _on_one_node(
     """The node that the policy's placement scores best; ties go by join order."""
     demand, members = gang.demand, gang.members
     best: tuple[tuple[float, ...], int] | None = None
+    equals: list[int] = []
     for kind, index in _suitable(domain, demand):
         share = demand.share_milli(kind)
         for level in index.fitting(demand, share, members):
@@ -192,12 +201,32 @@ def _on_one_node(
                 continue
             found = (score(state, kind, level, level.minus(demand, share, members)), node)
             if best is None or found < best:
-                best = found
+                best, equals = found, index.nodes[level]
     if best is None:
         return None
+    in_turn = _joined(state, equals, demand, members)
+    node = best[1] if in_turn is equals else _first(in_turn, avoid)
+    assert node is not None
     placement = state.policy.placement
     rule = "best fit" if placement == "shoal" else f"chosen by {placement}"
-    return GangFit([(best[1], members)], rule)
+    return GangFit([(node, members)], rule)
+
+
+def _joined(state: State, nodes: list[int], demand: Demand, members: int) -> list[int]:
+    """Nodes with the same room, in join order. If they differ in which of their GPUs are free and
+    say how those are joined, the best of the first few come first: those that have whole groups
+    for it, or scattered GPUs if that is all it needs."""
+    gpus, room = demand.gpus * members, state.rooms[nodes[0]]
+    if room.groups is None or not gpus or demand.gpu_milli != WHOLE_GPU_MILLI:
+        return nodes
+    if len(nodes) == 1 or room.level.gpus == room.kind.gpus:
+        return nodes
+
+    def worth(node: int) -> tuple[bool, tuple[int, ...]]:
+        groups = state.rooms[node].groups
+        return groups is None, cost(groups, state.rooms[node].free, gpus) if groups else ()
+
+    return sorted(nodes[:EQUALS_TRIED_MAX], key=worth) + nodes[EQUALS_TRIED_MAX:]
 
 
 def _first(nodes: list[int], avoid: Collection[int]) -> int | None:
@@ -245,13 +274,15 @@ def _in_one_domain(
     for place in places:
         measured = "measured " if state.policy.place is Places.MEASURED else ""
         rule = f"the tightest {measured}{name} that holds it, {place}"
-        plan = _over_many(division.domains[place], gang, avoid, rule)
+        plan = _over_many(state, division.domains[place], gang, avoid, rule)
         if plan is not None:
             return plan
     return None
 
 
-def _over_many(domain: Domain, gang: Gang, avoid: Collection[int], rule: str) -> GangFit | None:
+def _over_many(
+    state: State, domain: Domain, gang: Gang, avoid: Collection[int], rule: str
+) -> GangFit | None:
     """The emptiest nodes first, so that the gang uses as few as possible. A gang without GPUs takes
     the fullest first, so that it does not strand the GPUs of empty nodes."""
     if room_for(domain, gang, gang.members) < gang.members:
@@ -262,7 +293,7 @@ def _over_many(domain: Domain, gang: Gang, avoid: Collection[int], rule: str) ->
         each = members_here(gang, kind, level)
         if not each:
             continue
-        for node in index.nodes[level]:
+        for node in _joined(state, index.nodes[level], gang.demand, min(missing, each)):
             if avoid and node in avoid:
                 continue
             count = min(missing, each)
@@ -339,5 +370,22 @@ def _best_node(state: State, gang: Gang) -> str:
     if not levels:
         can = any(kind.containers and index.levels for kind, index in state.cluster.free.items())
         return f": {NO_CONTAINERS}" if gang.demand.image and not can else ""
-    best = max(levels)
-    return f": the emptiest has {Demand(best.gpus, best.cpu_milli, best.memory_mb)}"
+    return f": the emptiest has {_free_text(max(levels), gang.demand)}"
+
+
+def _free_text(free: Level, demand: Demand) -> str:
+    """What is short comes first, also if there is none of it."""
+    shared = demand.gpu_milli != WHOLE_GPU_MILLI
+    gpu_milli = free.gpu_milli if shared else free.gpus * WHOLE_GPU_MILLI
+    wanted = demand.gpus * (demand.gpu_milli or WHOLE_GPU_MILLI)
+    parts = [
+        (gpu_milli >= wanted, _amount(gpu_milli, "GPU")),
+        (free.cpu_milli >= demand.cpu_milli, _amount(free.cpu_milli, "CPU")),
+        (free.memory_mb >= demand.memory_mb, f"{free.memory_mb} MB"),
+    ]
+    parts = parts if demand.gpus or free.gpus else parts[1:]
+    return ", ".join(text for _, text in sorted(parts, key=lambda part: part[0]))
+
+
+def _amount(milli: int, unit: str) -> str:
+    return f"{milli / 1000:g} {unit}{'' if milli == 1000 else 's'}"

@@ -12,6 +12,7 @@ from shoal.core.scheduling.fit import fit, slices
 from shoal.core.scheduling.order import gpus_of
 from shoal.core.scheduling.preempt import WithoutVictims
 from shoal.core.scheduling.victims import victim_of
+from shoal.core.scheduling.weak_links import off_weak
 from shoal.core.state.events.queue import JobClaimed
 from shoal.core.state.events.runs import JobStopping
 from shoal.core.state.expect import ran_ms, run_ms
@@ -109,7 +110,10 @@ def _elsewhere(round_: Round, job: Job) -> tuple[Slice, ...] | None:
         with taken(state, job, tuple(kept.values())):
             rest = gang._replace(members=len(missing))
             short = too_short(state, job, round_.now_ms)
-            plan = fit(state, rest, beside(state, gang, kept.values(), short), kept.values())
+            avoid = beside(state, gang, kept.values(), short)
+            plan = fit(state, rest, avoid, kept.values())
+            if plan is not None:
+                _, plan = off_weak(state, rest, avoid, plan, kept.values())
             found = slices(state, plan, gang.demand) if plan is not None else ()
     if len(found) < len(missing):
         return None

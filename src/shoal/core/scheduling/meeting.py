@@ -9,6 +9,7 @@ from itertools import count as counted
 
 from shoal.core.state.round import Round
 from shoal.core.state.state import State
+from shoal.model.array import ELEMENT_NUMBERS
 from shoal.model.ids import in_order
 from shoal.model.job import Job
 from shoal.model.resources import Slice
@@ -33,7 +34,9 @@ def lone_point(state: State, job: Job) -> tuple[str, int]:
     """Where torchrun in a job that is alone meets its own processes. Nothing is kept of it, so it
     costs nothing if the job is not torchrun. Jobs that run at the same time have numbers that are
     near each other, so they do not collide."""
-    policy, (number, index) = state.policy, in_order(job.id)
+    policy, number, index = state.policy, job.number // ELEMENT_NUMBERS, -1
+    if job.spec.array:
+        number, index = in_order(job.id)
     offset = APART * number + index + AGAIN * job.attempt
     address = state.nodes[job.members[0].slice.node].spec.address
     return address, policy.port_first + offset % policy.port_count

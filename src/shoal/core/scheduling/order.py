@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable
+from typing import cast
 
-from shoal.core.state.estimates import octave
+from shoal.core.state.estimates import Key, octave
 from shoal.core.state.expect import ran_ms
 from shoal.core.state.queue import Kin, Lane
 from shoal.core.state.state import Ordering as Ordering  # where users import it from
@@ -77,7 +78,7 @@ def _fair_rank(state: State, job: Job, now_ms: int) -> Rank:
         return (NO_TURNS_OCTAVES, 0)
     attained_ms = ran_ms(job, now_ms)
     lane = state.queue.lane.get(job.number)  # jobs of one lane share its group
-    key = tuple(map(str, lane.kin[:-1])) if lane is not None else state.estimates.key_for(job)
+    key = cast("Key", lane.kin[:-1]) if lane is not None else state.estimates.key_for(job)
     left_ms = state.estimates.remaining_ms(key, attained_ms)
     if job.spec.time_limit_ms:
         left_ms = min(left_ms, max(1, job.spec.time_limit_ms - attained_ms))

@@ -27,7 +27,7 @@ class Bin(NamedTuple):
     ends_ms: int = 0
 
     def lives(self, until_ms: int | None) -> bool:
-        """`until_ms`: None is for ever."""
+        """`until_ms`: None is forever."""
         return not self.ends_ms or (until_ms is not None and until_ms <= self.ends_ms)
 
 

@@ -3,7 +3,8 @@
 There are four ways to look, and the truth is probably between them. The first opening: when it
 would fit if it waited alone. Its turn: when all jobs ahead of it have started one after the other,
 each as soon as enough GPUs are free anywhere. A claim: others were stopped for it. And jobs that
-will be stopped for it as soon as they have run for the policy's minimum.
+will be stopped for it as soon as they have run for the policy's minimum, or put to sleep as soon
+as they have had their turn.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ from typing import NamedTuple
 
 from shoal.core.scheduling.backfill import NODES_MAX, SAFE, TYPICAL, first_opening
 from shoal.core.scheduling.ends import too_short
-from shoal.core.scheduling.order import gpu_milli_of, place_in_line, takes_turns
+from shoal.core.scheduling.keep import line_key
+from shoal.core.scheduling.order import gpu_milli_of, takes_turns
 from shoal.core.scheduling.preempt import PREEMPTORS_MAX, Stops, will_stop
-from shoal.core.scheduling.sleeping import sleep_ms
+from shoal.core.scheduling.sleeping import cost_ms, sleep_ms, turn_ms
+from shoal.core.scheduling.turns import turns_due
+from shoal.core.scheduling.victims import Victim
 from shoal.core.state.expect import left_ms, run_ms
 from shoal.core.state.room import Level
 from shoal.core.state.state import Node, Rank, State
@@ -49,13 +53,9 @@ def predict(state: State, job: Job, now_ms: int) -> Prediction | None:
     early, late = (None if opening is None else opening.start_ms for opening in openings)
     least_ms = max(now_ms, job.not_before_ms)
     ahead = _ahead(state, job, now_ms)
-    leads = (
-        state.queue.leads(job)
-        and len({state.queue.lane[one.number] for one in ahead}) < PREEMPTORS_MAX
-    )
-    stops = will_stop(state, job, least_ms) if leads else None
+    stops = will_stop(state, job, least_ms) if _leads(state, job, ahead) else None
     if stops is not None and not ahead:
-        gone_ms = stops.at_ms + max(one.job.spec.stop_grace_ms for one in stops.victims)
+        gone_ms = stops.at_ms + max(_leaving_ms(state, one) for one in stops.victims)
         ends_ms = [time_ms for time_ms in (early, late) if time_ms is not None and time_ms > now_ms]
         first_ms, last_ms = min([stops.at_ms, *ends_ms]), min([gone_ms, *ends_ms[1:]])
         return Prediction(max(least_ms, first_ms), max(least_ms, first_ms, last_ms), stops)
@@ -63,6 +63,15 @@ def predict(state: State, job: Job, now_ms: int) -> Prediction | None:
         # Running jobs may be stopped for it as soon as it is its turn; or they end first.
         return None if late is None else Prediction(least_ms, max(least_ms, late), stops)
     return _in_turn(state, job, ahead, now_ms, early, late, stops)
+
+
+def _leads(state: State, job: Job, ahead: list[Job]) -> bool:
+    """Whether others may be stopped for it now, or put to sleep."""
+    if not state.queue.leads(job):
+        return False
+    if state.policy.turn_cost_percent:  # whoever sleeps next does so for the first in line
+        return not ahead
+    return len({state.queue.lane[one.number] for one in ahead}) < PREEMPTORS_MAX
 
 
 def _in_turn(
@@ -75,20 +84,24 @@ def _in_turn(
     stops: Stops | None,
 ) -> Prediction | None:
     """`early`, `late`: its first opening if it waited alone."""
+    least_ms = max(now_ms, job.not_before_ms)
     turns = [_turn_ms(state, job, ahead, now_ms, percent) for percent in (TYPICAL, LONG)]
-    held = state.reservations.get(job.id)
-    times = [*turns, late, held.start_ms if held is not None else None]
-    for other in ahead[:AHEAD_LOOKED]:  # it may fill a gap beside one of these
-        reserved = state.reservations.get(other.id)
-        times.append(reserved.start_ms if reserved is not None else None)
-    if early is not None and early > now_ms:
-        times.append(early)  # otherwise it would have started
+    times = [*turns]
+    if not state.policy.turn_cost_percent or None in turns:  # nobody sleeps for it
+        held = state.reservations.get(job.id)
+        times += [late, held.start_ms if held is not None else None]
+        if early is not None and least_ms > now_ms:  # there may be room, but it may not start yet
+            times.append(max(early, least_ms))
+        for other in ahead[:AHEAD_LOOKED]:  # it may fill a gap beside one of these
+            reserved = state.reservations.get(other.id)
+            times.append(reserved.start_ms if reserved is not None else None)
+        if early is not None and early > now_ms:
+            times.append(early)  # otherwise it would have started
     if stops is not None:  # for it, or for a job ahead of it
         times.append(max(now_ms + 1, stops.at_ms))
     known = [time_ms for time_ms in times if time_ms is not None and time_ms > now_ms]
     if not known:
         return None
-    least_ms = max(now_ms, job.not_before_ms)
     return Prediction(max(least_ms, min(known)), max(least_ms, *known), stops)
 
 
@@ -104,17 +117,26 @@ def _when_let_go(state: State, job: Job, now_ms: int) -> Prediction:
     return Prediction(now_ms, now_ms + max(graces, default=0))
 
 
+def _leaving_ms(state: State, victim: Victim) -> int:
+    asleep = victim.sleeps is not None
+    return sleep_ms(state, victim.job) if asleep else victim.job.spec.stop_grace_ms
+
+
 def _ahead(state: State, job: Job, now_ms: int) -> list[Job]:
-    """The jobs before it, the first in line first."""
-    mine = place_in_line(state, job, now_ms)
+    """The jobs before it, the first in line first; where jobs take turns, also sleepers."""
+    mine = line_key(state, job, now_ms)
     found: list[tuple[Rank, Job]] = []
     for line in state.queue.lanes.values():
         for _, number in line:
             other = state.job_numbered(number)
-            place = place_in_line(state, other, now_ms)
+            place = line_key(state, other, now_ms)
             if len(found) >= AHEAD_MAX or place >= mine:
                 break
             found.append((place, other))
+    for job_id in state.wakeful if state.policy.turn_cost_percent else ():
+        sleeper = state.jobs[job_id]
+        if (place := line_key(state, sleeper, now_ms)) < mine and len(found) < AHEAD_MAX:
+            found.append((place, sleeper))
     return [other for _, other in sorted(found, key=lambda entry: entry[0])]
 
 
@@ -126,7 +148,11 @@ def _turn_ms(state: State, job: Job, ahead: list[Job], now_ms: int, percent: int
     nodes = [node for node in state.order if node.schedulable and node.index not in short]
     seen = nodes[:NODES_MAX]
     free = sum(counts.free(state.rooms[node.index].level) for node in seen)
-    ends = _ends(state, seen, counts, now_ms, percent)
+    lent_ms = _lent_ms(state, job, now_ms)
+    ends = _ends(state, seen, counts, now_ms, percent, lent_ms)
+    # Whoever gets a turn is taken to have it for as long as the longest of those that run.
+    lenders = [state.jobs[job_id] for job_id in lent_ms]
+    turn = max((turn_ms(state, one) + cost_ms(state, one) for one in lenders), default=None)
     at_ms = now_ms
     for other in (*ahead, job):
         need = counts.asked(other) * len(seen) // max(1, len(nodes))
@@ -137,15 +163,29 @@ def _turn_ms(state: State, job: Job, ahead: list[Job], now_ms: int, percent: int
             at_ms, free = max(at_ms, end_ms), free + amount
         free -= need
         expected = run_ms(state, other, percent, other.attained_ms)
-        if expected is not None:
-            heapq.heappush(ends, (at_ms + max(1, expected - other.attained_ms), need))
+        lasts = [turn] if expected is None else [expected - other.attained_ms, turn]
+        if known := [length_ms for length_ms in lasts if length_ms is not None]:
+            heapq.heappush(ends, (at_ms + max(1, min(known)), need))
     return at_ms
 
 
+def _lent_ms(state: State, job: Job, now_ms: int) -> dict[str, int]:
+    """By job: when it will have slept for others, where jobs take turns."""
+    if not state.policy.turn_cost_percent or job.spec.whole_nodes:
+        return {}
+    due = turns_due(state, job, now_ms)
+    return {one.job.id: over_ms + sleep_ms(state, one.job) - now_ms for over_ms, one in due}
+
+
 def _ends(
-    state: State, nodes: list[Node], counts: Counts, now_ms: int, percent: int
+    state: State,
+    nodes: list[Node],
+    counts: Counts,
+    now_ms: int,
+    percent: int,
+    lent_ms: dict[str, int],
 ) -> list[tuple[int, int]]:
-    """How much becomes free and when, as a heap."""
+    """How much becomes free and when, as a heap. `lent_ms`: jobs that sleep by then."""
     found: list[tuple[int, int]] = []
     left: dict[str, int | None] = {}
     for node in nodes:
@@ -153,7 +193,10 @@ def _ends(
             if job.phase is Phase.ASLEEP:
                 continue  # it holds no GPU
             if job.id not in left:
-                left[job.id] = _left_ms(state, job, now_ms, percent)
+                ends_ms = _left_ms(state, job, now_ms, percent), lent_ms.get(job.id)
+                left[job.id] = min(
+                    (time_ms for time_ms in ends_ms if time_ms is not None), default=None
+                )
             left_ms_ = left[job.id]
             if left_ms_ is not None:
                 found.append((now_ms + left_ms_, counts.held(job.members[ref.member].slice)))

@@ -21,7 +21,7 @@ from shoal.core.scheduling.again import kept_from
 from shoal.core.scheduling.fit import fit, slices
 from shoal.core.scheduling.order import gpu_milli_of
 from shoal.core.scheduling.sleeping import Beds, bed, cost_ms, doze, why_not
-from shoal.core.scheduling.turns import turns_of
+from shoal.core.scheduling.turns import turns_due, turns_of
 from shoal.core.scheduling.victims import (
     VICTIMS_MAX,
     Victim,
@@ -46,6 +46,8 @@ Find = Callable[[], tuple[Slice, ...] | None]
 # At most this many jobs at the front of the queue may have others stopped for them in one cycle.
 PREEMPTORS_MAX = 8
 NAMED_MAX = 3  # jobs that will be stopped
+# In a very large cluster this many jobs that may be stopped are compared, the least entitled.
+COMPARED_MAX = 1024
 
 
 def preempt(round_: Round, job: Job) -> bool:
@@ -54,11 +56,13 @@ def preempt(round_: Round, job: Job) -> bool:
     stops = bool(state.preemptible) and state.policy.preempt is not Preempt.NEVER
     if not turns and not stops:
         return False
-    find = _find(state, job, round_.now_ms)
     candidates = _candidates(round_, job) if stops else []
     lends = turns and not job.spec.whole_nodes
     over, later = turns_of(round_, job, candidates) if lends else ([], [])
     candidates += over
+    if not candidates and not later:
+        return False
+    find = _find(state, job, round_.now_ms)
     found = _try_out(state, round_.now_ms, job, candidates, find) if candidates else None
     if found is None:
         if later and _try_out(state, round_.now_ms, job, candidates + later, find) is not None:
@@ -86,11 +90,36 @@ class Stops(NamedTuple):
 
 
 def will_stop(state: State, job: Job, now_ms: int) -> Stops | None:
-    """The first moment at which enough jobs may be stopped for this one, if none ends before: each
-    has to run for the policy's minimum. None if there are not enough of them."""
-    if not state.preemptible or state.policy.preempt is Preempt.NEVER:
-        return None
+    """The first moment at which enough jobs may be stopped or put to sleep for this one, if none
+    ends before: each has to run for the policy's minimum, or to have its turn. None if there are
+    not enough of them."""
     mine = _entitlement(state, job, now_ms, holding=False)
+    due = _stops_due(state, job, mine, now_ms)
+    takes_turns = state.policy.turn_cost_percent and not job.spec.whole_nodes
+    turns = turns_due(state, job, now_ms) if takes_turns else []
+    times = sorted({one[0] for one in due} | {one[0] for one in turns})
+    known: dict[tuple[str, bool], tuple[Victim, float]] = {}
+    found, low, high = None, 0, len(times)
+    while low < high:  # the more may be stopped, the sooner it fits
+        middle = (low + high) // 2
+        may = [(theirs, other) for at_ms, theirs, other in due if at_ms <= times[middle]]
+        may.sort(key=lambda entry: (entry[0], entry[1].number), reverse=True)
+        victims = _cheapest(state, job, may, mine, now_ms, known)
+        already = {victim.job.id for victim in victims}
+        over = (victim for at_ms, victim in turns if at_ms <= times[middle])
+        victims += [victim for victim in over if victim.job.id not in already]
+        room = _try_out(state, now_ms, job, victims, _find(state, job, now_ms)) if victims else None
+        if room is None:
+            low = middle + 1
+        else:
+            found, high = Stops(times[middle], room[0]), middle
+    return found
+
+
+def _stops_due(state: State, job: Job, mine: Rank, now_ms: int) -> list[tuple[int, Rank, Job]]:
+    if not state.preemptible or state.policy.preempt is Preempt.NEVER:
+        return []
+    gang, avoid = scope(state, job, now_ms)
     due: list[tuple[int, Rank, Job]] = []
     for job_id in state.preemptible:
         other = state.jobs[job_id]
@@ -98,21 +127,9 @@ def will_stop(state: State, job: Job, now_ms: int) -> Stops | None:
             m.over for m in other.members
         ):
             theirs = _entitlement(state, other, now_ms, holding=True)
-            if theirs > mine:
+            if theirs > mine and of_use(state, other, gang, avoid):
                 due.append((_due_ms(state, other, now_ms), theirs, other))
-    times = sorted({at_ms for at_ms, _, _ in due})
-    found, low, high = None, 0, len(times)
-    while low < high:  # the more may be stopped, the sooner it fits
-        middle = (low + high) // 2
-        may = [(theirs, other) for at_ms, theirs, other in due if at_ms <= times[middle]]
-        may.sort(key=lambda entry: (entry[0], entry[1].number), reverse=True)
-        victims = _cheapest(state, job, may, now_ms)
-        room = _try_out(state, now_ms, job, victims, _find(state, job, now_ms)) if victims else None
-        if room is None:
-            low = middle + 1
-        else:
-            found, high = Stops(times[middle], room[0]), middle
-    return found
+    return due
 
 
 def _due_ms(state: State, job: Job, now_ms: int) -> int:
@@ -138,30 +155,40 @@ def _candidates(round_: Round, job: Job) -> list[Victim]:
     """Jobs that may be stopped for this one now."""
     state, now_ms = round_.state, round_.now_ms
     mine = _entitlement(state, job, now_ms, holding=False)
-    return _cheapest(state, job, _stoppable(round_, mine), now_ms)
+    _catch_up(round_)
+    if not state.claims and not state.agenda.stoppable.any_beyond(mine):
+        return []
+    gang, avoid = scope(state, job, now_ms)
+    stoppable = _stoppable(round_, mine, lambda other: of_use(state, other, gang, avoid))
+    if round_.victims[0] != len(round_.events):
+        round_.victims = len(round_.events), {}
+    return _cheapest(state, job, stoppable, mine, now_ms, round_.victims[1])
 
 
 def _cheapest(
-    state: State, job: Job, stoppable: list[tuple[Rank, Job]], now_ms: int
+    state: State,
+    job: Job,
+    stoppable: list[tuple[Rank, Job]],
+    mine: Rank,
+    now_ms: int,
+    known: dict[tuple[str, bool], tuple[Victim, float]],
 ) -> list[Victim]:
     """The cheapest first: jobs on borrowed GPUs, then those that only have to shrink, then by work
-    lost since a checkpoint per GPU freed."""
-    gang, avoid = scope(state, job, now_ms)
-    mine = _entitlement(state, job, now_ms, holding=False)
+    lost since a checkpoint per GPU freed. `known`: victims and costs of which this was asked."""
     found = []
+    whole_nodes = job.spec.whole_nodes
     for theirs, other in stoppable:
         if theirs[:2] == mine[:2] and not other.spec.checkpoint_ms:
-            continue  # jobs that start over would take turns for ever and get nowhere
-        if not of_use(state, other, gang, avoid):
-            continue
-        victim = victim_of(other, now_ms)
-        stop_ms = victim.lost_ms + state.policy.move_cost_ms
-        lends = not job.spec.whole_nodes and not why_not(state, other)  # a sleeper stays there
-        if lends and cost_ms(state, other) < stop_ms:
-            victim = asleep_of(state, other, SleepCause.PREEMPT)
-        cost = victim.lost_ms / max(1, gpu_milli_of(other))
+            continue  # jobs that start over would take turns forever and get nowhere
+        entry = known.get((other.id, whole_nodes))
+        if entry is None:
+            entry = known[other.id, whole_nodes] = _deed(state, other, whole_nodes, now_ms)
+        victim, cost = entry
         found.append(((not theirs[0], not victim.sleeps, not victim.shrinks, cost), victim))
-    for victim in _resizing(state):
+    resizing = _resizing(state) if state.claims else []
+    if resizing:
+        gang, avoid = scope(state, job, now_ms)
+    for victim in resizing:
         theirs = _entitlement(state, victim.job, now_ms, holding=True)
         if theirs > mine and of_use(state, victim.job, gang, avoid):
             found.append(((not theirs[0], False, False, -1.0), victim))
@@ -169,8 +196,18 @@ def _cheapest(
     return [victim for _, victim in found[:VICTIMS_MAX]]
 
 
-def _stoppable(round_: Round, mine: Rank) -> list[tuple[Rank, Job]]:
-    """Jobs less entitled than this that have run for long enough, the least entitled first."""
+def _deed(state: State, other: Job, whole_nodes: bool, now_ms: int) -> tuple[Victim, float]:
+    """How it would make room, and what that costs per GPU. `whole_nodes`: all of its nodes."""
+    victim = victim_of(other, now_ms)
+    stop_ms = victim.lost_ms + state.policy.move_cost_ms
+    lends = not whole_nodes and not why_not(state, other)  # a sleeper stays there
+    if lends and cost_ms(state, other) < stop_ms:
+        victim = asleep_of(state, other, SleepCause.PREEMPT)
+    return victim, victim.lost_ms / max(1, gpu_milli_of(other))
+
+
+def _catch_up(round_: Round) -> None:
+    """Rank the running jobs whose rank has changed, or that have now run for long enough."""
     state, now_ms = round_.state, round_.now_ms
     changes_ms = state.ordering.changes_ms
     by_rank = state.policy.preempt is Preempt.RANK
@@ -183,19 +220,33 @@ def _stoppable(round_: Round, mine: Rank) -> list[tuple[Rank, Job]]:
     next_ms = line.catch_up(now_ms, state.jobs, judge)
     if next_ms is not None:
         round_.look_again(next_ms)
-    if round_.quotas and not round_.judged:
+    if state.accounts.quotas and not round_.judged:
         # What is borrowed changes with every placement of the tenant.
         round_.judged = True
         for job_id in state.preemptible:
             if line.holds(job_id):
                 line.rank(state.jobs[job_id], lambda job: (judge(job)[0], None))
-    found = []
-    for job_id in list(line.beyond(mine)):
+
+
+def _stoppable(round_: Round, mine: Rank, useful: Callable[[Job], bool]) -> list[tuple[Rank, Job]]:
+    """Jobs less entitled than this that have run for long enough, the least entitled first.
+    `useful`: is the room of such a job any use?"""
+    state, now_ms = round_.state, round_.now_ms
+    # Without quotas, what a running job is entitled to stays the same during a step.
+    known: dict[str, Rank] = round_.entitled if not state.accounts.quotas else {}
+    found: list[tuple[Rank, Job]] = []
+    for job_id in state.agenda.stoppable.beyond(mine):
         job = state.jobs[job_id]
-        theirs = _entitlement(state, job, now_ms, holding=True)
         running = job.phase is Phase.RUNNING and not any(member.over for member in job.members)
-        if theirs > mine and running:  # otherwise it is about to end anyway
+        if not running or not useful(job):
+            continue  # it is about to end anyway, or somewhere else
+        theirs = known.get(job_id)
+        if theirs is None:
+            theirs = known[job_id] = _entitlement(state, job, now_ms, holding=True)
+        if theirs > mine:
             found.append((theirs, job))
+            if len(found) == COMPARED_MAX:
+                break
     return found
 
 
@@ -210,7 +261,7 @@ def _entitlement(
         borrowed = not state.accounts.within_quota(job.spec.tenant, more)
     if state.policy.preempt is not Preempt.RANK:
         return (borrowed, -job.spec.priority)
-    # Not the tenant's standing: it changes by the minute, and two jobs would take turns for ever.
+    # Not the tenant's standing: it changes by the minute, and two jobs would take turns forever.
     rank = state.ordering.rank(state, job, now_ms)
     return (borrowed, -job.spec.priority, not job.elder, *rank)
 
@@ -394,7 +445,7 @@ def _stop(round_: Round, job: Job, victim: Victim) -> None:
     if victim.sleeps is not None:
         turn = victim.sleeps is SleepCause.TURN
         if not why_not(round_.state, other):
-            deed = "its turn is over" if turn else "sleeps"
+            deed = "its time slice is over" if turn else "sleeps"
             why = f"{deed} to make room for {_named(job)}; nothing is lost"
             doze(round_, other, victim.sleeps, why)
             return

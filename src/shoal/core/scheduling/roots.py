@@ -45,7 +45,10 @@ def blind_nodes(state: State, job: Job) -> set[int]:
 
 def where_from(state: State, job: Job, given: tuple[Slice, ...]) -> str:
     """What these nodes find of the job's work, if they do not see all that it saved."""
-    before, now = _roots(state, job), {state.nodes[s.node].spec.checkpoints for s in given}
+    before = _roots(state, job)
+    if not before:
+        return ""
+    now = {state.nodes[s.node].spec.checkpoints for s in given}
     if not before - now or "" in now:
         return ""
     there = list(dict.fromkeys(member.slice.node for member in job.members))
@@ -56,7 +59,8 @@ def where_from(state: State, job: Job, given: tuple[Slice, ...]) -> str:
         lost = ""
         if copied.step and job.saved_step > copied.step:
             lost = f"; step {job.saved_step} was saved on {_named(there)} and not copied in time"
-        return f"; {_named(here)} gets its checkpoint{of} from the head{lost}"
+        origin = _named(list(copied.held_by)) or "the head"
+        return f"; {_named(here)} gets its checkpoint{of} from {origin}{lost}"
     return (
         f"; its checkpoints are on {_named(there)}, and {_named(here)} cannot see them: it "
         f"starts over; {_advice(state, job)}"
@@ -70,8 +74,10 @@ def _advice(state: State, job: Job) -> str:
 
 
 def _roots(state: State, job: Job) -> set[str]:
+    if not job.attempt:
+        return set()
     saves = job.saved_step or job.spec.checkpoint_ms or job.id in state.heard.copied
-    if not job.attempt or not saves or job.spec.env.get(CHECKPOINT_DIR):
+    if not saves or job.spec.env.get(CHECKPOINT_DIR):
         return set()
     nodes = [state.nodes.get(member.slice.node) for member in job.members]
     return {node.spec.checkpoints for node in nodes if node is not None} - {""}

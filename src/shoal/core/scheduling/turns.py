@@ -8,7 +8,7 @@ that needs more room than is due now has the next turns: jobs behind it do not t
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Iterator
 from itertools import islice
 
 from shoal.core.scheduling.keep import line_key
@@ -26,22 +26,15 @@ def turns_of(round_: Round, job: Job, known: list[Victim]) -> tuple[list[Victim]
     """Jobs that could sleep for this one, the longest awake first: those that have had their turn,
     and those that have not. `known`: victims anyway."""
     state, now_ms = round_.state, round_.now_ms
-    gang, avoid = scope(state, job, now_ms)
     first = _first(round_, job)
     already = {victim.job.id for victim in known}
     over: list[Victim] = []
     later: list[Victim] = []
-    for other in _awake(state, job):
-        if other.id in already or other.phase is not Phase.RUNNING or other.awake_ms is None:
-            continue
-        if not of_use(state, other, gang, avoid) or why_not(state, other):
-            continue
+    for over_ms, other in _lenders(state, job, now_ms, already):
         if first is not None and of_use(state, other, *first):
             continue
-        length_ms = turn_ms(state, other)
-        over_ms = other.awake_ms + length_ms
         if not _may_take(state, job, other, now_ms):
-            round_.look_again(max(over_ms, now_ms + length_ms))
+            round_.look_again(max(over_ms, now_ms + turn_ms(state, other)))
         elif over_ms > now_ms:
             round_.look_again(over_ms)
             later.append(asleep_of(state, other, SleepCause.TURN))
@@ -50,6 +43,27 @@ def turns_of(round_: Round, job: Job, known: list[Victim]) -> tuple[list[Victim]
         if len(over) + len(later) >= VICTIMS_MAX:
             break
     return over, later
+
+
+def turns_due(state: State, job: Job, now_ms: int) -> list[tuple[int, Victim]]:
+    """Jobs that can sleep for this one, each with the moment when it has had its turn; as far as
+    their tenants stand as they do now."""
+    return [
+        (max(now_ms, over_ms), asleep_of(state, other, SleepCause.TURN))
+        for over_ms, other in islice(_lenders(state, job, now_ms, ()), VICTIMS_MAX)
+        if _may_take(state, job, other, now_ms)
+    ]
+
+
+def _lenders(
+    state: State, job: Job, now_ms: int, already: Container[str]
+) -> Iterator[tuple[int, Job]]:
+    gang, avoid = scope(state, job, now_ms)
+    for other in _awake(state, job):
+        if other.id in already or other.phase is not Phase.RUNNING or other.awake_ms is None:
+            continue
+        if of_use(state, other, gang, avoid) and not why_not(state, other):
+            yield other.awake_ms + turn_ms(state, other), other
 
 
 def _awake(state: State, job: Job) -> Iterable[Job]:

@@ -46,13 +46,15 @@ def scope(state: State, job: Job, now_ms: int) -> tuple[Gang, Container[int]]:
 
 
 def of_use(state: State, victim: Job, gang: Gang, avoid: Container[int]) -> bool:
-    nodes = (state.nodes[member.slice.node] for member in victim.members)
-    return any(
-        gang.demand.suits(state.rooms[node.index].kind)
-        and node.schedulable
-        and node.index not in avoid
-        for node in nodes
-    )
+    for member in victim.members:
+        node = state.nodes[member.slice.node]
+        if (
+            gang.demand.suits(state.rooms[node.index].kind)
+            and node.schedulable
+            and node.index not in avoid
+        ):
+            return True
+    return False
 
 
 def victim_of(job: Job, now_ms: int, *, whole: bool = False) -> Victim:

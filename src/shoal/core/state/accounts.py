@@ -7,6 +7,7 @@ import math
 import msgspec
 
 from shoal.model.budget import BudgetLevel
+from shoal.model.job import JobSpec
 from shoal.model.policy import Policy, Tenant
 from shoal.model.resources import WHOLE_GPU_MILLI, Demand, Kind
 
@@ -41,13 +42,22 @@ class Accounts:
     def __init__(self, policy: Policy, own: dict[str, Account] | None = None) -> None:
         self.own: dict[str, Account] = own or {}
         self.budgets: dict[str, BudgetLevel] = {}  # tenants that have used most of their budget
+        # Keys that have used up their tokens: the tenant, and when they begin again.
+        self.held_keys: dict[str, tuple[str, int]] = {}
         self._lineages: dict[str, tuple[Tenant, ...]] = {}  # of tenants with jobs
-        self.obey(policy)
+        self._policy = policy
+        self._add_up()
 
     def obey(self, policy: Policy) -> None:
         """A new policy may have another tree or half-life; past usage stays."""
+        before, self._policy = self._policy, policy
+        if before.tenants != policy.tenants or before.half_life_ms != policy.half_life_ms:
+            self._add_up()
+
+    def _add_up(self) -> None:
+        policy = self._policy
         self._half_life_ms = policy.half_life_ms
-        self._policy = policy
+        self.quotas = any(tenant.quota_gpus for tenant in policy.tenants)
         self._lineages = {name: policy.lineage(name) for name in self._lineages}
         self.sums: dict[str, Account] = {}
         now_ms = max((account.at_ms for account in self.own.values()), default=0)
@@ -62,7 +72,7 @@ class Accounts:
     def forget(self, tenant: str) -> None:
         """It was removed: another one of its name begins with nothing."""
         if self.own.pop(tenant, None) is not None:
-            self.obey(self._policy)
+            self._add_up()
 
     def meet(self, tenant: str) -> None:
         """Remember the lineage of a tenant with jobs: it is needed often."""
@@ -71,7 +81,9 @@ class Accounts:
 
     def lineage(self, tenant: str) -> tuple[Tenant, ...]:
         """The tenant and its ancestors, the root first."""
-        return self._lineages.get(tenant) or self._policy.lineage(tenant)
+        if tenant in self._lineages:
+            return self._lineages[tenant]
+        return self._policy.lineage(tenant)
 
     def held_by(self, tenant: str) -> str:
         """The tenant or ancestor whose budget is used up; empty if none is."""
@@ -83,10 +95,13 @@ class Accounts:
 
     def change(self, tenant: str, share: int, gpu_milli: int, now_ms: int, penalty: int) -> None:
         """The tenant holds this much more from now on (less, if negative)."""
-        accounts = [self.own.setdefault(tenant, Account())]
-        for ancestor in self.lineage(tenant):
-            accounts.append(self.sums.setdefault(ancestor.name, Account()))
-        for account in accounts:
+        holders = [(self.own, tenant)]
+        for one in self.lineage(tenant):
+            holders.append((self.sums, one.name))
+        for accounts, name in holders:
+            account = accounts.get(name)
+            if account is None:
+                account = accounts[name] = Account()
             account.advance(now_ms, self._half_life_ms)
             account.share += share
             account.gpu_milli += gpu_milli
@@ -107,6 +122,8 @@ class Accounts:
     def within_quota(self, tenant: str, gpu_milli: int) -> bool:
         """Would it stay within its guaranteed GPUs with this much more? Without a quota everything
         is borrowed."""
+        if not self.quotas:
+            return False
         guarantor = self.guarantor(tenant)
         if guarantor is None:
             return False
@@ -116,17 +133,18 @@ class Accounts:
 
     def guarantor(self, tenant: str) -> Tenant | None:
         """The tenant whose quota applies: itself or its nearest ancestor that has one."""
+        if not self.quotas:
+            return None
         for ancestor in reversed(self.lineage(tenant)):
             if ancestor.quota_gpus:
                 return ancestor
         return None
 
 
-def share_of(demand: Demand, share_milli: int, totals: Kind) -> int:
+def share_of(demand: Demand | JobSpec, share_milli: int, totals: Kind) -> int:
     """The dominant share of one member: the largest part it takes of any resource."""
-    parts = (
-        (demand.gpus * share_milli, totals.gpus * WHOLE_GPU_MILLI),
-        (demand.cpu_milli, totals.cpu_milli),
-        (demand.memory_mb, totals.memory_mb),
-    )
-    return max((need * PARTS // have for need, have in parts if have), default=0)
+    gpus_milli = totals.gpus * WHOLE_GPU_MILLI
+    gpus = demand.gpus * share_milli * PARTS // gpus_milli if gpus_milli else 0
+    cpus = demand.cpu_milli * PARTS // totals.cpu_milli if totals.cpu_milli else 0
+    memory = demand.memory_mb * PARTS // totals.memory_mb if totals.memory_mb else 0
+    return max(gpus, cpus, memory)

@@ -18,6 +18,8 @@ class Agenda:
         self.turn_for: str | None = None  # the job that has the next turns
         self.beds: dict[str, None] = {}  # sleepers that may have room to wake
         self.hopeless: set[Gang] = set()  # do not fit until a node gains room for them
+        # Gangs in the queue that are not hopeless; None: not counted yet.
+        self.hopeful: dict[Gang, None] | None = None
         self.no_gap: set[tuple[Gang, tuple[str, ...]]] = set()  # fit only on nodes of these jobs
         # Lanes in which no job found a gap beside the nodes reserved for these jobs.
         self.stuck: dict[Lane, tuple[str, ...]] = {}
@@ -34,6 +36,9 @@ class Agenda:
         self.waits_max = 0  # more are mostly of jobs that no longer wait
         self.windows: dict[str, int] = {}  # array -> how many elements may wait at a time
         self.serve_ms: int | None = None  # when to look at the services again
+        # Services that may have something to do; None: all of them, or there are none.
+        self.unserved: dict[str, None] | None = None
+        self.late_ms: dict[str, int] = {}  # other service -> when a replica of it is too late
 
     def look_again(self, at_ms: int) -> None:
         """Look at the whole queue at that time: a job may be able to start then."""
@@ -47,11 +52,27 @@ class Agenda:
     def joined(self, lane: Lane) -> None:
         self.fresh[lane] = None
         self.stuck.pop(lane, None)
+        if self.hopeful is not None and lane.gang not in self.hopeless:
+            self.hopeful[lane.gang] = None
 
-    def left(self, lane: Lane, *, empty: bool) -> None:
+    def left(self, lane: Lane, *, empty: bool, last: bool) -> None:
+        """`empty`: nobody is left in the lane; `last`: nor in another one of its gang."""
         self.stuck.pop(lane, None)
         if empty:
             self.fresh.pop(lane, None)
+        if last and self.hopeful is not None:
+            self.hopeful.pop(lane.gang, None)
+
+    def despair(self, gang: Gang) -> None:
+        """It fits nowhere until a node gains room for it."""
+        self.hopeless.add(gang)
+        if self.hopeful is not None:
+            self.hopeful.pop(gang, None)
+
+    def hope(self) -> None:
+        """Any gang may fit somewhere now."""
+        self.hopeless = set()
+        self.hopeful = None
 
     def other_gaps(self) -> None:
         """Reservations have changed: there may now be room beside them."""

@@ -13,6 +13,10 @@ def apply(state: State, event: EventBase) -> None:
     """Change the state by one event; live, replayed and simulated alike."""
     if state.aging and state.aging[0][0] <= event.at_ms:
         grow_older(state, event.at_ms)
+    unserved = state.agenda.unserved
+    if unserved is not None:
+        for name in event.services(state):
+            unserved[name] = None
     event.apply(state)
 
 

@@ -21,7 +21,7 @@ def add_array(state: State, array: Job) -> None:
     state.unfolded[array.id] = Unfolded()
     state.accounts.meet(array.spec.tenant)
     state.tally.array(state.accounts, array, 1)
-    state.sizes.job(array)
+    state.sizes.job(array, state.caches.specs.measure(array.spec))
     if array.key:
         state.keys[array.key] = array.id
     for other in array.awaits:

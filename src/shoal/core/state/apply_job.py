@@ -21,7 +21,8 @@ def member_over(state: State, job: Job, number: int, at_ms: int) -> None:
 
 def account(state: State, job: Job, members: int, at_ms: int, penalty: int = 0) -> None:
     """So many members more hold their slices."""
-    gpus = sum(len(member.slice.gpus) * member.slice.gpu_milli for member in job.members[:1])
+    first = job.members[0].slice  # all are charged alike
+    gpus = len(first.gpus) * first.gpu_milli
     share = job.share * members
     state.accounts.change(job.spec.tenant, share, gpus * members, at_ms, penalty)
 
@@ -63,6 +64,7 @@ def not_served(state: State, job: Job) -> None:
     if service is not None:
         service.ready.pop(job.id, None)
     state.heard.down_ms.pop(job.id, None)
+    state.heard.starts.pop(job.id, None)
     state.heard.quiet.pop(job.id, None)
 
 

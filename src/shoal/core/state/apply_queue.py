@@ -10,7 +10,7 @@ from shoal.core.state.apply_array import drop_from, element_added, element_dropp
 from shoal.core.state.apply_labels import ask, ask_no_more
 from shoal.core.state.apply_room import change, hold
 from shoal.core.state.estimates import SPANS, begin_ms, key_of, octave, span
-from shoal.core.state.queue import Lane, gang_of
+from shoal.core.state.queue import Lane
 from shoal.core.state.state import Functions, State
 from shoal.core.state.tally import Tally
 from shoal.model.job import Job, Phase
@@ -19,10 +19,25 @@ from shoal.model.resources import Slice
 
 
 def adopt_policy(state: State, policy: Policy) -> None:
-    """Reorder the queue if the policy's order has changed."""
-    state.policy = policy
+    """File again only what the change concerns."""
+    before, state.policy = state.policy, policy
     state.accounts.obey(policy)
-    state.tally = Tally()  # another tree has other branches
+    if before.tenants != policy.tenants:
+        _count_again(state)
+    _obey_order(state)
+    agenda = state.agenda
+    agenda.hope()
+    agenda.other_gaps()
+    agenda.look_ms = agenda.ends_ms = 0
+    if _stops(before) != _stops(policy):
+        agenda.stoppable = Stoppable()
+        for job_id in state.preemptible:
+            agenda.stoppable.joins(state.jobs[job_id], policy.run_ms_min, policy.turn_ms_min)
+
+
+def _count_again(state: State) -> None:
+    """Another tree of tenants has other branches and quotas."""
+    state.tally = Tally()
     for array in state.arrays.values():
         state.tally.array(state.accounts, array, 1)
     for job in state.jobs.values():
@@ -30,14 +45,17 @@ def adopt_policy(state: State, policy: Policy) -> None:
         state.tally.job(state.accounts, job, 1)
     for service in state.services.values():
         state.tally.service(state.accounts, service.spec, 1)
-    _obey_order(state)
-    agenda = state.agenda
-    agenda.hopeless = set()
-    agenda.other_gaps()
-    agenda.look_ms = agenda.ends_ms = 0
-    agenda.stoppable = Stoppable()
-    for job in state.jobs.values():
-        agenda.stoppable.joins(job, policy.run_ms_min, policy.turn_ms_min)
+
+
+def _stops(policy: Policy) -> tuple[object, ...]:
+    """What decides when a running job may be stopped for others, and which of them first."""
+    return (
+        policy.run_ms_min,
+        policy.turn_ms_min,
+        policy.preempt,
+        policy.order,
+        policy.tenants,
+    )
 
 
 def adopt_functions(state: State, functions: Functions) -> None:
@@ -57,7 +75,7 @@ def _reorder(state: State) -> None:
     queue = state.queue
     numbers = [*queue.lane, *queue.held]
     queue.lanes, queue.of_gang, queue.lane, queue.oldest, queue.held = {}, {}, {}, [], {}
-    state.agenda.fresh = {}
+    state.agenda.fresh, state.agenda.hopeful = {}, None
     for number in sorted(numbers):
         _stand(state, state.job_numbered(number))
 
@@ -77,7 +95,8 @@ def _stand(state: State, job: Job) -> None:
         return
     ordering = state.ordering
     kin = ordering.kin(state, job)
-    lane = Lane(job.spec.tenant, job.spec.priority, gang_of(job), kin, job.elder)
+    spec = job.spec
+    lane = Lane(spec.tenant, spec.priority, state.caches.specs.gang(spec), kin, job.elder)
     state.queue.stand(job, lane, ordering.job(job))
     state.agenda.joined(lane)
 
@@ -85,7 +104,8 @@ def _stand(state: State, job: Job) -> None:
 def leave_queue(state: State, job: Job) -> None:
     lane = state.queue.remove(job, state.ordering.job(job))
     if lane is not None:
-        state.agenda.left(lane, empty=lane not in state.queue.lanes)
+        queue = state.queue
+        state.agenda.left(lane, empty=lane not in queue.lanes, last=lane.gang not in queue.of_gang)
 
 
 def wake_delayed(state: State, now_ms: int) -> None:
@@ -120,7 +140,7 @@ def add_job(state: State, job: Job) -> None:
     state.births_ms += job.submitted_ms
     state.accounts.meet(job.spec.tenant)
     state.tally.job(state.accounts, job, 1)
-    state.sizes.job(job)
+    weigh(state, job)
     if job.spec.service:
         state.replicas.setdefault(job.spec.service, {})[job.id] = None
     if job.spec.array:
@@ -145,6 +165,12 @@ def add_job(state: State, job: Job) -> None:
         state.agenda.attention[job.id] = None
 
 
+def weigh(state: State, job: Job) -> None:
+    """Count its bytes. From now on it shares its spec with jobs that have an equal one."""
+    job.spec, size = state.caches.specs.share(job.spec)
+    state.sizes.job(job, size)
+
+
 def heed(state: State, job: Job) -> None:
     """Keep track of whether it sleeps and is to be woken."""
     if job.phase is Phase.ASLEEP and job.wants:
@@ -161,6 +187,7 @@ def drop_job(state: State, job: Job) -> None:
     state.heard.warm.pop(job.id, None)
     state.heard.copied.pop(job.id, None)
     state.heard.down_ms.pop(job.id, None)
+    state.heard.starts.pop(job.id, None)
     if job.spec.service:
         of_service = state.replicas[job.spec.service]
         del of_service[job.id]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Sequence
 from typing import Self
 
 from shoal.core.books.baseline import forget
 from shoal.core.books.foresight import Foresight
 from shoal.core.state.asked import kind_of
 from shoal.core.state.ends import leaving_times
-from shoal.core.state.room import Room
+from shoal.core.state.room import Domain, Level, Room
 from shoal.core.state.state import Node, State
 from shoal.model.health import Standing
 from shoal.model.job import Job, MemberRef
@@ -54,8 +55,9 @@ def drop_node(state: State, name: str) -> int:
     heard = state.heard
     for book in (heard.said, heard.versions, heard.getting, heard.uses, heard.touched):
         book.pop(name, None)
-    for told in (heard.asked, heard.verdicts, heard.own_ends, heard.listens):
+    for told in (heard.asked, heard.verdicts, heard.own_ends, heard.listens, heard.hangs):
         told.pop(name, None)
+    heard.hold(name, ())
     state.caches.ending = {}
     return node.index
 
@@ -79,7 +81,8 @@ def file_again(state: State) -> None:
             open_up(state, node)
             moved = True
     if moved:
-        state.agenda.hopeless.clear()
+        state.caches.possible.clear()
+        state.agenda.hope()
         state.agenda.other_gaps()
         state.agenda.look_ms = 0
 
@@ -143,6 +146,7 @@ def set_intent(state: State, node: Node, intent: NodeIntent) -> None:
 def _count_known(state: State, node: Node, change: int) -> None:
     if node.intent is not NodeIntent.REMOVED:
         kind, totals = state.rooms[node.index].kind, state.totals
+        state.caches.possible.clear()
         _count(state.capacity, kind, change)
         state.totals = Kind(
             totals.gpus + change * kind.gpus,
@@ -161,6 +165,7 @@ def change_kind(state: State, node: Node, kind: Kind) -> None:
     """Its labels or taints, or what matters of them, have changed; its amounts have not."""
     room = state.rooms[node.index]
     before, room.kind = room.kind, kind
+    state.caches.possible.clear()
     if node.intent is not NodeIntent.REMOVED:
         _count(state.capacity, before, -1)
         _count(state.capacity, kind, 1)
@@ -214,6 +219,9 @@ def gained(state: State, room: Room) -> None:
     fits = {gang for gang in known | agenda.hopeless if room.holds(gang.demand)}
     if fits:
         agenda.hopeless -= fits
+        if agenda.hopeful is not None:
+            of_gang = state.queue.of_gang
+            agenda.hopeful.update((gang, None) for gang in fits if gang in of_gang)
         agenda.no_gap = {entry for entry in agenda.no_gap if entry[0] not in fits}
         agenda.stuck = {
             lane: ahead for lane, ahead in agenda.stuck.items() if lane.gang not in fits
@@ -222,15 +230,15 @@ def gained(state: State, room: Room) -> None:
 
 def hold(state: State, job: Job) -> None:
     """The members of a placed job take their slices."""
+    numbers: dict[str, list[int]] = {}
     for number, member in enumerate(job.members):
         if not member.over:
-            slice_ = member.held
-            state.placed[slice_.node][MemberRef(job.id, job.attempt, number)] = job
-            alone = job.spec.whole_nodes and not member.lent
-            change(state, slice_, -1, exclusive=alone, asleep=member.lent)
-            left = state.rooms[state.nodes[slice_.node].index].gpu_milli
-            short = min(left, default=0) < 0 and any(left[gpu] < 0 for gpu in slice_.gpus)
-            assert not short, f"{slice_} is held"
+            if member.slice.node in numbers:
+                numbers[member.slice.node].append(number)
+            else:
+                numbers[member.slice.node] = [number]
+    for node_id, there in numbers.items():
+        _hold_on(state, state.nodes[node_id], job, there)
     if state.endings:
         for name in dict.fromkeys(member.slice.node for member in job.members):
             watch_end(state, state.nodes[name])
@@ -240,6 +248,22 @@ def hold(state: State, job: Job) -> None:
         state.preemptible[job.id] = None
     if job.spec.resizes:
         state.elastic[job.id] = None
+
+
+def _hold_on(state: State, node: Node, job: Job, numbers: list[int]) -> None:
+    """All of its members on one node: the node moves to another level once."""
+    room, placed = state.rooms[node.index], state.placed[node.spec.id]
+    before = room.level
+    for number in numbers:
+        member = job.members[number]
+        slice_, lent = member.held, member.lent
+        placed[MemberRef(job.id, job.attempt, number)] = job
+        room.change(slice_, -1, exclusive=job.spec.whole_nodes and not lent, asleep=lent)
+        for gpu in slice_.gpus:
+            assert room.gpu_milli[gpu] >= 0, f"{slice_} is held"
+        if not lent and node.spec.order and (order := state.orders.get(node.spec.order)):
+            order.unused_ms = None
+    _settle(state, node, room, before)
 
 
 def release(state: State, job: Job, number: int) -> None:
@@ -271,11 +295,16 @@ def _shift(
     room = state.rooms[node.index]
     before = room.level
     room.change(slice_, sign, exclusive=exclusive, asleep=asleep)
+    _settle(state, node, room, before)
+    return room
+
+
+def _settle(state: State, node: Node, room: Room, before: Level) -> None:
+    """The index follows what has changed on the node."""
     if before != (after := room.level) and node.schedulable:
         state.cluster.move(node.index, room.kind, before, after)
         for division, name in zip(state.divisions, room.domains, strict=False):
             division.move(name, node.index, room.kind, before, after)
-    return room
 
 
 class Overlay:
@@ -300,3 +329,61 @@ class Overlay:
         key = (slice_, exclusive, asleep)
         self._changes[key] = self._changes.get(key, 0) + sign
         _shift(self._state, slice_, sign, exclusive=exclusive, asleep=asleep)
+
+
+class Opened:
+    """These closed nodes as if they were open, to see what would fit. All of it is undone, also
+    that their kind or rack was known: the order in which kinds are looked at decides ties."""
+
+    def __init__(self, state: State, nodes: Sequence[Node]) -> None:
+        self._state, self._nodes = state, nodes
+        self._undo: list[tuple[Node, NodeIntent, tuple[Domain, ...], list[str]]] = []
+
+    def __enter__(self) -> Self:
+        for node in self._nodes:
+            self._open(node)
+        return self
+
+    def _open(self, node: Node) -> None:
+        state, room = self._state, self._state.rooms[node.index]
+        new = [
+            name
+            for division, name in zip(state.divisions, room.domains, strict=False)
+            if name not in division.domains
+        ]
+        intent, node.intent = node.intent, NodeIntent.OPEN
+        assert node.schedulable, "only its intent kept it closed"
+        known = [state.cluster, *self._domains(room)]
+        fresh = tuple(domain for domain in known if room.kind not in domain.free)
+        state.cluster.add(node.index, room)
+        for division, name in zip(state.divisions, room.domains, strict=False):
+            division.add(name, node.index, room)
+        state.open_capacity[room.kind] = state.open_capacity.get(room.kind, 0) + 1
+        if node.end is not None:
+            insort(state.open_endings, (node.end.at_ms, node.index))
+            state.caches.ending = {}
+        self._undo.append((node, intent, fresh, new))
+
+    def _domains(self, room: Room) -> list[Domain]:
+        pairs = zip(self._state.divisions, room.domains, strict=False)
+        return [division.domains[name] for division, name in pairs if name in division.domains]
+
+    def __exit__(self, *_: object) -> None:
+        state = self._state
+        while self._undo:
+            node, intent, fresh, new = self._undo.pop()
+            room = state.rooms[node.index]
+            state.cluster.remove(node.index, room)
+            for division, name in zip(state.divisions, room.domains, strict=False):
+                division.remove(name, node.index, room)
+                if name in new:
+                    division.forget(name)
+            for domain in fresh:
+                domain.free.pop(room.kind, None)
+            count = state.open_capacity[room.kind] = state.open_capacity[room.kind] - 1
+            if not count and fresh and state.cluster in fresh:
+                del state.open_capacity[room.kind]
+            if node.end is not None:
+                state.open_endings.remove((node.end.at_ms, node.index))
+                state.caches.ending = {}
+            node.intent = intent

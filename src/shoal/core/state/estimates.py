@@ -4,8 +4,8 @@ Jobs belong to nested groups: all, those of one shape, of one tenant, of one nam
 counts, per span of run time, how many of its jobs have entered that span and how many have ended
 in it. So a job that still runs, or was stopped, counts as not shorter than its time so far.
 (Learning from finished jobs alone would make all jobs look short, because short ones finish first.)
-The chance to end within a span is the ratio of the counts, drawn towards that of the enclosing
-group while the group has seen little, and finally towards a prior. All integers, so that every
+The chance to end within a span is the ratio of the counts, drawn toward that of the enclosing
+group while the group has seen little, and finally toward a prior. All integers, so that every
 machine gets the same answer.
 """
 
@@ -19,7 +19,8 @@ from shoal.model.job import TIME_MS_MAX, Job
 
 # A span of run time is a quarter octave; everything below 4.096 s is the first span.
 SPANS = 1 + 4 * 23  # the last octave begins after 198 days
-ONE = 1 << 20  # a chance of 1 in fixed point
+ONE_BITS = 20
+ONE = 1 << ONE_BITS  # a chance of 1 in fixed point
 # The weight of the enclosing group in halves of a job: for the whole cluster, a shape, a tenant,
 # and a name, whose jobs are much alike.
 WEIGHT_HALVES = (4, 8, 8, 1)
@@ -32,6 +33,9 @@ GROUPS_MAX = 4096
 VIEW_SHIFT = 2
 # Results from a group's own counts stay valid for this many updates.
 FRESH_SHIFT = 5
+
+# More than what is lost by rounding each span down, and each time.
+SLACK, SLACK_MS = 128, 2
 
 NO_DIGITS = str.maketrans("", "", "0123456789")
 
@@ -54,7 +58,7 @@ class Group(msgspec.Struct, kw_only=True):
 class _Known:
     """Results from a group's counts, valid as long as these do not change."""
 
-    __slots__ = ("chances", "checked", "quantiles", "remaining", "version")
+    __slots__ = ("chances", "checked", "quantiles", "remaining", "soonest", "version")
 
     def __init__(self, version: tuple[int, int], chances: list[int]) -> None:
         self.version = version
@@ -62,6 +66,7 @@ class _Known:
         self.chances = chances
         self.remaining: dict[int, int] = {}  # by span attained
         self.quantiles: dict[int, int] = {}  # by percent, of jobs that have not run yet
+        self.soonest: dict[tuple[int, int], int] = {}  # by percent and span attained
 
 
 class Estimates:
@@ -148,12 +153,23 @@ class Estimates:
             self._expected[asked] = known
         return self._expected[asked]
 
+    def soonest(self, key: Key, percent: int, at_least_ms: int) -> int:
+        """`quantile` is not less than this, which is known for all jobs of the group that have run
+        for about as long."""
+        known, at = self._know(key), span(at_least_ms)
+        found = known.soonest.get((percent, at))
+        if found is None:
+            found = _quantile_ms(known.chances, percent, begin_ms(at), SLACK) - SLACK_MS
+            known.soonest[percent, at] = found
+        return found
+
     def drop_cache(self) -> None:
         """Keeps the chances in `_known`: they stay valid until a group has learned enough."""
         self._expected.clear()
         for known in self._known.values():
             known.remaining.clear()
             known.quantiles.clear()
+            known.soonest.clear()
 
     def _know(self, key: Key) -> _Known:
         """Computed from a group's own counts and its enclosing groups' views."""
@@ -250,10 +266,11 @@ def _names(key: Key) -> tuple[str, ...]:
 
 
 def _drawn(group: Group, view: list[int], depth: int) -> list[int]:
-    """The group's own counts, drawn towards the view of the enclosing group."""
+    """The group's own counts, drawn toward the view of the enclosing group."""
     weight = WEIGHT_HALVES[min(depth, len(WEIGHT_HALVES) - 1)]
     return [
-        (2 * ended * ONE + weight * outer) // (2 * max(entered, ended) + weight)
+        ((ended << ONE_BITS + 1) + weight * outer)
+        // (2 * (entered if entered > ended else ended) + weight)
         for entered, ended, outer in zip(group.entered, group.ended, view, strict=True)
     ]
 
@@ -267,33 +284,35 @@ def _forget(group: Group) -> None:
 
 def _gittins_ms(chances: list[int], at: int) -> int:
     alive, spent_ms, best_ms = ONE, 0, TIME_MS_MAX
-    for horizon in range(at, SPANS):
-        length_ms = LENGTHS_MS[horizon]
-        chance = chances[horizon]
+    for chance, length_ms in zip(chances[at:], LENGTHS_MS[at:], strict=True):
         # A job that ends within a span is taken to end in its middle.
-        spent_ms += alive * length_ms // ONE * (2 * ONE - chance) // (2 * ONE)
-        alive = alive * (ONE - chance) // ONE
+        spent_ms += ((alive * length_ms) >> ONE_BITS) * (2 * ONE - chance) >> ONE_BITS + 1
+        alive = alive * (ONE - chance) >> ONE_BITS
         if alive < ONE:
-            best_ms = min(best_ms, spent_ms * ONE // (ONE - alive))
+            index_ms = (spent_ms << ONE_BITS) // (ONE - alive)
+            if index_ms < best_ms:
+                best_ms = index_ms
     return max(1, best_ms)
 
 
-def _quantile_ms(chances: list[int], percent: int, at_least_ms: int) -> int:
-    alive = ONE
-    floor = ONE * (100 - percent) // 100
-    first = span(at_least_ms)
-    start_ms = at_least_ms
-    for at in range(first, SPANS):
-        end_ms = ENDS_MS[at]
-        chance = chances[at]
-        if at == first:  # partly over: count the rest of it
-            chance = chance * max(0, end_ms - start_ms) // LENGTHS_MS[at]
-        after = alive * (ONE - chance) // ONE
-        if after <= floor:
-            share = (alive - floor) * ONE // max(1, alive - after)
-            return start_ms + (end_ms - start_ms) * share // ONE
-        alive, start_ms = after, end_ms
-    return max(at_least_ms, start_ms)
+def _quantile_ms(chances: list[int], percent: int, at_least_ms: int, slack: int = 0) -> int:
+    """`slack`: so much earlier, as a chance."""
+    floor = ONE * (100 - percent) // 100 + slack
+    at = span(at_least_ms)
+    start_ms, end_ms = at_least_ms, ENDS_MS[at]
+    # The first span is partly over: count the rest of it.
+    alive, after = ONE, ONE - chances[at] * max(0, end_ms - start_ms) // LENGTHS_MS[at]
+    if after > floor:
+        for chance in chances[at + 1 :]:
+            at += 1
+            alive, after = after, after * (ONE - chance) >> ONE_BITS
+            if after <= floor:
+                break
+        else:
+            return max(at_least_ms, ENDS_MS[-1])
+        start_ms, end_ms = ENDS_MS[at - 1], ENDS_MS[at]
+    share = (alive - floor) * ONE // max(1, alive - after)
+    return start_ms + (end_ms - start_ms) * share // ONE
 
 
 def _prior() -> list[int]:

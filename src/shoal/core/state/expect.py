@@ -25,6 +25,19 @@ def left_ms(state: State, job: Job, now_ms: int, percent: int) -> int | None:
     return None if total is None else max(1, total - so_far_ms)
 
 
+def soonest_ms(state: State, job: Job, now_ms: int, percent: int) -> int | None:
+    """`left_ms` is not less than this, which takes less time to know; None if it is."""
+    so_far_ms, spec = ran_ms(job, now_ms), job.spec
+    expected: int | None = spec.estimate_ms
+    if not expected or expected <= so_far_ms:
+        estimates = state.estimates
+        known = not estimates.silent
+        expected = estimates.soonest(estimates.key_for(job), percent, so_far_ms) if known else None
+    if spec.time_limit_ms and (expected is None or expected > spec.time_limit_ms):
+        expected = spec.time_limit_ms
+    return None if expected is None else max(1, expected - so_far_ms)
+
+
 def ran_ms(job: Job, now_ms: int) -> int:
     """How long it has run: in this attempt, and in the saved parts of earlier ones."""
     if job.running_ms is None or not job.active:

@@ -43,6 +43,8 @@ class Node(msgspec.Struct, kw_only=True):
     set_end: End | None = None  # as an operator wants it
     # What was intended before it was drained because its end was near; None: it was not.
     closed_from: NodeIntent | None = None
+    intent_why: str = ""  # who set its intent, and why; empty: an earlier version did
+    intent_ms: int = 0
     # What people have changed of the labels and taints that the node reports; None: removed.
     labels_set: dict[str, str | None] = {}
     # How fast members' state moved to its memory and back, as last seen; 0: not seen yet.
@@ -117,6 +119,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     fleet: Fleet = msgspec.field(default_factory=Fleet)
     services: list[Service] = []
     budgets: dict[str, BudgetLevel] = {}
+    held_keys: dict[str, tuple[str, int]] = {}
     drift_ms: int = 0
     identity: Identity = msgspec.field(default_factory=Identity)
     next_order: int = 1
@@ -189,6 +192,7 @@ class Facts:
             fleet=self.fleet,
             services=list(self.services.values()),
             budgets=self.accounts.budgets,
+            held_keys=self.accounts.held_keys,
             drift_ms=self.drift_ms,
             identity=self.identity,
             next_order=self.next_order,

@@ -9,14 +9,18 @@ from shoal.core.books.scale import RecentWork
 from shoal.core.books.scoring import Change
 from shoal.core.books.scoring import Gang as Scores
 from shoal.core.books.spending import Recent
-from shoal.model.fabric import Host
+from shoal.model.blocks import HOLDINGS_MAX, Held
+from shoal.model.fabric import Cut, Host
 from shoal.model.health import CheckResult, Verdict
 from shoal.model.job import MemberRef
 from shoal.model.kept import Copied
 from shoal.model.node import End
 from shoal.model.progress import Beat
+from shoal.model.report import Hung
 from shoal.model.service import ServiceLoad
 from shoal.model.supply import SupplyReport
+
+VOLUME_BYTES_MAX = 1 << 50  # a node that reports more does not tell the truth
 
 
 class Watch(msgspec.Struct):
@@ -45,6 +49,7 @@ class Touring(msgspec.Struct, kw_only=True):
     ended_ms: int | None = None
     incarnations: dict[str, int] = {}  # of its nodes, when it began
     about: str = ""  # the node whose links are checked, if a suspicion asked for the tour
+    cuts: tuple[Cut, ...] = ()  # halves against halves, instead of all links
     unmeasured: dict[str, str] = {}  # nodes that nothing is known of, and why; when it has ended
 
 
@@ -68,6 +73,22 @@ class Storing(msgspec.Struct, kw_only=True):
     ended_ms: int | None = None
 
 
+class Starting(msgspec.Struct):
+    """An attempt of a replica from its placement on. `got_ms`: how long it took to get what."""
+
+    attempt: int
+    at_ms: int  # when its nodes last said what they get for it
+    what: str = ""
+    got_ms: dict[str, int] = {}
+    listened_ms: int | None = None  # when it first listened on its port
+    served_ms: int | None = None  # when the gateway first had it
+
+    def gets(self, what: str, now_ms: int) -> None:
+        if self.what:
+            self.got_ms[self.what] = self.got_ms.get(self.what, 0) + now_ms - self.at_ms
+        self.what, self.at_ms = what, now_ms
+
+
 class Heard:
     """Any phase may write here. A controller that restarts begins with all of it empty (ADR 2)."""
 
@@ -80,6 +101,8 @@ class Heard:
         self.listens: dict[str, frozenset[MemberRef] | None] = {}
         self.versions: dict[str, str] = {}  # of the nodes' agents; empty before 0.6.0
         self.getting: dict[str, dict[MemberRef, str]] = {}  # node -> members not ready, and why
+        # node -> what does not answer there, and since when we know
+        self.hangs: dict[str, dict[Hung, int]] = {}
         # node -> what its members have on GPUs, in MB
         self.uses: dict[str, dict[MemberRef, int]] = {}
         self.naps: dict[str, dict[int, int]] = {}  # job -> how long members took to sleep or wake
@@ -104,3 +127,23 @@ class Heard:
         self.missing_ms: dict[str, int] = {}  # order -> since when its supplier does not show it
         self.quiet: dict[str, int | None] = {}  # replica -> the nap (its start) that may begin now
         self.down_ms: dict[str, int] = {}  # replica -> since when the gateway cannot reach it
+        self.starts: dict[str, Starting] = {}  # replica -> since its placement
+        self.holdings: dict[str, tuple[Held, ...]] = {}  # node -> what it has of volumes
+        self.holders: dict[str, dict[str, Held]] = {}  # volume -> the same, by node
+
+    def hold(self, node: str, holdings: tuple[Held, ...]) -> None:
+        """What the node has now. Nothing but its own disk is believed of it."""
+        before, holdings = self.holdings.get(node, ()), holdings[:HOLDINGS_MAX]
+        if holdings == before:
+            return
+        for holding in before:
+            nodes = self.holders.get(holding.volume, {})
+            nodes.pop(node, None)
+            if not nodes:
+                self.holders.pop(holding.volume, None)
+        self.holdings.pop(node, None)
+        if holdings:
+            self.holdings[node] = holdings
+        for holding in holdings:
+            if 0 < holding.held_bytes <= holding.size_bytes <= VOLUME_BYTES_MAX:
+                self.holders.setdefault(holding.volume, {})[node] = holding

@@ -23,12 +23,10 @@ def restore(snapshot: Snapshot, functions: Functions | None = None) -> State:
     state.submitted, state.finished = snapshot.submitted, snapshot.finished
     state.accounts = Accounts(snapshot.policy, snapshot.accounts)
     state.accounts.budgets = snapshot.budgets
+    state.accounts.held_keys = snapshot.held_keys
     state.estimates = Estimates(snapshot.estimates)
     state.ages, state.wear, state.fleet = snapshot.ages, snapshot.wear, snapshot.fleet
     state.failures, state.reservations = snapshot.failures, snapshot.reservations
-    state.services = {service.spec.name: service for service in snapshot.services}
-    for service in snapshot.services:
-        state.sizes.service(service.spec)
     state.identity = snapshot.identity
     state.next_order, state.setbacks = snapshot.next_order, snapshot.setbacks
     state.orders = {order.id: order for order in snapshot.orders}
@@ -37,6 +35,10 @@ def restore(snapshot: Snapshot, functions: Functions | None = None) -> State:
     state.mix = Mix(dict(snapshot.mix))
     state.foresight = Foresight(1000, state.mix)
     adopt_policy(state, snapshot.policy)
+    state.services = {service.spec.name: service for service in snapshot.services}
+    for service in snapshot.services:
+        state.sizes.service(service.spec)
+        state.tally.service(state.accounts, service.spec, 1)
     look_at(state, dict.fromkeys(snapshot.asked))
     for node in sorted(snapshot.nodes, key=lambda node: node.index):
         add_node(state, node)

@@ -33,10 +33,12 @@ def split(report: NodeReport, placed: Container[MemberRef]) -> tuple[NodeReport,
         said = getattr(report, name)
         if not said:
             continue
-        by_ref = {ref_of(one): one for one in said}
-        strays = tuple(ref for ref in by_ref if ref not in placed)
+        by_ref = (
+            {ref_of(one): one for one in said} if ref_of else dict(zip(said, said, strict=True))
+        )
+        strays = [ref for ref in by_ref if ref not in placed]
         if strays:
-            others[name] = strays
+            others[name] = tuple(strays)
         if strays or len(by_ref) != len(said):
             own[name] = tuple(one for ref, one in by_ref.items() if ref in placed)
     if not own:
@@ -51,14 +53,14 @@ def present(report: NodeReport, strays: Strays) -> dict[MemberRef, None]:
     return dict.fromkeys((*report.alive, *(one.ref for one in report.getting), *strays.alive))
 
 
-def _naming() -> dict[str, Callable[[Any], MemberRef]]:
+def _naming() -> dict[str, Callable[[Any], MemberRef] | None]:
     """The fields of a report that name members, read from its declaration: one that is added later
-    is narrowed, too."""
-    found: dict[str, Callable[[Any], MemberRef]] = {}
+    is narrowed, too. None: its items are their names."""
+    found: dict[str, Callable[[Any], MemberRef] | None] = {}
     for name, hint in get_type_hints(NodeReport).items():
         for inner in get_args(hint):
             if inner is MemberRef:
-                found[name] = lambda ref: ref
+                found[name] = None
             elif "ref" in getattr(inner, "__struct_fields__", ()):
                 found[name] = attrgetter("ref")
     return found

@@ -69,7 +69,7 @@ class Queue:
 
     def __init__(self) -> None:
         self.lanes: dict[Lane, list[tuple[int, int]]] = {}  # (inner key, job number)
-        self.of_gang: dict[Gang, dict[Lane, None]] = {}
+        self.of_gang: dict[Gang, dict[Lane, Lane]] = {}  # each lane is one object
         self.lane: dict[int, Lane] = {}  # job number -> its lane
         self.delayed: list[tuple[int, int]] = []  # heap of (not_before_ms, job number)
         # Heap of (when it was submitted, job number); the first one is in a lane. An element is
@@ -96,9 +96,13 @@ class Queue:
         return lane is not None and self.lanes[lane][0][1] == job.number
 
     def stand(self, job: Job, lane: Lane, inner: int) -> None:
+        lane = self.of_gang.setdefault(lane.gang, {}).setdefault(lane, lane)
         self.lane[job.number] = lane
-        insort(self.lanes.setdefault(lane, []), (inner, job.number))
-        self.of_gang.setdefault(lane.gang, {})[lane] = None
+        line, entry = self.lanes.setdefault(lane, []), (inner, job.number)
+        if line and entry < line[-1]:
+            insort(line, entry)
+        else:  # most come last
+            line.append(entry)
         heapq.heappush(self.oldest, (job.submitted_ms, job.number))
         if len(self.oldest) > 2 * len(self.lane) + 64:
             self.oldest = sorted({entry for entry in self.oldest if entry[1] in self.lane})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from typing import NamedTuple
 
+from shoal.core.books.grouping import groups_of, split
 from shoal.model.node import NodeSpec
 from shoal.model.resources import WHOLE_GPU_MILLI, Demand, Kind, Slice
 
@@ -22,7 +23,8 @@ class Level(NamedTuple):
 
     @property
     def gpu_milli(self) -> int:
-        return self.gpus * WHOLE_GPU_MILLI + sum(self.shares)
+        whole = self.gpus * WHOLE_GPU_MILLI
+        return whole + sum(self.shares) if self.shares else whole
 
     def unused(self, kind: Kind) -> bool:
         """Does nobody who is awake hold anything of such a node?"""
@@ -83,6 +85,7 @@ class Room:
         "domains",
         "exclusive",
         "gpu_milli",
+        "groups",
         "kind",
         "level",
         "memory_mb",
@@ -92,6 +95,7 @@ class Room:
         self.kind = kind
         self.domains = spec.domains if domains is None else domains
         self.gpu_milli = [WHOLE_GPU_MILLI] * spec.gpus
+        self.groups = groups_of(spec)  # how its GPUs are joined, if that makes a difference
         self.cpu_milli = spec.cpu_milli
         self.memory_mb = spec.memory_mb
         self.asleep_mb = 0  # held by sleepers
@@ -116,7 +120,7 @@ class Room:
     def copy(self) -> Room:
         copy = object.__new__(Room)
         copy.kind, copy.domains, copy.level = self.kind, self.domains, self.level
-        copy.gpu_milli = list(self.gpu_milli)
+        copy.gpu_milli, copy.groups = list(self.gpu_milli), self.groups
         copy.cpu_milli, copy.memory_mb = self.cpu_milli, self.memory_mb
         copy.exclusive, copy.asleep_mb = self.exclusive, self.asleep_mb
         return copy
@@ -125,8 +129,11 @@ class Room:
         if self.exclusive or self.cpu_milli < 0 or self.memory_mb < 0:
             self.level = NOTHING
             return
-        whole = self.gpu_milli.count(WHOLE_GPU_MILLI)
         shares: tuple[int, ...] = ()
+        if not self.gpu_milli:
+            self.level = Level(0, self.cpu_milli, self.memory_mb, shares, self.asleep_mb)
+            return
+        whole = self.gpu_milli.count(WHOLE_GPU_MILLI)
         if whole + self.gpu_milli.count(0) != len(self.gpu_milli):
             shares = tuple(sorted(left for left in self.gpu_milli if 0 < left < WHOLE_GPU_MILLI))
         self.level = Level(whole, self.cpu_milli, self.memory_mb, shares, self.asleep_mb)
@@ -145,6 +152,12 @@ class Room:
     def gpus(self) -> int:
         return self.gpu_milli.count(WHOLE_GPU_MILLI)
 
+    @property
+    def free(self) -> tuple[int, ...]:
+        """The GPUs that are wholly free."""
+        whole = WHOLE_GPU_MILLI
+        return tuple([gpu for gpu, milli in enumerate(self.gpu_milli) if milli == whole])
+
     def holds(self, demand: Demand) -> int:
         """How many members with this demand fit here now."""
         if not demand.suits(self.kind):
@@ -152,15 +165,16 @@ class Room:
         return self.level.holds(demand, demand.share_milli(self.kind))
 
     def pick(self, demand: Demand, members: int) -> list[tuple[tuple[int, ...], int]]:
-        """The GPUs of each member and the share it takes: whole GPUs from the lowest index, a share
-        from the fullest GPU that has it."""
+        """The GPUs of each member and the share it takes: whole GPUs that are joined best, or from
+        the lowest index; a share from the fullest GPU that has it."""
         share = demand.share_milli(self.kind)
         if not demand.gpus:
             return [((), share)] * members
         if share == WHOLE_GPU_MILLI:
-            free = [gpu for gpu, milli in enumerate(self.gpu_milli) if milli == WHOLE_GPU_MILLI]
-            each = demand.gpus
-            return [(tuple(free[each * n : each * (n + 1)]), share) for n in range(members)]
+            free, each = self.free, demand.gpus
+            if self.groups is not None:
+                return [(gpus, share) for gpus in split(self.groups, free, each, members)]
+            return [(free[each * n : each * (n + 1)], share) for n in range(members)]
         left = list(self.gpu_milli)
         picked: list[tuple[tuple[int, ...], int]] = []
         for _ in range(members):
@@ -253,8 +267,9 @@ class Domain:
         free = self.free[kind]
         free.remove(index, before)
         free.add(index, after)
-        self.gpus += after.gpus - before.gpus
-        self.gpu_milli += after.gpu_milli - before.gpu_milli
+        if after.gpus != before.gpus or after.shares != before.shares:
+            self.gpus += after.gpus - before.gpus
+            self.gpu_milli += after.gpu_milli - before.gpu_milli
 
 
 class Division:
@@ -281,11 +296,16 @@ class Division:
         domain.remove(index, room)
         self._settle(name, before, domain.gpus)
 
+    def forget(self, name: str) -> None:
+        """A domain that has no node any more."""
+        del self.tightest[bisect_left(self.tightest, (self.domains.pop(name).gpus, name))]
+
     def move(self, name: str, index: int, kind: Kind, before: Level, after: Level) -> None:
         domain = self.domains[name]
         gpus = domain.gpus
         domain.move(index, kind, before, after)
-        self._settle(name, gpus, domain.gpus)
+        if gpus != domain.gpus:
+            self._settle(name, gpus, domain.gpus)
 
     def with_gpus(self, least: int) -> list[str]:
         """The names of domains with at least this many free GPUs, the tightest first."""

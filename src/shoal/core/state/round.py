@@ -23,30 +23,36 @@ class Round:
 
     __slots__ = (
         "ends",
+        "entitled",
         "events",
         "finished",
         "finished_keys",
         "judged",
         "more",
         "now_ms",
+        "opening",
         "policy",
         "port_seed",
         "quiet",
-        "quotas",
         "reserved",
         "state",
         "strays",
         "supplies",
+        "victims",
     )
 
     def __init__(self, state: State, policy: Policy, now_ms: int) -> None:
         self.state = state
-        self.obey(policy)
+        self.policy = policy
         self.now_ms = now_ms
         self.events: list[Event] = []
         self.finished: list[Job] = []
         self.finished_keys: dict[str, str] = {}  # submission keys that are not in the store yet
         self.ends: dict[str, Ended] = {}  # jobs that are over, and that others may wait for
+        self.entitled: dict[str, Any] = {}  # running jobs that were ranked in this step
+        # What making room for the jobs in front has found so far, and after how many events.
+        self.victims: tuple[int, dict[Any, Any]] = (0, {})
+        self.opening: tuple[tuple[str, int], Any] | None = None
         self.judged = False  # were all running jobs ranked since a job was last stopped?
         self.supplies: list[SupplyCommand] = []  # for those who bring nodes
         self.strays: dict[str, Strays] = {}  # node -> members there that it is not to have
@@ -54,11 +60,6 @@ class Round:
         self.port_seed = 0  # of the ports that jobs get in this step
         self.reserved: dict[tuple[str, ...], Any] = {}  # what is set aside for these jobs
         self.more = False  # work is left that another step should take up at once
-
-    def obey(self, policy: Policy) -> None:
-        """The phases that follow go by this one."""
-        self.policy = policy
-        self.quotas = any(tenant.quota_gpus for tenant in policy.tenants)
 
     def look_again(self, at_ms: int) -> None:
         self.state.agenda.look_again(at_ms)

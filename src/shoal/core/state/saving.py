@@ -12,7 +12,7 @@ def worked_until_ms(job: Job, now_ms: int) -> int:
 
 def kept_ms(job: Job, cause: StopCause, at_ms: int) -> int:
     """How much of the attempt's run time is kept. A job that was asked to stop has saved its work;
-    one that lost a node, or was ended in its sleep, goes back to its last checkpoint."""
+    one that lost a node, or was ended in its sleep, rolls back to its last checkpoint."""
     if job.running_ms is None or (job.spec.checkpoint_ms == 0 and job.saved_ms is None):
         return 0
     ran_ms = worked_until_ms(job, at_ms) - job.running_ms

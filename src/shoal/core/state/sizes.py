@@ -7,12 +7,16 @@ bounded by the number of jobs.
 
 from __future__ import annotations
 
+from weakref import WeakValueDictionary
+from zlib import crc32
+
 import msgspec
 
+from shoal.core.state.queue import Gang, gang_of_spec
 from shoal.core.state.tally import EVERYONE
 from shoal.model.job import Job, JobSpec
 from shoal.model.schedule import ScheduleSpec
-from shoal.model.service import ServiceSpec
+from shoal.model.service import VERSIONS_KEPT, ServiceSpec
 
 # A short string takes this much more memory than its characters.
 STRING_BYTES = 64
@@ -23,19 +27,57 @@ _EMPTY_BYTES = len(_encode(JobSpec(command=("",))))
 
 def bytes_of(spec: JobSpec) -> int:
     """The encoder knows every field, so none can be forgotten here."""
-    size = len(_encode(spec)) + STRING_BYTES * (len(spec.command) + 2 * len(spec.env))
+    return _bytes_of(spec, _encode(spec))
+
+
+def _bytes_of(spec: JobSpec, body: bytes) -> int:
+    size = len(body) + STRING_BYTES * (len(spec.command) + 2 * len(spec.env))
     if spec.sweep is not None:
         size += STRING_BYTES * (_encode(spec.sweep).count(b'"') // 2)
     return max(0, size - _EMPTY_BYTES)
 
 
 def service_bytes(spec: ServiceSpec) -> int:
-    """Each replica is a job with a spec of its own, and the record keeps the version before."""
-    return (spec.scale.most + 2) * bytes_of(spec.replica)
+    """Each replica is a job with a spec of its own, and the record keeps earlier versions."""
+    return (spec.scale.most + 2 + VERSIONS_KEPT) * bytes_of(spec.replica)
 
 
 def schedule_bytes(spec: ScheduleSpec) -> int:
     return sum(bytes_of(job.spec) for job in spec.jobs)
+
+
+class Specs:
+    """Equal specs of live jobs are one object in memory: by a checksum of what they say."""
+
+    def __init__(self) -> None:
+        self._live: WeakValueDictionary[int, JobSpec] = WeakValueDictionary()
+        # The spec that was looked at last, its bytes and its checksum: it enters next.
+        self._last: tuple[JobSpec, int, int] | None = None
+        self._gang: tuple[JobSpec, Gang] | None = None
+
+    def gang(self, spec: JobSpec) -> Gang:
+        """As `gang_of_spec`: jobs with equal specs often come in a row."""
+        if self._gang is None or self._gang[0] is not spec:
+            self._gang = spec, gang_of_spec(spec)
+        return self._gang[1]
+
+    def measure(self, spec: JobSpec) -> int:
+        return self._look_at(spec)[1]
+
+    def share(self, spec: JobSpec) -> tuple[JobSpec, int]:
+        """A live job's spec that is equal to this one, or this one; and its bytes."""
+        _, size, digest = self._look_at(spec)
+        known = self._live.get(digest)
+        if known is None or known != spec:
+            self._live[digest] = known = spec
+        self._last = known, size, digest
+        return known, size
+
+    def _look_at(self, spec: JobSpec) -> tuple[JobSpec, int, int]:
+        if self._last is None or self._last[0] is not spec:
+            body = _encode(spec)
+            self._last = spec, _bytes_of(spec, body), crc32(body)
+        return self._last
 
 
 class Sizes(msgspec.Struct):
@@ -43,12 +85,6 @@ class Sizes(msgspec.Struct):
 
     held: dict[str, int] = {}
     of: dict[str, int] = {}
-    measured: tuple[JobSpec, int] | None = None  # the spec that was looked at last: it enters next
-
-    def measure(self, spec: JobSpec) -> int:
-        if self.measured is None or self.measured[0] is not spec:
-            self.measured = spec, bytes_of(spec)
-        return self.measured[1]
 
     def set(self, name: str, tenant: str, size: int) -> None:
         """It takes so much from now on; 0: it is gone."""
@@ -66,12 +102,13 @@ class Sizes(msgspec.Struct):
         else:
             self.held.pop(holder, None)
 
-    def job(self, job: Job) -> None:
-        """A job or array has come, or its labels or notes have changed. Replicas count with their
-        service."""
+    def job(self, job: Job, size: int) -> None:
+        """A job or array has come, or its labels or notes have changed; `size`: of its spec.
+        Replicas count with their service."""
         if not job.spec.service:
-            notes = sum(len(note.text) for note in job.notes) if job.notes else 0
-            self.set(job.id, job.spec.tenant, self.measure(job.spec) + notes)
+            if job.notes:
+                size += sum(len(note.text) for note in job.notes)
+            self.set(job.id, job.spec.tenant, size)
 
     def gone(self, job: Job) -> None:
         self.set(job.id, job.spec.tenant, 0)

@@ -8,6 +8,8 @@ counts as its live elements, but at least as one job.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from shoal.core.state.accounts import Accounts
@@ -56,9 +58,13 @@ class Tally(msgspec.Struct):
 
 
 def _add(counts: dict[str, int], accounts: Accounts, tenant: str, change: int) -> None:
-    for name in dict.fromkeys((EVERYONE, *(one.name for one in accounts.lineage(tenant)))):
-        count = counts.get(name, 0) + change
+    lineage = accounts.lineage(tenant)
+    names: Iterable[str] = (EVERYONE, tenant)
+    if len(lineage) > 1 or tenant == EVERYONE:
+        names = dict.fromkeys((EVERYONE, *(one.name for one in lineage)))
+    for name in names:
+        count = counts[name] + change if name in counts else change
         if count:
             counts[name] = count
-        else:
-            counts.pop(name, None)
+        elif name in counts:
+            del counts[name]

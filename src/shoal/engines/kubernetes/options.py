@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import msgspec
 
+from shoal.engines.kubernetes import patch
 from shoal.model.supply import Supply
 from shoal.ports import Supplier, SupplierKind, SupplyContext, SupplyError
 
@@ -54,6 +56,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     place: Place
     image: str
     gpu_resource: str = "nvidia.com/gpu"
+    rdma_resource: str = ""  # of InfiniBand and RoCE cards; empty: pods get none
+    host_network: bool = False
     selector: dict[str, str] = {}
     tolerations: tuple[Toleration, ...] = ()
     labels: tuple[str, ...] = LABELS
@@ -65,6 +69,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     user: int = 1000
     grace_s: int = 60  # from the end's notice to SIGKILL
     whole: bool = False  # no two of our pods on one machine
+    pod: dict[str, Any] = {}  # merged into each pod
 
 
 # A word of a supply, and the field here.
@@ -74,6 +79,8 @@ WORDS = {
     "namespace": "place",
     "image": "image",
     "gpu_resource": "gpu_resource",
+    "rdma_resource": "rdma_resource",
+    "host_network": "host_network",
     "selector": "selector",
     "tolerations": "tolerations",
     "labels": "labels",
@@ -85,7 +92,9 @@ WORDS = {
     "user": "user",
     "grace": "grace_s",
     "whole": "whole",
+    "pod": "pod",
 }
+CONTAINER = "node"  # what the container in a pod is called
 
 
 def _build(context: SupplyContext) -> Supplier:
@@ -146,6 +155,8 @@ def read(supply: Supply) -> Options:
         user=_number(supply, "user", words.get("user", "1000"), 0, USER_MAX),
         grace_s=_number(supply, "grace", words.get("grace", "60").rstrip("s"), 1, GRACE_S_MAX),
         whole=_truth(supply, "whole", words.get("whole", "no")),
+        host_network=_truth(supply, "host_network", words.get("host_network", "no")),
+        pod=_pod(supply, words.get("pod", "{}")),
         **plain,
     )
     if supply.gpus == 0 and "gpu_resource" in words:
@@ -156,6 +167,7 @@ def read(supply: Supply) -> Options:
 IMAGE = re.compile(r"[\w][\w.:/@-]{0,1000}", re.ASCII)
 PATTERNS = {
     "gpu_resource": RESOURCE,
+    "rdma_resource": RESOURCE,
     "service_account": DOTTED,
     "pull_secret": DOTTED,
     "priority_class": DOTTED,
@@ -211,6 +223,13 @@ def _number(supply: Supply, word: str, text: str, least: int, most: int) -> int:
     if not text.isascii() or not text.isdigit() or not least <= int(text) <= most:
         raise SupplyError(f"{field(supply, word)}: {text!r} is not a number from {least} to {most}")
     return int(text)
+
+
+def _pod(supply: Supply, text: str) -> dict[str, Any]:
+    try:
+        return patch.read(text, CONTAINER)
+    except ValueError as error:
+        raise SupplyError(f"{field(supply, 'pod')}: {error}") from None
 
 
 def _truth(supply: Supply, word: str, text: str) -> bool:

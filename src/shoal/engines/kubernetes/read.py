@@ -8,13 +8,14 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from shoal.engines.kubernetes.render import CONTAINER, LOT, NODE, ORDER
+from shoal.engines.kubernetes.options import CONTAINER
+from shoal.engines.kubernetes.render import LOT, NODE, ORDER
 from shoal.model.node import LABEL_PATTERN, LABEL_VALUE_PATTERN, LABELS_MAX
 from shoal.model.supply import REASON_CHARACTERS_MAX, OrderPhase, OrderStatus
 
 Object = dict[str, Any]
 
-# A pod whose machine does not answer stays "Terminating" for ever. After its time and this long, it
+# A pod whose machine does not answer stays "Terminating" forever. After its time and this long, it
 # counts as ended, so that another machine is asked for.
 STUCK_S = 30
 HANDLES_MAX = 3  # pods that an order's handle names

@@ -6,7 +6,8 @@ import base64
 import hashlib
 from typing import Any
 
-from shoal.engines.kubernetes.options import Options
+from shoal.engines.kubernetes import patch
+from shoal.engines.kubernetes.options import CONTAINER, Options
 from shoal.machine.files import ONE_USER
 from shoal.model.supply import Provision, Supply
 
@@ -19,7 +20,6 @@ CLUSTER, ORDER, SUPPLY, NODE, LOT = (
     "shoal-node",
     "shoal-lot",
 )
-CONTAINER = "node"
 TOKEN_KEY = "join-token"
 TOKEN_FOLDER = "/run/secrets/shoal"
 VOLUME = "/var/lib/shoal"  # an emptyDir: of root, mode 2777
@@ -66,9 +66,11 @@ def owner(cluster: str, join_url: str) -> Object:
 
 
 def owned_by(config_map: Object) -> list[Object]:
-    """Without blockOwnerDeletion, because that needs a right to the owner's finalizers."""
+    """A controller, or `kubectl drain` would want --force. Without blockOwnerDeletion, because that
+    needs a right to the owner's finalizers."""
     found = config_map["metadata"]
-    return [{"apiVersion": "v1", "kind": "ConfigMap", "name": found["name"], "uid": found["uid"]}]
+    owner_ = {"apiVersion": "v1", "kind": "ConfigMap", "name": found["name"], "uid": found["uid"]}
+    return [{**owner_, "controller": True}]
 
 
 def secret_name(cluster: str, token: str, owners: list[Object]) -> str:
@@ -125,7 +127,13 @@ def _pod(
     index: int,
 ) -> Object:
     supply = command.supply
-    return {
+    values = {
+        "cluster": cluster,
+        "order": command.order,
+        "node": command.nodes[index],
+        "lot": str(len(command.nodes)),
+    }
+    made = {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
@@ -165,11 +173,15 @@ def _pod(
             ],
         },
     }
+    found: Object = patch.merged(made, patch.filled(options.pod, values))
+    return found
 
 
 def _where(cluster: str, options: Options) -> Object:
     """Which machines it may run on, and under whose name."""
     found: Object = {}
+    if options.host_network:
+        found |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
     if options.service_account:
         found["serviceAccountName"] = options.service_account
     if options.pull_secret:
@@ -221,7 +233,11 @@ def _container(join_url: str, command: Provision, options: Options, index: int) 
         **({"resources": {"requests": amounts, "limits": dict(amounts)}} if amounts else {}),
         "securityContext": {
             "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
+            "capabilities": {
+                "drop": ["ALL"],
+                # Cards read and write memory that is locked, and a pod cannot set that limit.
+                **({"add": ["IPC_LOCK"]} if options.rdma_resource else {}),
+            },
         },
         # The last lines of a node that could not join are then in the pod's status, which is read
         # anyway, so no right to read logs is needed.
@@ -242,6 +258,8 @@ def _amounts(supply: Supply, options: Options) -> dict[str, str]:
         amounts["memory"] = f"{supply.memory_mb}Mi"
     if supply.gpus:
         amounts[options.gpu_resource] = str(supply.gpus)
+    if options.rdma_resource:
+        amounts[options.rdma_resource] = "1"  # device plugins count pods that share the cards
     return amounts
 
 

@@ -3,6 +3,8 @@ into one line that names the word."""
 
 from __future__ import annotations
 
+import re
+
 from shoal.engines.kubernetes import options as words
 from shoal.engines.kubernetes import read
 from shoal.engines.kubernetes.access import find
@@ -22,6 +24,7 @@ from shoal.model.supply import (
 from shoal.ports import SupplyContext, SupplyError
 
 ENGINE = "kubernetes"
+AMOUNTS = "gpus, cpus or memory"
 
 
 class KubernetesSupplier:
@@ -53,7 +56,7 @@ class KubernetesSupplier:
             await site.provision(command, options, self._context.join_url, self._context.join_token)
         except KubeError as error:
             text, name = explain(error, site), command.supply.name
-            named = text.partition(":")[0].partition(" ")[0] in words.WORDS
+            named = text.partition(":")[0].partition(" ")[0] in (*words.WORDS, AMOUNTS.split()[0])
             whole = words.field(command.supply, text) if named else f"supply {name}: {text}"
             raise SupplyError(whole[:REASON_CHARACTERS_MAX]) from error
 
@@ -117,10 +120,12 @@ def explain(error: KubeError, site: Site) -> str:
         text = (
             f"context: {site.access.server} does not accept our credentials ({where}); log in again"
         )
-    elif error.status == 403 and "exceeded quota" in error.message:
-        text = f"namespace {namespace}: {error.message[error.message.index('exceeded quota') :]}"
-    elif error.status == 403:
+    elif error.status == 403 and NO_RIGHT.search(error.message):
         text = f"namespace {namespace}: no permission: {error.message}"
+    elif error.status == 403:
+        reason = error.message.partition(" is forbidden: ")[2] or error.message
+        word = _word_of(reason)
+        text = f"{word}{f' {namespace}' if word == 'namespace' else ''}: {reason}"
     elif error.status == 404 and f'namespaces "{namespace}"' in error.message:
         text = f"namespace: there is no namespace {namespace} at {site.access.server}"
     elif error.status == 404 and "configmaps" in error.message:
@@ -128,23 +133,33 @@ def explain(error: KubeError, site: Site) -> str:
     elif error.status == 422:
         text = f"{_word_of(error.message)}: {error.message}"
     elif error.status == 429:
-        text = f"{site.access.server} has too many requests; it is asked again later"
+        text = f"{site.access.server} has too many requests; trying again later"
     else:
         text = f"{site.access.server} answers {error.status}: {error.message}"
     return " ".join(text.split())[:REASON_CHARACTERS_MAX]
 
 
+# A right that is missing, as the API server words it. All other 403s are of its admission plugins.
+NO_RIGHT = re.compile(r'(User "|system:serviceaccount:).* cannot ')
+# What an invalid field or an admission plugin's refusal is about, and the supply's word for it.
+SUBJECTS = (
+    ("quota", "namespace"),
+    ("namespace", "namespace"),
+    ("PodSecurity", "namespace"),
+    ("PriorityClass", "priority_class"),
+    ("priorityClass", "priority_class"),
+    ("service account", "service_account"),
+    ("serviceAccount", "service_account"),
+    ("RuntimeClass", "runtime_class"),
+    ("runtimeClass", "runtime_class"),
+    (" usage per ", AMOUNTS),  # a LimitRange
+    (" limit to request ratio per ", AMOUNTS),
+    ("resources", AMOUNTS),
+    (".image", "image"),
+    ("nodeSelector", "selector"),
+    ("tolerations", "tolerations"),
+)
+
+
 def _word_of(message: str) -> str:
-    """The word of a supply that an invalid field of a pod comes from."""
-    for part, word in (
-        (".image", "image"),
-        ("nodeSelector", "selector"),
-        ("tolerations", "tolerations"),
-        ("resources", "gpus, cpus or memory"),
-        ("serviceAccount", "service_account"),
-        ("runtimeClass", "runtime_class"),
-        ("priorityClass", "priority_class"),
-    ):
-        if part in message:
-            return word
-    return "options"
+    return next((word for part, word in SUBJECTS if part in message), "pod")

@@ -1,7 +1,7 @@
 """A copy of some of the API server's objects that follows them: list once, then watch.
 
 A watch that breaks resumes where it was (its resourceVersion, kept fresh by bookmarks). If the
-server no longer knows that place (410 Gone), everything is listed again.
+server no longer knows that place (410 Gone), or is silent about it, everything is listed again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ Object = dict[str, Any]
 PAGE = 500
 OBJECTS_MAX = 100_000
 WATCH_S = 300  # the server ends a watch after this time, and the next begins where it was
-SILENT_S = WATCH_S + 15.0
+# With bookmarks, a server says something about once a minute. One that was restored from a backup
+# knows no place as late as ours: it accepts the watch, and says nothing until it is there again.
+SILENT_S = 150.0
 PAUSE_S = 0.2
 PAUSE_S_MAX = 10.0
 LASTED_S = 5.0  # what lasted longer than this was well
@@ -88,7 +90,9 @@ class Mirror:
                     self._fail(error)
             except (KubeError, SupplyError) as error:
                 # A watch may break at any time. The copy is good until it cannot be resumed.
-                if self._old:
+                if self._version and time.monotonic() >= self._proved + SILENT_S:
+                    self._version = ""  # the list shows whether anything is wrong
+                elif self._old:
                     self._fail(error)
             except Exception as error:  # a bug of ours, or an object that is not one
                 log.exception("the watch of %s failed", self._path)

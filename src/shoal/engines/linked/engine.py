@@ -7,6 +7,7 @@ only silence. A death is reported by a node's starter alone, which finds the age
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -20,16 +21,21 @@ from shoal.link.wire import (
     Died,
     Enter,
     FileKept,
+    Finds,
     FromAgent,
     GivesFile,
     Handed,
     Heard,
+    Joined,
+    Joins,
     Keep,
     Kept,
     Link,
     Log,
     Need,
+    Opens,
     Piece,
+    Seeks,
     ToAgent,
     Turned,
     Wants,
@@ -37,7 +43,9 @@ from shoal.link.wire import (
     encode,
 )
 from shoal.machine.enduring import enduring
+from shoal.machine.paths import Hangs
 from shoal.model.commands import Envelope
+from shoal.model.kept import FileAnswer
 from shoal.model.node import JOINED, NodeSpec
 from shoal.model.report import NodeGone, NodeReport
 from shoal.model.session import SessionOrder
@@ -83,10 +91,10 @@ class LinkedEngine:
         if line is not None:
             line.send(Commands(envelope))
 
-    def invite(self, node: str, order: SessionOrder) -> bool:
+    def invite(self, node: str, order: SessionOrder | FileAnswer) -> bool:
         line = self._lines.get(node)
         if line is not None:
-            line.send(Enter(order))
+            line.send(FileKept(order) if isinstance(order, FileAnswer) else Enter(order))
         return line is not None
 
     async def resend(self) -> None:
@@ -226,7 +234,8 @@ class Line:
             case Need(package, offset):
                 # An agent without an answer asks again.
                 if self.link.backlog_bytes < PIECES_BYTES_MAX:
-                    self.send(Piece(inbox.piece(package, offset, self.node)))
+                    with contextlib.suppress(Hangs):
+                        self.send(Piece(inbox.piece(package, offset, self.node)))
             case Wants(wanted):
                 found = inbox.secrets_of(self.node, wanted)
                 if found is not None:
@@ -239,6 +248,12 @@ class Line:
                     sent = inbox.files.give(wanted, self.node)
                     if sent is not None:
                         self.send(GivesFile(sent))
+            case Opens(door) if inbox.blocks is not None:
+                inbox.blocks.opens(self.node, door)
+            case Seeks(seek) if inbox.blocks is not None:
+                inbox.blocks.seek(seek, self.node, lambda sought: self.send(Finds(sought)))
+            case Joins(end) if inbox.tunnels is not None:
+                inbox.tunnels.joins(end, self.node, lambda tunnel: self.send(Joined(tunnel)))
             case Died(gone):
                 if self._engine.lives_elsewhere(self, gone.incarnation):
                     self._turn_away()

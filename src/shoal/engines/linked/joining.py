@@ -119,7 +119,7 @@ def lack_of_disk(home: Path) -> str:
 def silence(url: str, error: Exception) -> str:
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     advice = "is the head up, and does a firewall let this port through?"
-    return f"nobody answers at {url} ({reason}); {advice}"
+    return f"no response from {url} ({reason}); {advice}"
 
 
 def _ask(

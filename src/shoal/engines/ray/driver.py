@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Iterable
 from importlib import import_module
+from socket import gethostname
 from typing import Any
 
 import msgspec
@@ -304,6 +305,7 @@ def connect(address: str) -> Any:
     try:
         client = import_module("ray._raylet").GcsClient(address=address)
         data = client.internal_kv_get(b"CLUSTER_METADATA", namespace=b"cluster", timeout=CONNECT_S)
+        raylets = client.get_all_node_info(timeout=CONNECT_S).values()
     except import_module("ray.exceptions").AuthenticationError:
         message = f"the Ray at {address} refuses our token"
         raise SupplyError(f"{message}; name a file that holds it by token_file") from None
@@ -314,6 +316,11 @@ def connect(address: str) -> Any:
     difference = versions_differ(data or b"{}", ray.__version__, sys.version_info[:2])
     if difference:
         raise SupplyError(difference)
+    here = [raylet for raylet in raylets if raylet.node_manager_hostname == gethostname()]
+    alive = [raylet for raylet in here if raylet.state == raylet.ALIVE]
+    if are_anothers([raylet.raylet_socket_name for raylet in alive]):
+        message = f"the Ray at {address} was started by another user on this machine"
+        raise SupplyError(f"{message}; run the controller as that user")
     try:
         ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
     except Exception as error:
@@ -334,6 +341,24 @@ def versions_differ(metadata: bytes, ray: str, python: tuple[int, int]) -> str:
         ours = f"{python[0]}.{python[1]}"
         return f"Python is {ours} on this machine and {version} there: run Shoal with {version}"
     return ""
+
+
+def are_anothers(sockets: Iterable[str]) -> bool:
+    """Whether there are raylets on this machine, and we may speak to none of them: Ray's library
+    would abort this process."""
+    refused = False
+    for path in sockets:
+        try:
+            os.stat(path)
+        except PermissionError:
+            refused = True
+        except OSError:
+            continue  # of another machine, or another container, after all
+        else:
+            if os.access(path, os.W_OK, effective_ids=True):
+                return False
+            refused = True
+    return refused
 
 
 def no_node_here(address: str, said: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -108,13 +109,19 @@ class DriverProcess:
         assert process.stdout is not None
         try:
             async with asyncio.timeout(ANSWER_S):
-                process.stdin.write(msgspec.json.encode(request) + b"\n")
-                await process.stdin.drain()
+                with contextlib.suppress(ConnectionError):  # it has ended: so does its output
+                    process.stdin.write(msgspec.json.encode(request) + b"\n")
+                    await process.stdin.drain()
                 line = await process.stdout.readline()
+                if not line:
+                    await process.wait()
                 answer = msgspec.json.decode(line, type=Answer)
         except (TimeoutError, OSError, ValueError) as error:
+            code = process.returncode
             await self.end()
             reason = f"within {ANSWER_S:.0f} s" if isinstance(error, TimeoutError) else "any more"
+            if code is not None:
+                reason += f": {_ending(code)}; see ray/driver.log in the controller's home"
             raise SupplyError(f"Ray at {self._place.address} does not answer {reason}") from None
         except BaseException:  # cancelled: its answer must not be read as that of the next request
             await self.end()
@@ -135,7 +142,7 @@ class DriverProcess:
             await self.end()
             number = getattr(error, "errno", None) or 0
             reason = os.strerror(number) if number > 0 else str(error) or "no answer"
-            message = f"nobody answers at {self._place.address} ({reason}); is Ray up there?"
+            message = f"no response from {self._place.address} ({reason}); is Ray up there?"
             raise SupplyError(message) from None
 
     async def end(self) -> None:
@@ -175,3 +182,9 @@ class DriverProcess:
                 raise SupplyError(message) from None
             env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": path}
         return env
+
+
+def _ending(code: int) -> str:
+    """Ray's library ends the process that uses it as it likes."""
+    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+    return f"the process that talks to it {how}"

@@ -36,7 +36,7 @@ ENDED_BADLY = frozenset(
 )
 FLAGS = ("COMPLETING", "REQUEUE_HOLD", "SPECIAL_EXIT", "REQUEUED", "REQUEUE_FED", "CONFIGURING")
 
-# What helps against a reason for which Slurm would let an order wait for ever: beginnings of its
+# What helps against a reason for which Slurm would let an order wait forever: beginnings of its
 # words, longest first, and the field of the supply to change.
 ADVICE: tuple[tuple[str, str], ...] = (
     ("PartitionTimeLimit", "lasts: longer than the partition allows"),
@@ -47,7 +47,7 @@ ADVICE: tuple[tuple[str, str], ...] = (
     ("BadConstraints", "no node has what is asked: see gpus, cpus, memory, constraint"),
     ("ReqNodeNotAvail", "nodelist, constraint or reservation: those nodes are not there now"),
     ("JobHeldAdmin", "an administrator holds the job: scontrol release"),
-    ("JobHeldUser", "somebody holds the job: scontrol release"),
+    ("JobHeldUser", "the job is held: scontrol release"),
     ("AccountNotAllowed", "account: may not use this partition"),
     ("InvalidAccount", "account: unknown to Slurm"),
     ("InvalidQOS", "qos: unknown to Slurm"),

@@ -28,6 +28,7 @@ class SimJob:
         "arrival",
         "attempts",
         "done_ms",
+        "failed",
         "placed_ms",
         "predicted",
         "waiting",
@@ -39,6 +40,7 @@ class SimJob:
         self.amount = amount  # what it asks for, in thousandths of GPUs
         self.done_ms = 0
         self.attempts = 0
+        self.failed = 0  # attempts that failed as they did in the log
         self.placed_ms = -1
         self.predicted: Prediction | None = None  # as a user would have read it
         self.waiting = True  # for GPUs

@@ -27,6 +27,7 @@ from shoal.sim.replay.clusters import NEVER_MS
 
 IN_MEMORY = Path(":memory:")
 WRITE_STEPS = 2048  # between two writes of the book to the store
+LONG_HOUR_MS = 28 * DAY_MS
 SPENT_MS = 300_000  # between two looks at what tenants have spent
 
 
@@ -37,7 +38,9 @@ class ReplayLedger:
         self._prices = prices
         self._policy = policy
         self._offset_ms = began_ms // HOUR_MS * HOUR_MS
-        self._book = Book()
+        # Nobody asks a replay about an hour, unless a tenant may spend so much in a month. Closing
+        # every hour of years on every node would take longer than the jobs do.
+        self._book = Book(hour_ms=HOUR_MS if wants_spendings(policy) else LONG_HOUR_MS)
         self._store = LedgerStore(IN_MEMORY)
         weakref.finalize(self, self._store.close)  # a replay may end anywhere
         self._spent = Spent()

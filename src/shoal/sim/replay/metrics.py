@@ -13,6 +13,7 @@ import msgspec
 
 from shoal.core.scheduling.predict import Prediction
 from shoal.ledger.accounts import GPU_US_PER_GPU_HOUR
+from shoal.model.amounts import listed, money_text, share_text, time_words
 from shoal.model.durations import UNITS
 from shoal.model.job import JobSpec
 from shoal.model.ledger import AccountSum, LedgerView
@@ -355,20 +356,22 @@ def count_text(count: float) -> str:
 
 
 def account_text(one: AccountSum | None, currency: str) -> str:
-    """GPU-hours, and their cost if it is known: '12.5 h, 31.25 EUR'."""
+    """GPU-hours, and their cost if it is known: '12.5 h, €31.25'."""
     if one is None:
         return ""
     hours = f"{one.gpu_us / GPU_US_PER_GPU_HOUR:,.1f} h"
-    return f"{hours}, {one.cost:,.2f} {currency}" if currency and one.cost is not None else hours
+    return (
+        f"{hours}, {money_text(one.cost, currency)}" if currency and one.cost is not None else hours
+    )
 
 
 def cost_text(summary: Summary) -> str:
-    """'1,200.00 EUR, 900.00 EUR of it for work'; nothing if the price list leaves any out."""
+    """'€1,200, €900.00 of it for work'; nothing if the price list leaves any out."""
     if not summary.currency or summary.cost is None:
         return ""
     used = sum(one.cost or 0.0 for one in summary.accounts if one.group == "used")
     currency = summary.currency
-    return f"{summary.cost:,.2f} {currency}, {used:,.2f} {currency} of it for work"
+    return f"{money_text(summary.cost, currency)}, {money_text(used, currency)} of it for work"
 
 
 FIGURES = (
@@ -407,6 +410,54 @@ def best(figure: Figure, summaries: Sequence[Summary]) -> set[int]:
     values = [(figure.value(summary) or 0.0) * figure.better for summary in summaries]
     top = shown[values.index(max(values))]
     return {index for index, text in enumerate(shown) if text == top}
+
+
+ALIKE = 0.01  # figures that differ by less count as equal in the verdict
+
+
+def verdict(summaries: Sequence[Summary]) -> str:
+    """Which policy is the best for those who wait, and what it costs, in one sentence."""
+    names = [_short(one.policy) for one in summaries]
+    if not summaries or not summaries[0].jobs:
+        return "No jobs to replay in this period."
+    order = sorted(range(len(summaries)), key=lambda at: summaries[at].wait.mean_s)
+    first = summaries[order[0]]
+    if len(summaries) == 1:
+        wait = time_words(1000 * first.wait.mean_s)
+        return f"{names[0]}: {wait} mean wait, {share_text(first.utilization)} utilization."
+    slow = summaries[order[-1]].wait.mean_s
+    alike = [at for at in order if _alike(summaries[at].wait.mean_s, first.wait.mean_s)]
+    cost = _cost_words([one.cost for one in summaries], order[0], first.currency)
+    if len(alike) == len(order):
+        jobs = f"{first.jobs:,} jobs"
+        return f"No difference: {listed(names)} give {jobs} the same mean wait{cost}."
+    less = share_text(1 - first.wait.mean_s / slow)
+    if len(alike) > 1:
+        tied = listed([names[at] for at in alike])
+        return f"{tied} tie: {less} shorter waits than {names[order[-1]]}{cost}."
+    return f"{names[order[0]]} wins: {less} shorter waits than {names[order[-1]]}{cost}."
+
+
+def _cost_words(costs: Sequence[float | None], winner: int, currency: str) -> str:
+    """Against the cheapest of the others."""
+    others = [cost for at, cost in enumerate(costs) if at != winner and cost is not None]
+    own = costs[winner]
+    if own is None or not currency or len(others) < len(costs) - 1:
+        return ""
+    least = min(others)
+    if _alike(own, least):
+        return ", the same cost"
+    how = "more" if own > least else "less"
+    return f", {money_text(abs(own - least), currency)} {how}"
+
+
+def _alike(one: float, other: float) -> bool:
+    return abs(one - other) <= ALIKE * max(abs(one), abs(other))
+
+
+def _short(policy: str) -> str:
+    """A policy from a file has the file's name."""
+    return policy.rpartition("/")[2].removesuffix(".json").removesuffix(".yaml")
 
 
 def spread(times_ms: Sequence[int]) -> Spread:

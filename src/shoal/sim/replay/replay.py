@@ -31,6 +31,7 @@ from shoal.core.state.events.runs import (
     JobFinished,
     JobPlaced,
     JobRequeued,
+    JobRunning,
     MemberExited,
     MemberLost,
 )
@@ -133,6 +134,7 @@ class Replay:
         self.next_arrival = 0
         self._following = Following(trace.arrivals)
         self.ended = self._following.ended
+        self._start_ups = {one.name: one.start_up_ms for one in trace.services}
         self._entering: deque[Arrival] = deque()  # submitted, and accepted by the next step
         self._outside = Outside(self.policy)
         self._check_every = 0
@@ -141,6 +143,7 @@ class Replay:
             **self._naps.handlers,
             JobSubmitted: self._job_submitted,
             JobPlaced: self._job_placed,
+            JobRunning: self._job_running,
             JobRequeued: self._job_requeued,
             JobFinished: self._job_finished,
             MemberExited: self._member_over,
@@ -209,7 +212,7 @@ class Replay:
         job = next(self.state.jobs[one] for one, job in self.jobs.items() if job.arrival.row >= 0)
         reason = render(waiting_reason(self.state, job, self.policy, self.now_ms))
         row = self.jobs[job.id].arrival.row
-        return TraceError(f"{self.trace.name}: row {row}: the job would wait for ever: {reason}")
+        return TraceError(f"{self.trace.name}: row {row}: the job would wait forever: {reason}")
 
     # -- one step -------------------------------------------------------------------------
 
@@ -327,7 +330,8 @@ class Replay:
 
     def _job_submitted(self, event: JobSubmitted) -> None:
         if event.spec.service:
-            arrival = Arrival(self.now_ms, NEVER_MS, event.spec, row=-1)
+            known_ms = self._start_ups.get(event.spec.service)
+            arrival = Arrival(self.now_ms, NEVER_MS, event.spec, row=-1, start_up_ms=known_ms)
         else:
             arrival = self._entering.popleft()
             self.waited_for += 1
@@ -347,6 +351,10 @@ class Replay:
         for number, slice_ in enumerate(event.slices):
             self.cluster.nodes[slice_.node].holding[event.job, event.attempt, number] = attempt
             levels.held += levels.amount(slice_)
+
+    def _job_running(self, event: JobRunning) -> None:
+        if self.jobs[event.job].arrival.spec.service:
+            self.gateway.next_ms = self.now_ms  # its probe answers soon
 
     def _job_requeued(self, event: JobRequeued) -> None:
         job = self.jobs[event.job]

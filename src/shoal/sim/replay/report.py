@@ -28,8 +28,8 @@ from shoal.sim.replay.traces import Trace, TraceError, sums
 BINS = 400  # points of a line over time
 CURVE_POINTS = 200
 
-POLICY_COLOURS = ("#2563eb", "#e8590c", "#0f9d76", "#a855f7", "#d6336c", "#5c7cfa", "#8a6d1b")
-ACCOUNT_COLOURS = {
+POLICY_COLORS = ("#2563eb", "#e8590c", "#0f9d76", "#a855f7", "#d6336c", "#5c7cfa", "#8a6d1b")
+ACCOUNT_COLORS = {
     "useful": "#0f9d76",
     "serving": "#54a24b",
     "warm": "#9fd3a5",
@@ -110,7 +110,7 @@ def _facts(trace: Trace, nodes: Sequence[NodeSpec]) -> str:
 
 def _table(rows: Sequence[Summary]) -> str:
     head = "".join(
-        f'<th><i style="background:{_colour(number)}"></i>{html.escape(row.policy)}</th>'
+        f'<th><i style="background:{_color(number)}"></i>{html.escape(row.policy)}</th>'
         for number, row in enumerate(rows)
     )
     body = []
@@ -122,7 +122,7 @@ def _table(rows: Sequence[Summary]) -> str:
             f'<td class="{"best" if number in leaders else ""}">'
             f"<b>{html.escape(figure.shown(row)) or '-'}</b>"
             f'<s style="width:{100 * values[number] / most:.0f}%;'
-            f'background:{_colour(number)}"></s></td>'
+            f'background:{_color(number)}"></s></td>'
             for number, row in enumerate(rows)
         )
         body.append(f"<tr><th>{html.escape(figure.title)}</th>{cells}</tr>")
@@ -194,7 +194,7 @@ def _line(
         "name": name,
         "x": [round((index + 0.5) * width, 4) for index in range(BINS)],
         "y": [round(value, 2) for value in values],
-        "line": {"color": _colour(number), "width": 1.8, "shape": "hvh"},
+        "line": {"color": _color(number), "width": 1.8, "shape": "hvh"},
         "hovertemplate": hover,
     }
 
@@ -215,7 +215,7 @@ def _plot(
 def _accounts(rows: Sequence[Summary]) -> Plot:
     found = [{one.account: one for one in row.accounts} for row in rows]
     data = []
-    for account, colour in ACCOUNT_COLOURS.items():
+    for account, color in ACCOUNT_COLORS.items():
         ones = [accounts.get(account) for accounts in found]
         title = next((one.title for one in ones if one is not None), "")
         if title:
@@ -229,7 +229,7 @@ def _accounts(rows: Sequence[Summary]) -> Plot:
                     "customdata": [
                         account_text(one, row.currency) for one, row in zip(ones, rows, strict=True)
                     ],
-                    "marker": {"color": colour},
+                    "marker": {"color": color},
                     "hovertemplate": "%{x:.2f}%, %{customdata}",
                 }
             )
@@ -262,7 +262,7 @@ def _waiting_by_size(outcomes: Sequence[Outcome]) -> Plot:
                 "x": [_size_text(size) for size in used],
                 "y": means,
                 "customdata": texts,
-                "marker": {"color": _colour(number)},
+                "marker": {"color": _color(number)},
                 "hovertemplate": "%{customdata}<extra>" + html.escape(outcome.policy) + "</extra>",
             }
         )
@@ -311,7 +311,7 @@ def _completion_curves(outcomes: Sequence[Outcome]) -> Plot:
                 "x": [max(times[pick], 1000) / 3_600_000 for pick in picks],
                 "y": [round(100 * (pick + 1) / len(times), 2) for pick in picks],
                 "customdata": [_ms(times[pick]) for pick in picks],
-                "line": {"color": _colour(number), "width": 2},
+                "line": {"color": _color(number), "width": 2},
                 "hovertemplate": "%{y:.1f}% done within %{customdata}",
             }
         )
@@ -322,7 +322,7 @@ def _completion_curves(outcomes: Sequence[Outcome]) -> Plot:
     return {"data": data, "layout": layout}
 
 
-# -- units and colours ----------------------------------------------------------------------
+# -- units and colors ----------------------------------------------------------------------
 
 
 def _time_unit(span_ms: int) -> tuple[str, float]:
@@ -332,8 +332,8 @@ def _time_unit(span_ms: int) -> tuple[str, float]:
     return "seconds", 1000.0
 
 
-def _colour(number: int) -> str:
-    return POLICY_COLOURS[number % len(POLICY_COLOURS)]
+def _color(number: int) -> str:
+    return POLICY_COLORS[number % len(POLICY_COLORS)]
 
 
 def _ms(ms: float) -> str:
@@ -422,7 +422,7 @@ TEMPLATE = """\
 </section>
 <section>
   <h2>Cluster timeline</h2>
-  <p>Each row is a @UNIT@, each colour a job. A large cluster shows some of its nodes.</p>
+  <p>Each row is a @UNIT@, each color a job. A large cluster shows some of its nodes.</p>
   @TIMELINES@
 </section>
 <footer>Made by <code>shoal sim</code>.</footer>
@@ -457,7 +457,7 @@ for (const [id, plot] of Object.entries(plots)) {
 
 RECTANGLES_MAX = 5_000  # more would only be slow to draw
 ROWS_MAX = 64  # GPUs
-JOB_COLOURS = (
+JOB_COLORS = (
     "#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#eeca3b",
     "#b279a2", "#ff9da6", "#9d755d", "#86a8d1", "#c2a83e", "#7a9e7e",
 )  # fmt: skip
@@ -466,7 +466,7 @@ JOB_COLOURS = (
 def timeline(
     outcome: Outcome, nodes: Sequence[NodeSpec], unit: tuple[str, float]
 ) -> dict[str, Any]:
-    """GPUs from top to bottom, time from left to right, a colour for each job."""
+    """GPUs from top to bottom, time from left to right, a color for each job."""
     shown, offsets, height = _sampled(nodes)
     segments = outcome.segments
     picked = [index for index, node in enumerate(segments.node) if node in offsets]
@@ -477,7 +477,7 @@ def timeline(
         begin_ms, end_ms = segments.begin_ms[index], segments.end_ms[index]
         row, node = segments.row[index], segments.node[index]
         bar = bars.setdefault(
-            row % len(JOB_COLOURS), {"x": [], "base": [], "y": [], "w": [], "t": []}
+            row % len(JOB_COLORS), {"x": [], "base": [], "y": [], "w": [], "t": []}
         )
         for first, count in _runs(segments.mask[index] or not outcome.levels.in_gpus):
             bar["base"].append(round(begin_ms / unit[1], 4))
@@ -498,10 +498,10 @@ def timeline(
             "text": bar["t"],
             "textposition": "none",
             "hovertemplate": "%{text}<extra></extra>",
-            "marker": {"color": JOB_COLOURS[colour], "line": {"width": 0}},
+            "marker": {"color": JOB_COLORS[color], "line": {"width": 0}},
             "showlegend": False,
         }
-        for colour, bar in sorted(bars.items())
+        for color, bar in sorted(bars.items())
     ]
     ticks = [offsets[node] + max(nodes[node].gpus, 1) / 2 - 0.5 for node in shown]
     layout = {
@@ -535,7 +535,7 @@ def _sampled(nodes: Sequence[NodeSpec]) -> tuple[list[int], dict[int, int], int]
 
 
 def _runs(mask: int) -> list[tuple[int, int]]:
-    """Neighbouring bits together: 0b1011 is [(0, 2), (3, 1)]."""
+    """Neighboring bits together: 0b1011 is [(0, 2), (3, 1)]."""
     runs, first = [], 0
     while mask:
         first += (skipped := (mask & -mask).bit_length() - 1)

@@ -34,6 +34,7 @@ from shoal.sim.replay.attempts import SimJob as SimJob
 from shoal.sim.replay.clusters import DAY_MS, NEVER_MS, Conditions, speeds
 from shoal.sim.replay.metrics import Levels
 
+FAILED_CODE = 1
 STOPPED_CODE = 143  # as a shell reports the end by SIGTERM
 STEP_MS = 1_000  # a training step at full speed
 EARLY_BEATS, EARLY_BEAT_MS = 12, 10_000  # enough for the scheduler to find the slow member
@@ -201,9 +202,9 @@ class SimCluster:
         node.book.gets(ref, "starts up")
         attempt.missing -= 1
         if not attempt.missing:
-            own_ms = attempt.sim_job.arrival.start_up_ms
+            job, own_ms = attempt.sim_job, attempt.sim_job.arrival.start_up_ms
             start_up_ms = self.conditions.start_up_ms if own_ms is None else own_ms
-            if attempt.number > 1:
+            if attempt.number > 1 and (job.done_ms or not job.arrival.lived):
                 start_up_ms += self.conditions.restart_cost_ms
             self.at(self.now_ms + start_up_ms, self._begin, attempt)
 
@@ -222,7 +223,10 @@ class SimCluster:
         attempt.speed = min(attempt.own_speeds)
         every_ms = arrival.checkpoint_ms
         attempt.every_ms = conditions.checkpoint_ms if every_ms is None else every_ms
-        attempt.needed_ms = math.ceil((arrival.work_ms - job.done_ms) / attempt.scale)
+        left_ms = arrival.work_ms - job.done_ms
+        if job.failed < len(arrival.failed_ms):
+            left_ms = arrival.failed_ms[job.failed]
+        attempt.needed_ms = math.ceil(left_ms / attempt.scale)
         attempt.from_step = job.done_ms // STEP_MS
         run_ms = math.ceil(attempt.needed_ms / attempt.speed)
         if arrival.work_ms < NEVER_MS:
@@ -237,8 +241,13 @@ class SimCluster:
                 self.in_its_run(attempt, until_ms, self._works)
 
     def _end(self, attempt: Attempt) -> None:
+        job = attempt.sim_job
+        code, done_ms = job.arrival.exit_code, job.done_ms
+        if job.failed < len(job.arrival.failed_ms):
+            code, job.failed = FAILED_CODE, job.failed + 1
         self._halt(attempt, complete=True)
-        code = attempt.sim_job.arrival.exit_code
+        if code:  # the log shows what the next attempt had to do
+            job.done_ms = done_ms
         for node_id, ref in attempt.refs():
             node = self._news[node_id] = self.nodes[node_id]
             node.exited(ref, code)

@@ -40,6 +40,7 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
     begin_ms: int = 0  # how long after its submission it was to begin
     beats: bool = False  # its members reported their steps
     gpu_mb: int = 0  # what it has on each of its GPUs; 0: the trace does not say
+    failed_ms: tuple[int, ...] = ()  # how long each attempt ran that failed before the last one
     idle_ms: tuple[tuple[int, int], ...] = ()  # from when to when of its run it used no GPU
 
     @property
@@ -121,6 +122,7 @@ class RecordedService(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     changes: tuple[tuple[int, ServiceSpec | None], ...]
     work: tuple[tuple[int, int], ...] = ()  # requests in flight or waiting, from then on
+    start_up_ms: int | None = None  # of a replica, until it ran; None: as the world has it
     ready_ms: int = 0  # from when a replica ran until its probe answered
     until_ms: int = 0  # the end of what is known of it
 

@@ -168,7 +168,7 @@ def _cut(near: Rows, nodes: list[int], merges: list[Merge], bound: int) -> Clust
 
 
 def _merged(near: Rows, nodes: list[int]) -> list[Merge]:
-    """Average linkage by a chain of nearest neighbours: quadratic in the nodes, and each of its
+    """Average linkage by a chain of nearest neighbors: quadratic in the nodes, and each of its
     operations is one on a whole row."""
     rows = [[near[a][b] for b in nodes] for a in nodes]
     members = [[node] for node in nodes]

@@ -11,6 +11,7 @@ import msgspec
 from shoal.core.books import quarantine
 from shoal.core.books.quarantine import rule_of
 from shoal.core.features.fabric.conclusion import conclude
+from shoal.core.features.fabric.halves import HOSTS_MIN, cuts_of, slots_of
 from shoal.core.features.fabric.judging import Judged, shared
 from shoal.core.features.fabric.links import Table, table_of
 from shoal.core.features.health import judge_node, room_left, suspect
@@ -19,7 +20,7 @@ from shoal.core.state.heard import Touring
 from shoal.core.state.round import Round
 from shoal.core.state.state import Node, State
 from shoal.model.commands import Check
-from shoal.model.fabric import TOUR_NODES_MAX, Fabric, Host, Tour
+from shoal.model.fabric import SLOT_MS, TOUR_NODES_MAX, Cut, Fabric, Host, Tour
 from shoal.model.health import Standing, Suspicion
 from shoal.model.node import NodeHealth, NodeIntent
 from shoal.model.report import Accepted, Answer, CheckNetwork, NodeReport, Refused
@@ -30,6 +31,7 @@ PAIR_MS = 250
 ROUND_MS = 2 * PAIR_MS + 1_000
 START_MS = 30_000  # until the last node has heard of the tour and has started its probe
 COLLECTIVES_MS = 180_000  # torch is loaded, then every size of every collective
+LEAD_MS = 6_000  # until halves begin: the last node has heard of it, and started its probe
 ANSWER_MS = 10_000  # after the tour itself must have ended
 PEERS_MAX = 3
 
@@ -52,7 +54,16 @@ def begin_tour(round_: Round, request: CheckNetwork) -> Answer:
         return Refused(
             "nodes", f"{len(nodes)} nodes are too many for one tour; name {TOUR_NODES_MAX} at most"
         )
-    return Accepted(start_tour(round_, nodes, collectives=request.collectives).id)
+    if not request.halves:
+        return Accepted(start_tour(round_, nodes, collectives=request.collectives).id)
+    if request.collectives:
+        return Refused("halves", "cannot be combined with collectives")
+    if len(nodes) < HOSTS_MIN:
+        return Refused("nodes", f"halves are measured between {HOSTS_MIN} nodes or more")
+    place = {node.id: next(reversed(state.rooms[node.index].domains), "") for node in nodes}
+    in_order = sorted(nodes, key=lambda node: (place[node.id], node.index))
+    cuts = cuts_of([place[node.id] for node in in_order])
+    return Accepted(start_tour(round_, in_order, cuts=cuts).id)
 
 
 def running_tour(round_: Round) -> Touring | None:
@@ -63,7 +74,12 @@ def running_tour(round_: Round) -> Touring | None:
 
 
 def start_tour(
-    round_: Round, nodes: list[Node], *, collectives: bool = False, about: str = ""
+    round_: Round,
+    nodes: list[Node],
+    *,
+    collectives: bool = False,
+    about: str = "",
+    cuts: tuple[Cut, ...] = (),
 ) -> Touring:
     """It waits while the links of a node are checked. Of those that have ended, the last that a
     user asked for is remembered."""
@@ -79,6 +95,7 @@ def start_tour(
         until_ms=0,
         collectives=collectives,
         about=about,
+        cuts=cuts,
     )
     asked = [one for one in heard.tours.values() if one.ended_ms is not None and not one.about]
     open_ = [one for one in heard.tours.values() if one.ended_ms is None]
@@ -90,6 +107,8 @@ def start_tour(
 
 def _begin(round_: Round, tour: Touring) -> None:
     limit_ms = START_MS + len(tour.hosts) * ROUND_MS + COLLECTIVES_MS * tour.collectives
+    if tour.cuts:
+        limit_ms = LEAD_MS + len(slots_of(tour.cuts)) * SLOT_MS
     tour.begun_ms, tour.until_ms = round_.now_ms, round_.now_ms + limit_ms + ANSWER_MS
     # One of 128 random bits that nobody else knows: it does not follow from the facts.
     seed = round_.port_seed.to_bytes(16, "little")
@@ -130,6 +149,7 @@ def tours_wanted(round_: Round, inventories: list[NodeReport]) -> list[Check]:
     begins = tour.begun_ms == round_.now_ms
     known = {one.spec.id: {result.id for result in one.checks} for one in inventories}
     wanted: list[Check] = []
+    slots = slots_of(tour.cuts) if tour.cuts else []
     for own, host in enumerate(tour.hosts):
         node = round_.state.nodes[host.node]
         if not begins and (host.node not in known or tour.id in known[host.node]):
@@ -145,6 +165,8 @@ def tours_wanted(round_: Round, inventories: list[NodeReport]) -> list[Check]:
             limit_ms=tour.until_ms - ANSWER_MS - tour.begun_ms,
             collectives=tour.collectives,
             gpus=node.spec.gpus if tour.collectives else 0,
+            slots=tuple(slot.get(own, -1) for slot in slots),
+            at_ms=tour.begun_ms + LEAD_MS if slots else 0,
         )
         wanted.append(Check(node=node.id, incarnation=node.incarnation, id=tour.id, tour=asked))
     return wanted
@@ -153,7 +175,7 @@ def tours_wanted(round_: Round, inventories: list[NodeReport]) -> list[Check]:
 def end_tours(round_: Round, inventories: list[NodeReport]) -> None:
     """Take in what nodes measured, and begin the next check of links that is due."""
     _take_results(round_, inventories)
-    if running_tour(round_) is None and (nodes := next_check(round_)):
+    if round_.state.troubled and running_tour(round_) is None and (nodes := next_check(round_)):
         start_tour(round_, nodes, about=nodes[0].id)
 
 
@@ -182,6 +204,8 @@ def _take_results(round_: Round, inventories: list[NodeReport]) -> None:
 
 
 def _conclude(round_: Round, tour: Touring) -> None:
+    if tour.cuts:
+        return  # it says nothing about single links
     state, now_ms = round_.state, round_.now_ms
     names = sorted(host.node for host in tour.hosts)
     table = table_of(names, tour.results)

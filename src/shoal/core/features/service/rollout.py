@@ -100,11 +100,26 @@ def _plan_without(
 
 
 def side_by_side(state: State, service: Service, old: list[Job]) -> list[Job]:
-    """In the order in which they leave. If the new replicas are gangs, neighbours leave together,
+    """In the order in which they leave. If the new replicas are gangs, neighbors leave together,
     so that a gang finds its nodes near each other."""
     if service.spec.replica.members == 1:
         return old
     return sorted(old, key=lambda job: (_place(state, job), job.number))
+
+
+def by_rack(state: State, jobs: list[Job], busy: list[Job], drained: list[Job]) -> list[Job]:
+    """Which of the drained replicas may stop now. While a gang waits for their room, those of one
+    rack stop together, and one rack after the other: a gang takes the first nodes that are free, so
+    it would otherwise be divided between racks by chance. `busy`: those that still drain."""
+    if not any(job.phase is Phase.WAITING and job.spec.members > 1 for job in jobs):
+        return drained
+    stopping = {_place(state, job) for job in jobs if job.phase is Phase.STOPPING} - {""}
+    waited_for = {_place(state, job) for job in busy}
+    places = {_place(state, job) for job in drained}
+    if len(places | stopping | waited_for) == 1:
+        return drained
+    ripe = sorted(place for place in places - waited_for if place and stopping <= {place})
+    return [job for job in drained if _place(state, job) in ("", *ripe[:1])]
 
 
 def _place(state: State, job: Job) -> str:

@@ -3,7 +3,7 @@
 Each replica is a job, perhaps a gang. A roll-out starts replicas of the new version beside the old
 ones; for each that is ready an old one is drained, and it ends when it has answered its requests.
 Where there is no room beside the old ones, `rollout` says what happens. If a new version does not
-get ready, the service goes back to the version before.
+get ready, the service rolls back to the version before.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import msgspec
 
 from shoal.core.books.scale import RecentWork, Wish, wish
-from shoal.core.features.service.rollout import at_a_time, leave_first, side_by_side
+from shoal.core.features.service.rollout import at_a_time, by_rack, leave_first, side_by_side
 from shoal.core.features.service.sleep import look_at, nap_and_wake, sized_to_sleep
 from shoal.core.scheduling.ends import end_text
 from shoal.core.state.ending import cancel
@@ -33,6 +33,7 @@ from shoal.model.job import Job, JobSpec, Phase, Restart, StopCause
 from shoal.model.node import NodeHealth, NodeIntent
 from shoal.model.policy import grants_host, grants_port
 from shoal.model.report import Accepted, Answer, Refused, SetService, StopService
+from shoal.model.resources import plural
 from shoal.model.service import (
     Claims,
     Route,
@@ -50,13 +51,29 @@ LOOK_MS = 1_000
 
 def serve(round_: Round, loads: tuple[ServiceLoad, ...]) -> None:
     """`loads`: reports since the last step. Older ones prove nothing: the controller may have been
-    down, or the gateway silent."""
-    state = round_.state
-    state.agenda.serve_ms = None
+    down, or the gateway silent. A service is looked at again when something has changed that its
+    last look has read, or when that look asked for it."""
+    state, agenda, now_ms = round_.state, round_.state.agenda, round_.now_ms
+    unserved, due_ms = agenda.unserved, agenda.serve_ms
+    if unserved is None:
+        if not state.services:
+            return
+        unserved = agenda.unserved = dict.fromkeys(state.services)
+    if not unserved and not loads and (due_ms is None or now_ms < due_ms):
+        return
+    agenda.serve_ms = None
     fresh = {load.service: load for load in loads if load.service in state.services}
     state.heard.loads.update(fresh)
     for name in list(state.services):
-        _tend(round_, name, state.services[name], fresh.get(name))
+        late_ms = agenda.late_ms.get(name)
+        if name in unserved or name in fresh or (late_ms is not None and late_ms <= now_ms):
+            unserved.pop(name, None)
+            if _tend(round_, name, state.services[name], fresh.get(name)):
+                unserved[name] = None
+        elif late_ms is not None:
+            look_at(round_, late_ms)
+    left = {name: None for name in unserved if name in state.services}
+    agenda.unserved = left if state.services else None
 
 
 def set_service(round_: Round, request: SetService, problem: Refused | None) -> Answer:
@@ -108,15 +125,18 @@ def stop_service(round_: Round, request: StopService) -> Answer:
 
 
 # -- one service -----------------------------------------------------------------------------
-def _tend(round_: Round, name: str, service: Service, load: ServiceLoad | None) -> None:
-    """`load`: None if nothing was reported of it."""
-    state = round_.state
+def _tend(round_: Round, name: str, service: Service, load: ServiceLoad | None) -> bool:
+    """`load`: None if nothing was reported of it. Must the next step look at it, too, even if
+    nothing happens to it?"""
+    state, agenda = round_.state, round_.state.agenda
+    agenda.late_ms.pop(name, None)
+    others_ms, agenda.serve_ms = agenda.serve_ms, None
     jobs = [state.jobs[job_id] for job_id in state.replicas.get(name, {})]
     if load is not None:
         _greet(round_, service, jobs, load)
         _replace_unreached(round_, service, jobs, load)
         _replace_hung(round_, service, jobs, load)
-    _replace_late(round_, service, jobs)
+    late_ms = _replace_late(round_, service, jobs)
     _go_back(round_, service)
     if load is not None and load.tells and not service.stopping:
         _scale(round_, service, jobs, load)
@@ -126,6 +146,28 @@ def _tend(round_: Round, name: str, service: Service, load: ServiceLoad | None) 
     if service.stopping and not state.replicas.get(name):
         why = "all its replicas have ended"
         round_.emit(ServiceStopped(at_ms=round_.now_ms, service=name, why=why))
+    unsettled = agenda.serve_ms is not None or _depends_on_more(round_, service, jobs)
+    if late_ms is not None:
+        agenda.late_ms[name] = late_ms
+        look_at(round_, late_ms)
+    if others_ms is not None:
+        look_at(round_, others_ms)
+    return unsettled
+
+
+def _depends_on_more(round_: Round, service: Service, jobs: list[Job]) -> bool:
+    """Than on its replicas and the intents for their nodes: on the time, on requests, or on the
+    room elsewhere."""
+    state = round_.state
+    return (
+        bool(service.spec.sleep_after_ms)
+        or any(job.spec.version != service.version for job in jobs)
+        or any(
+            node.intent is NodeIntent.DRAINING or node.end is not None
+            for job in jobs
+            for node in [state.nodes[member.slice.node] for member in job.members]
+        )
+    )
 
 
 def _greet(round_: Round, service: Service, jobs: list[Job], load: ServiceLoad) -> None:
@@ -139,12 +181,22 @@ def _greet(round_: Round, service: Service, jobs: list[Job], load: ServiceLoad) 
             if round_.state.endings:  # replicas need more or less time to leave a node than before
                 round_.state.agenda.other_gaps()
                 round_.state.agenda.ends_ms = 0
-            _emit_replica(round_, ReplicaReady, service, job, why)
+            start = None if job.naps else round_.state.heard.starts.get(job.id)
+            round_.emit(
+                ReplicaReady(
+                    at_ms=round_.now_ms,
+                    service=service.spec.name,
+                    job=job.id,
+                    why=why,
+                    got_ms=dict(start.got_ms) if start is not None else None,
+                    listened_ms=start.listened_ms if start is not None else None,
+                )
+            )
 
 
-def _replace_late(round_: Round, service: Service, jobs: list[Job]) -> None:
-    """A replica that does not get ready in time is stopped."""
-    start_ms = service.spec.probe.start_ms
+def _replace_late(round_: Round, service: Service, jobs: list[Job]) -> int | None:
+    """A replica that does not get ready in time is stopped. When is the next one too late?"""
+    start_ms, due_ms = service.spec.probe.start_ms, None
     for job in jobs:
         since_ms = job.awake_ms or job.running_ms
         if job.phase is not Phase.RUNNING or since_ms is None or job.id in service.ready:
@@ -154,18 +206,23 @@ def _replace_late(round_: Round, service: Service, jobs: list[Job]) -> None:
             did = "listed no model" if probe.models else "did not answer"
             why = f"its probe {probe.path} {did} within {duration_text(start_ms)}"
             _stop(round_, job, StopCause.FAILURE, why)
-        else:
-            look_at(round_, since_ms + start_ms + 1)
+        elif due_ms is None or since_ms + start_ms < due_ms:
+            due_ms = since_ms + start_ms + 1
+    return due_ms
 
 
 def _replace_unreached(round_: Round, service: Service, jobs: list[Job], load: ServiceLoad) -> None:
     """A replica that the gateway cannot reach for 30 s is stopped, unless it drains anyway."""
-    down_ms, now_ms = round_.state.heard.down_ms, round_.now_ms
+    down_ms, starts = round_.state.heard.down_ms, round_.state.heard.starts
+    now_ms = round_.now_ms
     for job in jobs:
         seen = load.replicas.get(job.id)
         served = job.id in service.ready and job.id not in service.draining
         if not served or seen is None or seen.up:
             down_ms.pop(job.id, None)
+            start = starts.get(job.id) if served and seen is not None else None
+            if start is not None and start.served_ms is None:
+                start.served_ms = now_ms
         elif now_ms - down_ms.setdefault(job.id, now_ms) > DOWN_MS:
             why = f"the gateway has not reached it for {duration_text(DOWN_MS)}"
             _stop(round_, job, StopCause.FAILURE, why)
@@ -215,7 +272,12 @@ def _scale(round_: Round, service: Service, jobs: list[Job], load: ServiceLoad) 
     state, now_ms = round_.state, round_.now_ms
     name, scale = service.spec.name, service.spec.scale
     recent = state.heard.recent_work.setdefault(name, RecentWork())
-    wished = wish(recent, scale, load, service.wanted, recent.start_ms, now_ms)
+    goals, start_ms = service.spec.goals, recent.start_ms
+    if goals:
+        start_ms = max(start_ms, _start_ms(state, service))
+        if any(job.phase is Phase.WAITING for job in jobs):  # what is missing is room
+            load = msgspec.structs.replace(load, tokens=None)
+    wished = wish(recent, scale, load, service.wanted, start_ms, now_ms, goals)
     if wished.wanted == 0 and not service.proven and service.failures < TRIES_MAX:
         # No request yet: one replica shows that the version works, then it may scale to zero.
         recent.asked_ms = now_ms
@@ -223,6 +285,13 @@ def _scale(round_: Round, service: Service, jobs: list[Job], load: ServiceLoad) 
     wished = sized_to_sleep(round_, service, jobs, load, wished)
     if wished.wanted != service.wanted:
         _scaled(round_, name, wished.wanted, wished.why)
+
+
+def _start_ms(state: State, service: Service) -> int:
+    """How long the newest replica took from its placement until it was ready."""
+    jobs = [(since_ms, state.jobs[job_id]) for job_id, since_ms in service.ready.items()]
+    took = [(at_ms, at_ms - (job.placed_ms or at_ms)) for at_ms, job in jobs if not job.naps]
+    return max(took, default=(0, 0))[1]
 
 
 def _scaled(round_: Round, name: str, wanted: int, why: str) -> None:
@@ -261,7 +330,12 @@ def _size(round_: Round, service: Service, jobs: list[Job]) -> None:
     if too_many > 0:
         spare = sorted(new, key=lambda job: (job.id in service.ready, -job.number))
         for job in spare[:too_many]:
-            _drain(round_, service, job, f"{wanted} replicas are wanted")
+            _drain(
+                round_,
+                service,
+                job,
+                f"{plural(wanted, 'replica')} {'is' if wanted == 1 else 'are'} wanted",
+            )
 
 
 def _serves(service: Service, job: Job) -> bool:
@@ -337,18 +411,26 @@ def _let_drained_go(
     over. A replica that was lost meanwhile has nothing left to finish."""
     now_ms = round_.now_ms
     known = load is not None and load.tells
+    busy: list[Job] = []
+    drained: list[Job] = []
     for job in jobs:
         since_ms = service.draining.get(job.id)
         if since_ms is None or _ends(job):
             continue
         seen = load.replicas.get(job.id) if load is not None else None
         quiet = known and now_ms - since_ms >= 2 * LOOK_MS and not (seen and seen.in_flight)
-        if quiet or (job.id not in service.ready and not job.napping):
+        over = now_ms - since_ms >= service.spec.drain_ms
+        if (quiet and over) or (job.id not in service.ready and not job.napping):
             _stop(round_, job, StopCause.CANCEL, "drained")
-        elif now_ms - since_ms >= service.spec.drain_ms:
+        elif over:
             _stop(round_, job, StopCause.CANCEL, "its time to drain is over")
         else:
-            look_at(round_, min(now_ms + LOOK_MS, since_ms + service.spec.drain_ms))
+            (drained if quiet else busy).append(job)
+    for job in by_rack(round_.state, jobs, busy, drained):
+        _stop(round_, job, StopCause.CANCEL, "drained")
+    for job in busy + drained:
+        if not _ends(job):
+            look_at(round_, min(now_ms + LOOK_MS, service.draining[job.id] + service.spec.drain_ms))
 
 
 def _stop(round_: Round, job: Job, cause: StopCause, why: str) -> None:
@@ -418,6 +500,11 @@ def ungranted(state: State, request: SetService) -> Refused | None:
         if value and not granted and not _had(before, field, value):
             fix = f"an admin may grant it in the policy: tenants: {{{tenant}: {{{grant}}}}}"
             return Refused(field, f"{value} is not granted to {tenant}; {fix}")
+    if spec.adapters.startswith("/") and (known is None or known.spec.adapters != spec.adapters):
+        fix = "let the replicas load theirs by their command, or ask an admin to set it"
+        return Refused(
+            "adapters", f"the folders in {spec.adapters} would be listed on the head; {fix}"
+        )
     return None
 
 

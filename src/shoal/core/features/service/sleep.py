@@ -99,6 +99,9 @@ def _put_to_sleep(
 ) -> None:
     """All that stay without requests: one, or the least that the service asks for. No step comes by
     itself while the gateway sees nothing new, so it is asked for."""
+    after_ms = service.spec.sleep_after_ms
+    if not after_ms or (load is not None and load.work):
+        return
     staying = [
         job
         for job in jobs
@@ -116,8 +119,7 @@ def _put_to_sleep(
         for job in staying
         if job.id in service.ready and not why_not(round_.state, job, asked=True)
     ]
-    after_ms = service.spec.sleep_after_ms
-    if not after_ms or not settled or not can or (load is not None and load.work):
+    if not settled or not can:
         return
     idle_ms = _idle_ms(round_, service)
     if load is None or idle_ms < after_ms:

@@ -8,13 +8,13 @@ from collections.abc import Iterable
 from shoal.core.features.ends import hear_notes, is_stray, lose, too_long
 from shoal.core.features.identity import void_keys
 from shoal.core.scheduling.ends import outlives
-from shoal.core.scheduling.packing import fits_empty
+from shoal.core.scheduling.packing import fits_empty, on_one_node
 from shoal.core.state.events.log import Event
 from shoal.core.state.events.nodes import NodeIntended, NodeJoined, NodeJudged, NodeLost, NodeReady
 from shoal.core.state.events.runs import MemberExited, MemberLost
 from shoal.core.state.events.supply import NodesOrdered, OrderChanged
 from shoal.core.state.events.supply import OrderEnded as Ended
-from shoal.core.state.queue import gang_of
+from shoal.core.state.queue import Gang, gang_of
 from shoal.core.state.round import Round
 from shoal.core.state.state import Node, State
 from shoal.core.state.supplied import (
@@ -83,12 +83,12 @@ def _hear_order(round_: Round, order: Order, status: OrderStatus | None) -> None
             if order.release:
                 end_order(round_, order, failed=order.failed, why=order.release)
             elif now_ms - order.at_ms >= START_MS:
-                release(round_, order, "the supplier never showed it", failed=True)
+                release(round_, order, "the supplier has no record of it", failed=True)
             else:
                 round_.supplies.append(provision(order))
         elif now_ms - heard.missing_ms.setdefault(order.id, now_ms) >= MISSING_MS:
             failed = order.failed or not order.release
-            why = order.release or "the supplier no longer knows it"
+            why = order.release or "the supplier no longer lists it"
             end_order(round_, order, failed=failed, why=why)
         return
     heard.missing_ms.pop(order.id, None)
@@ -118,7 +118,7 @@ def end_order(round_: Round, order: Order, *, failed: bool, why: str) -> None:
     """Its supplier shows that nothing is left of it, so its nodes are gone as well."""
     for node in nodes_brought(round_.state, order.id):
         if node.health is not NodeHealth.LOST:
-            lose(round_, node, dead=True, why=f"its machine was given back: {why}")
+            lose(round_, node, dead=True, why=f"its machine was released: {why}")
         if node.intent is not NodeIntent.REMOVED:
             _intend(round_, node, NodeIntent.REMOVED, f"order {order.id} has ended: {why}")
     forget(round_.state, order.id)
@@ -266,7 +266,7 @@ def _end_silent(round_: Round) -> None:
 
 
 def _out_of_reach(round_: Round, node: Node) -> bool:
-    """Lost, or silent for longer than the grace time: nothing of it is waited for."""
+    """Lost, or silent for longer than the grace period: nothing of it is waited for."""
     if node.health is NodeHealth.LOST:
         return True
     heard_ms = round_.state.heard.contacts.get(node.id, round_.now_ms)
@@ -292,9 +292,11 @@ def supplier_text(state: State, supply: Supply) -> str:
 
 def asked_for(state: State, job: Job, now_ms: int) -> tuple[bool, str]:
     """Whether nodes that suit the job are on their way; and a clause about that, or about why none
-    are, empty if no supply could bring any."""
+    are, empty if the policy has no supply."""
     gang = gang_of(job)
     suiting = [one for one in state.policy.supply if fits_empty(gang, kind_of(state, one))]
+    if state.policy.supply and not suiting:
+        return False, _unsuitable(state, gang)
     lasting = [one for one in suiting if not outlives(state, job, one)]
     coming = [text for one in lasting if (text := _coming(state, one, now_ms))]
     if coming:
@@ -304,6 +306,19 @@ def asked_for(state: State, job: Job, now_ms: int) -> tuple[bool, str]:
         for one in suiting
     ]
     return False, "; ".join(texts[:LINES_MAX])
+
+
+def _unsuitable(state: State, gang: Gang) -> str:
+    """No supply has such nodes: what it asks for, and what they have."""
+    demand = gang.demand
+    labels = f" with {' and '.join(demand.where)}" if demand.where else ""
+    members = (
+        f" for {gang.members} members on one" if on_one_node(gang) and gang.members > 1 else ""
+    )
+    have = "; ".join(
+        f"{supplier_text(state, one)} brings {one.kind}" for one in state.policy.supply[:LINES_MAX]
+    )
+    return f"no supply brings nodes of {demand}{labels}{members}: {have}"
 
 
 def _short_lived(state: State, job: Job, one: Supply) -> str:
@@ -332,10 +347,10 @@ def stage_text(state: State, order: Order) -> str:
     if heard is not None and heard.problem:
         return heard.problem
     if order.phase is OrderPhase.RUNNING:
-        return "it has machines, and Shoal starts there"
+        return "machines allocated, Shoal is starting"
     if order.phase is OrderPhase.PENDING:
-        return order.reason or "it waits for machines"
-    return "it has not answered yet"
+        return order.reason or "waiting for machines"
+    return "no answer yet"
 
 
 def obstacle(state: State, one: Supply, now_ms: int) -> str:

@@ -22,6 +22,7 @@ from shoal.core.state.supplied import (
     kind_of,
     next_try_ms,
     nodes_brought,
+    orders_of,
     slots_of,
 )
 from shoal.model.durations import duration_text
@@ -46,9 +47,11 @@ def supply(round_: Round) -> list[SupplyCommand]:
     if not round_.policy.supply and not state.orders and not state.brought:
         return round_.supplies
     if round_.events:
-        judge_nodes(round_)
-        pause_ms = LOOK_MS + LANE_MS * len(state.queue.lanes)
-        look_at(state, max(now_ms, agenda.supplied_ms + pause_ms))
+        if state.brought:
+            judge_nodes(round_)
+        at_ms = agenda.supplied_ms + LOOK_MS + LANE_MS * len(state.queue.lanes)
+        if agenda.supply_ms is None or at_ms < agenda.supply_ms:
+            agenda.supply_ms = at_ms
     if agenda.supply_ms is None or now_ms < agenda.supply_ms or round_.more:
         return round_.supplies
     agenda.supplied_ms, agenda.supply_ms = now_ms, None
@@ -81,6 +84,11 @@ class Need:
             self._kinds[one.name] = kind_of(state, one)
             self._left[one.name] = headroom(state, one) if self._may_ask(one) else 0
         self._groups: dict[str, list[tuple[str, int]]] = {}  # orders and their nodes, oldest first
+        # Orders that have waited for machines beyond their supply's patience: other supplies are
+        # asked first, and only what those cannot serve is left to these.
+        self.late: set[str] = set()
+        self._late_bins: Counter[Bin] = Counter()
+        self._unserved: list[tuple[Gang, list[int], int | None]] = []
         self.bins = Bins(self._free(dict(self._kinds)))
 
     def look(self) -> None:
@@ -98,15 +106,26 @@ class Need:
             lane = state.queue.lane.get(state.jobs[job_id].number)
             if lane is not None:
                 front.setdefault(lane, []).append(job_id)
+        slow = {state.orders[order_id].supply.name for order_id in sorted(self.late)}
+        spared = {name: left for name, left in self._left.items() if name in slow}
+        self._left |= dict.fromkeys(spared, 0)
         walk = Walk(state, now_ms, lanes)
+        self.partial = True
         for _ in range(LANES_MAX):
             head = walk.next()
             if head is None:
-                return
+                self.partial = False
+                break
             if self.bins.looked > WORK_MAX:
                 break
             self._serve(head[2], front.get(head[2], []))
-        self.partial = True
+        if self.late:
+            self._left |= spared
+            for bin_, count in self._late_bins.items():
+                self.bins.add(bin_, count)
+            unserved, self._unserved = self._unserved, []
+            for part in unserved:
+                self._serve_part(*part)
 
     def awaited(self) -> set[str]:
         """Orders whose nodes some waiting gang needs: of those that are alike, the oldest."""
@@ -151,9 +170,22 @@ class Need:
                 lives = lives_ms(order.supply)
                 ends_ms = self._round.now_ms + lives if lives else 0
                 bin_ = Bin(kind, empty_level(kind), ends_ms=ends_ms)
-                self._grouped(coming, bin_, f"{name} coming", order.id, missing)
+                if self._is_late(order):
+                    self.late.add(order.id)
+                    self._grouped(self._late_bins, bin_, f"{name} late", order.id, missing)
+                else:
+                    self._grouped(coming, bin_, f"{name} coming", order.id, missing)
         free = [(bin_, count) for bin_, count in counts.items() if count > 0]
         return [*free, *there.items(), *coming.items()]
+
+    def _is_late(self, order: Order) -> bool:
+        patience_ms = order.supply.patience_ms
+        if order.phase is not OrderPhase.PENDING or not patience_ms:
+            return False
+        due_ms = order.since_ms + patience_ms
+        if self._round.now_ms < due_ms:
+            look_at(self._state, due_ms)
+        return self._round.now_ms >= due_ms
 
     def _grouped(self, bins: Counter[Bin], bin_: Bin, name: str, order: str, nodes: int) -> None:
         group = f"{name} {bin_}"
@@ -177,6 +209,8 @@ class Need:
         heard = self._state.heard.supplied.get(one.engine)
         if heard is None or heard.problem:
             return False
+        if any(order.failed for order in orders_of(self._state, one.name)):
+            return False  # until it has ended, and from then on by the rule below
         again_ms = next_try_ms(self._state, one.name)
         if again_ms > self._round.now_ms:
             look_at(self._state, again_ms)
@@ -202,7 +236,7 @@ class Need:
                     self.bins.drop(_bin_of(state, state.order[index]))
 
     def _parts(self, numbers: list[int]) -> list[tuple[list[int], int | None]]:
-        """Jobs, and until when their nodes must live; None: for ever. Jobs that would start on
+        """Jobs, and until when their nodes must live; None: forever. Jobs that would start on
         nodes of the same supplies are one part: a long job must not make a short one look long."""
         ending = [one for one in self._round.policy.supply if one.lasts_ms]
         if not self._state.endings and not ending:
@@ -235,6 +269,8 @@ class Need:
             held = self.bins.holds(gang, jobs * gang.members, until_ms)
         served = min(jobs, held // gang.members)
         self.bins.take(gang, served * gang.members, until_ms)
+        if served < jobs and self.late:
+            self._unserved.append((gang, numbers[served:], until_ms))
         return served == jobs
 
     def _cheapest(self, gang: Gang, numbers: list[int], held: int) -> tuple[Supply, int] | None:
@@ -329,18 +365,20 @@ def _give_back_unused(round_: Round, need: Need) -> None:
         if busy or (awaits and one is not None):
             _set_unused(round_, order, None)
             continue
-        _judge_unused(round_, order, one, nodes, kept[order.supply.name])
+        late = order.id in need.late
+        _judge_unused(round_, order, one, nodes, kept[order.supply.name], late=late)
         if order.release:
             kept[order.supply.name] -= len(order.nodes)
 
 
 def _judge_unused(
-    round_: Round, order: Order, one: Supply | None, nodes: list[Node], kept: int
+    round_: Round, order: Order, one: Supply | None, nodes: list[Node], kept: int, *, late: bool
 ) -> None:
-    """`kept`: how many nodes of its supply there are that are not given back."""
+    """`kept`: how many nodes of its supply there are that are not given back. `late`: it has
+    brought no machine in time, so others were asked."""
     state, now_ms = round_.state, round_.now_ms
     if nodes and all(_useless(node) for node in nodes):
-        release(round_, order, f"{nodes[0].id} gets no jobs any more")
+        release(round_, order, f"{nodes[0].id} no longer gets jobs")
         return
     if one is None or kept > one.most:
         most = "the policy no longer has this supply" if one is None else f"most is {one.most}"
@@ -348,6 +386,10 @@ def _judge_unused(
         return
     if kept - len(order.nodes) < one.least:
         _set_unused(round_, order, None)
+        return
+    if late:
+        waited = duration_text(now_ms - order.since_ms)
+        release(round_, order, f"no machine within {waited}: {order.reason}", failed=True)
         return
     since_ms = order.unused_ms
     if since_ms is None:
@@ -359,7 +401,7 @@ def _judge_unused(
     elif nodes:
         release(round_, order, f"nothing ran there for {duration_text(now_ms - since_ms)}")
     else:
-        release(round_, order, "no job waits for it any more")
+        release(round_, order, "no job needs it anymore")
 
 
 def _set_unused(round_: Round, order: Order, since_ms: int | None) -> None:

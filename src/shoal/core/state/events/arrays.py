@@ -11,9 +11,9 @@ from shoal.core.state.events.base import JobEvent
 from shoal.core.state.state import State
 from shoal.model.array import ELEMENT_NUMBERS, Bits, Elements
 from shoal.model.hidden import without_keys
-from shoal.model.ids import number_of
+from shoal.model.ids import array_of, number_of
 from shoal.model.job import Job, JobSpec, Outcome, Phase
-from shoal.model.phrases import sweep_text
+from shoal.model.phrases import ordinal, sweep_text
 
 
 class ArrayEvent(JobEvent, frozen=True, kw_only=True):
@@ -85,12 +85,16 @@ class ArrayRetried(ArrayEvent, frozen=True, kw_only=True):
             for missed in elements.missed:
                 elements.pending.take_in(missed)
             elements.failed, elements.timed_out, elements.cancelled = Bits(), Bits(), Bits()
+            again = list(elements.pending)
         else:
             position = sweep.position_of(self.index)
             assert position is not None, self.index
             for missed in elements.missed:
                 missed.discard(position)
             elements.pending.add(position)
+            again = [position]
+        for position in again if elements.halted.count else ():
+            elements.halted.discard(position)
         elements.base = elements.attempts
         array.why = self.why
         if array.phase is Phase.STOPPING:
@@ -104,6 +108,38 @@ class ArrayRetried(ArrayEvent, frozen=True, kw_only=True):
             return self
         record = msgspec.structs.replace(self.record, spec=without_keys(self.record.spec))
         return msgspec.structs.replace(self, record=record)
+
+
+class TrialJudged(JobEvent, frozen=True, kw_only=True):
+    """A trial of a sweep has reached a rung, and is compared with those that were there before.
+    `value` None: what it reported is not a number."""
+
+    attempt: int
+    rung: int
+    at_step: int  # of the rung
+    step: int  # that it was heard at
+    metric: str
+    value: float | None
+    rank: int  # 1: the best so far
+    count: int  # that have reached the rung, with this one
+    goes_on: bool
+
+    def apply(self, state: State) -> None:
+        sweep, elements = parts_of(state.arrays[array_of(self.job)])
+        position = sweep.position_of(state.jobs[self.job].spec.index)
+        assert position is not None, self.job
+        if not self.rung:
+            elements.first_rung = self.at_step
+        if self.rung == len(elements.rungs):
+            elements.rungs = [*elements.rungs, {}]
+        elements.rungs[self.rung][position] = self.value
+        if not self.goes_on:
+            elements.halted.add(position)
+
+    def phrase(self) -> str:
+        shown = "not a number" if self.value is None else f"{self.value:.4g}"
+        place = f"{self.metric} {shown} is {ordinal(self.rank)} of {self.count}"
+        return f"reached step {self.at_step}: {place}; it {'goes on' if self.goes_on else 'stops'}"
 
 
 class ArrayFinished(ArrayEvent, frozen=True, kw_only=True):

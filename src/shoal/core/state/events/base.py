@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, ClassVar, Protocol, Self
 
 import msgspec
@@ -48,6 +49,10 @@ class EventBase(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", ta
         """Change the facts and the indexes: `apply(state, event)` calls this, and nothing else."""
         raise NotImplementedError
 
+    def services(self, state: State) -> Iterable[str]:  # noqa: ARG002
+        """The services that may have something to do after it. `state`: before it."""
+        return ()
+
     @property
     def subject(self) -> str:
         """What it happened to, as the beginning of the sentence."""
@@ -87,6 +92,12 @@ class EventBase(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", ta
 class JobEvent(EventBase, frozen=True, kw_only=True):
     job: str
 
+    def services(self, state: State) -> Iterable[str]:
+        if self.job not in state.jobs:
+            return ()
+        name = state.jobs[self.job].spec.service
+        return (name,) if name else ()
+
     @property
     def subject(self) -> str:
         return self.job
@@ -97,6 +108,9 @@ class JobEvent(EventBase, frozen=True, kw_only=True):
 
 class ClusterEvent(EventBase, frozen=True, kw_only=True):
     """Everybody may see what happens to the cluster as a whole."""
+
+    def services(self, state: State) -> Iterable[str]:
+        return state.services
 
     def visible_to(self, reader: Reader) -> bool:  # noqa: ARG002
         return True

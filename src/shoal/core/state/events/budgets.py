@@ -1,4 +1,4 @@
-"""What happens to the budgets of tenants."""
+"""What happens to the budgets of tenants, and to the quotas of keys."""
 
 from __future__ import annotations
 
@@ -51,3 +51,38 @@ class BudgetFreed(BudgetEvent, frozen=True, kw_only=True):
 
     def phrase(self) -> str:
         return f"has budget again{because(self.why)}"
+
+
+class QuotaEvent(EventBase, frozen=True, kw_only=True):
+    key: str
+    tenant: str
+    why: str = ""
+
+    @property
+    def subject(self) -> str:
+        return f"key {self.key}"
+
+    def visible_to(self, reader: Reader) -> bool:
+        return reader.sees_tenant(self.tenant, self.at_ms)
+
+
+class KeyHeld(QuotaEvent, frozen=True, kw_only=True):
+    """The key has used up its tokens: its requests get 429 until then."""
+
+    until_ms: int
+
+    def apply(self, state: State) -> None:
+        state.accounts.held_keys[self.key] = self.tenant, self.until_ms
+
+    def phrase(self) -> str:
+        return f"has used up its tokens{because(self.why)}"
+
+
+class KeyFreed(QuotaEvent, frozen=True, kw_only=True):
+    """The key has tokens again, or no quota any more."""
+
+    def apply(self, state: State) -> None:
+        state.accounts.held_keys.pop(self.key, None)
+
+    def phrase(self) -> str:
+        return f"has tokens again{because(self.why)}"

@@ -39,10 +39,13 @@ class PolicyChanged(ClusterEvent, frozen=True, kw_only=True):
     who: str = ""  # empty: the controller started with it
 
     def apply(self, state: State) -> None:
+        before = state.policy
         forget_setbacks(state, self.policy)
         adopt_policy(state, self.policy)
-        file_again(state)  # other places may count
-        judge_holds(state)  # another tree: other tenants may be held
+        if before.place is not self.policy.place:
+            file_again(state)
+        if before.tenants != self.policy.tenants:
+            judge_holds(state)  # another tree: other tenants may be held
 
     @property
     def subject(self) -> str:

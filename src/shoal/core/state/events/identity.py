@@ -14,6 +14,7 @@ from shoal.model.identity import (
     ENDED_EACH_MAX,
     REMOVED_MAX,
     TENANT_UIDS,
+    ApiKey,
     EndedSignIns,
     NodeKey,
     TenantRecord,
@@ -40,6 +41,7 @@ class TenantAdded(IdentityEvent, frozen=True, kw_only=True):
         identity = state.identity
         identity.tenants[self.tenant.name] = self.tenant
         identity.removed.pop(self.tenant.name, None)
+        _drop_api_keys(state, lambda key: key.tenant == self.tenant.name)  # it was the operator's
         if self.tenant.uid in TENANT_UIDS:
             identity.next_uid = max(identity.next_uid, self.tenant.uid + 1)
 
@@ -52,7 +54,7 @@ class TenantAdded(IdentityEvent, frozen=True, kw_only=True):
 
 
 class TenantRemoved(IdentityEvent, frozen=True, kw_only=True):
-    """Its tokens go with it, and its users' roles in it."""
+    """Its tokens and keys go with it, and its users' roles in it."""
 
     tenant: str
 
@@ -67,6 +69,7 @@ class TenantRemoved(IdentityEvent, frozen=True, kw_only=True):
             del identity.removed[next(iter(identity.removed))]
         forget_rules(state, lambda rule: rule.tenant == self.tenant)
         _drop_tokens(state, lambda token: token.tenant == self.tenant)
+        _drop_api_keys(state, lambda key: key.tenant == self.tenant)
         for user in list(identity.users.values()):
             if self.tenant in user.roles:
                 roles = {name: role for name, role in user.roles.items() if name != self.tenant}
@@ -98,7 +101,7 @@ class UserSet(IdentityEvent, frozen=True, kw_only=True):
 
 
 class UserRemoved(IdentityEvent, frozen=True, kw_only=True):
-    """The user's tokens go as well; the user's jobs continue."""
+    """The user's tokens and keys for services go as well; the user's jobs continue."""
 
     user: str
 
@@ -107,6 +110,7 @@ class UserRemoved(IdentityEvent, frozen=True, kw_only=True):
         del identity.users[self.user]
         forget_rules(state, lambda rule: rule.owner == self.user)
         _drop_tokens(state, lambda token: token.user == self.user)
+        _drop_api_keys(state, lambda key: key.user == self.user)
 
     @property
     def subject(self) -> str:
@@ -129,7 +133,8 @@ class TokenSet(IdentityEvent, frozen=True, kw_only=True):
         return f"token {self.token.id}"
 
     def phrase(self) -> str:
-        return f"of {self.token.user} was set{by(self.who)}"
+        kind = " as an invite" if self.token.invite else ""
+        return f"of {self.token.user} was set{kind}{by(self.who)}"
 
     def without_secrets(self) -> Self:
         token = msgspec.structs.replace(self.token, hash=NO_HASH)
@@ -216,6 +221,57 @@ class KeyRemoved(IdentityEvent, frozen=True, kw_only=True):
 
     def phrase(self) -> str:
         return f"was removed{by(self.who)}{because(self.why)}"
+
+
+class ApiKeyEvent(EventBase, frozen=True, kw_only=True):
+    """The tenant whose services the key is for sees it, too."""
+
+    tenant: str
+    who: str = ""
+
+    def visible_to(self, reader: Reader) -> bool:
+        return reader.admin or reader.sees_tenant(self.tenant, self.at_ms)
+
+
+class ApiKeyAdded(ApiKeyEvent, frozen=True, kw_only=True):
+    key: ApiKey
+
+    def apply(self, state: State) -> None:
+        state.identity.api_keys[self.key.id] = self.key
+
+    @property
+    def subject(self) -> str:
+        return f"the key {self.key.id}"
+
+    def phrase(self) -> str:
+        what = ", ".join(self.key.services) or f"all services of {self.tenant}"
+        return f"of {self.key.user} for {what} was added{by(self.who)}"
+
+    def without_secrets(self) -> Self:
+        return msgspec.structs.replace(self, key=msgspec.structs.replace(self.key, hash=NO_HASH))
+
+
+class ApiKeyRevoked(ApiKeyEvent, frozen=True, kw_only=True):
+    key: str
+    why: str = ""
+
+    def apply(self, state: State) -> None:
+        del state.identity.api_keys[self.key]
+        state.accounts.held_keys.pop(self.key, None)
+
+    @property
+    def subject(self) -> str:
+        return f"the key {self.key}"
+
+    def phrase(self) -> str:
+        return f"was revoked{by(self.who)}{because(self.why)}"
+
+
+def _drop_api_keys(state: State, which: Callable[[ApiKey], bool]) -> None:
+    keys = state.identity.api_keys
+    for key in [key for key in keys.values() if which(key)]:
+        del keys[key.id]
+        state.accounts.held_keys.pop(key.id, None)
 
 
 def _drop_tokens(state: State, which: Callable[[Token], bool]) -> None:

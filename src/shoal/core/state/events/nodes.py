@@ -123,6 +123,7 @@ class NodeIntended(NodeEvent, frozen=True, kw_only=True):
         before = node.intent
         close(state, node)
         set_intent(state, node, self.intent)
+        node.intent_why, node.intent_ms = self.why, self.at_ms
         node.leaving = self.leaving
         node.closed_from = before if self.ending else None
         open_up(state, node)
@@ -170,7 +171,7 @@ class NodeLabelled(NodeEvent, frozen=True, kw_only=True):
             gained(state, state.rooms[node.index])
 
     def phrase(self) -> str:
-        return f"was {self.why}" if self.why else "has other labels or taints"
+        return f"was {self.why}" if self.why else "has new labels or taints"
 
 
 class NodeChecked(NodeEvent, frozen=True, kw_only=True):

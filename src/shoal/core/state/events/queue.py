@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar, Self
 
 import msgspec
@@ -15,6 +16,7 @@ from shoal.core.state.apply_queue import (
     leave_queue,
     release_after,
     unclaim,
+    weigh,
 )
 from shoal.core.state.events.base import JobEvent
 from shoal.core.state.records import Reservation
@@ -35,18 +37,23 @@ class JobSubmitted(JobEvent, frozen=True, kw_only=True):
     key: str = ""
     awaits: tuple[str, ...] = ()  # jobs that it waits for; others of `spec.after` had ended
 
-    def apply(self, state: State) -> None:
-        state.next_job = max(state.next_job, number_of(self.job) + 1)
-        state.submitted += 1
-        state.foresight.saw(task_of(self.spec))
-        add_job(state, self._new_job(state))
+    def services(self, state: State) -> Iterable[str]:  # noqa: ARG002
+        return (self.spec.service,) if self.spec.service else ()
 
-    def _new_job(self, state: State) -> Job:
+    def apply(self, state: State) -> None:
+        number = number_of(self.job)
+        state.next_job = max(state.next_job, number + 1)
+        state.submitted += 1
+        if self.spec.gpus:
+            state.foresight.saw(task_of(self.spec))
+        add_job(state, self._new_job(state, number))
+
+    def _new_job(self, state: State, number: int) -> Job:
         """An element stands in the queue where its array was submitted. One that has run before
         goes on counting its attempts, because the name of a member is used only once."""
         job = Job(
             id=self.job,
-            number=number_of(self.job) * ELEMENT_NUMBERS,
+            number=number * ELEMENT_NUMBERS,
             spec=self.spec,
             key=self.key,
             submitted_ms=self.at_ms,
@@ -139,7 +146,7 @@ class JobClaimed(JobEvent, frozen=True, kw_only=True):
         claim(state, job, self.slices)
 
     def phrase(self) -> str:
-        return f"gets room made for it on {nodes_text(self.slices)}{because(self.why)}"
+        return f"is having room made on {nodes_text(self.slices)}{because(self.why)}"
 
 
 class JobUnclaimed(JobEvent, frozen=True, kw_only=True):
@@ -149,7 +156,7 @@ class JobUnclaimed(JobEvent, frozen=True, kw_only=True):
         unclaim(state, state.jobs[self.job])
 
     def phrase(self) -> str:
-        return f"no longer gets room made for it{because(self.why)}"
+        return f"no longer has room being made{because(self.why)}"
 
 
 class JobPromoted(JobEvent, frozen=True, kw_only=True):
@@ -170,7 +177,7 @@ class JobPromoted(JobEvent, frozen=True, kw_only=True):
             join_queue(state, job)
 
     def phrase(self) -> str:
-        return f"now comes first among jobs of its priority{because(self.why)}"
+        return f"moved to the front of its priority{because(self.why)}"
 
 
 class JobLabelled(JobEvent, frozen=True, kw_only=True):
@@ -182,18 +189,18 @@ class JobLabelled(JobEvent, frozen=True, kw_only=True):
     def apply(self, state: State) -> None:
         job = state.live(self.job)
         if job is not None:
-            job.spec = self._labelled(job.spec)
-            state.sizes.job(job)
+            job.spec = self._labeled(job.spec)
+            weigh(state, job)
 
     def changed(self, record: Job) -> Job:
         """The store's record of a job that has ended."""
-        return msgspec.structs.replace(record, spec=self._labelled(record.spec))
+        return msgspec.structs.replace(record, spec=self._labeled(record.spec))
 
-    def _labelled(self, spec: JobSpec) -> JobSpec:
+    def _labeled(self, spec: JobSpec) -> JobSpec:
         return msgspec.structs.replace(spec, labels=self.labels)
 
     def phrase(self) -> str:
-        return f"was labelled {self.why}"
+        return f"was labeled {self.why}"
 
 
 class JobNoted(JobEvent, frozen=True, kw_only=True):
@@ -206,7 +213,7 @@ class JobNoted(JobEvent, frozen=True, kw_only=True):
         job = state.live(self.job)
         if job is not None:
             job.notes = self._noted(job.notes)
-            state.sizes.job(job)
+            weigh(state, job)
 
     def changed(self, record: Job) -> Job:
         """The store's record of a job that has ended."""

@@ -24,8 +24,15 @@ from shoal.core.state.estimates import key_of
 from shoal.core.state.events.base import JobEvent
 from shoal.core.state.saving import kept_ms
 from shoal.core.state.state import State
-from shoal.model.job import Fault, Job, Member, MemberStatus, Outcome, Phase, StopCause
-from shoal.model.phrases import attempt_text, because, exit_text, nodes_text, numbers_text
+from shoal.model.job import Fault, Job, Member, MemberStatus, Outcome, Phase, Startup, StopCause
+from shoal.model.phrases import (
+    attempt_text,
+    because,
+    began_text,
+    exit_text,
+    nodes_text,
+    numbers_text,
+)
 from shoal.model.progress import Spent
 from shoal.model.resources import Slice
 
@@ -48,6 +55,7 @@ CAUSE_WORDS = {
     StopCause.HANG: "it hangs",
     StopCause.BUDGET: "its budget is used up",
     StopCause.IDLE: "its GPUs are not used",
+    StopCause.HALVING: "other trials are better",
 }
 
 
@@ -65,7 +73,7 @@ class JobPlaced(JobEvent, frozen=True, kw_only=True):
         job = state.jobs[self.job]
         leave_waiting(state, job)
         job.phase = Phase.STARTING
-        job.share = share_of(job.spec.demand, self.slices[0].gpu_milli, state.totals)
+        job.share = share_of(job.spec, self.slices[0].gpu_milli, state.totals)
         job.attempt = self.attempt
         job.said = ""
         job.members = [Member(slice_) for slice_ in self.slices]
@@ -79,6 +87,7 @@ class JobPlaced(JobEvent, frozen=True, kw_only=True):
         job.awake_ms = None
         job.naps = job.slept_ms = 0
         job.refused = ""
+        job.startup = None
         job.not_before_ms = 0
         job.why = self.why
         state.next_port += 1
@@ -215,6 +224,30 @@ class JobCheckpointed(JobEvent, frozen=True, kw_only=True):
 
     def phrase(self) -> str:
         return f"saved its work up to step {self.step}"
+
+
+class JobBegan(JobEvent, frozen=True, kw_only=True):
+    """Members with GPUs have begun to work; the time before was start-up. `startup_ms`: since the
+    job runs. `by`: how that was learned, as in `Startup`."""
+
+    attempt: int
+    members: tuple[int, ...]
+    startup_ms: int
+    by: str
+
+    def apply(self, state: State) -> None:
+        job = state.jobs[self.job]
+        before = job.startup or Startup((), 0, self.by)
+        latest = self.startup_ms >= before.ms
+        job.startup = Startup(
+            (*before.members, *self.members),
+            max(before.ms, self.startup_ms),
+            self.by if latest else before.by,
+        )
+
+    def phrase(self) -> str:
+        whom = "" if self.members == (0,) else f" ({numbers_text(self.members)})"
+        return f"{began_text(self.startup_ms, self.by)}{whom}"
 
 
 class JobIdled(JobEvent, frozen=True, kw_only=True):
@@ -364,15 +397,16 @@ class JobFinished(JobEvent, frozen=True, kw_only=True):
         if job.running_ms is not None:
             ran_ms = job.attained_ms + self.at_ms - job.running_ms
             learn_run(state, job, ran_ms)
-            if self.outcome is Outcome.SUCCEEDED:
+            if self.outcome is Outcome.SUCCEEDED and job.stop_cause is not StopCause.HALVING:
                 state.estimates.ended(key_of(job), ran_ms)
                 state.agenda.stuck.clear()
                 nodes = tuple(dict.fromkeys(member.slice.node for member in job.members))
                 ran_well(state.failures, job.id, nodes)
         forget(state.failures, job.id)
         state.ages.add(self.at_ms - job.submitted_ms)
-        not_served(state, job)
-        replica_over(state, job, self.outcome, self.why, self.at_ms)
+        if job.spec.service:
+            not_served(state, job)
+            replica_over(state, job, self.outcome, self.why, self.at_ms)
         if job.spec.array:
             element_ended(state, job, self.outcome)
         state.tally.job(state.accounts, job, -1)

@@ -102,7 +102,7 @@ class ScheduleSkipped(ScheduleEvent, frozen=True, kw_only=True):
         _due_at(state, schedule, self.next_ms)
 
     def phrase(self) -> str:
-        return f"left out the run due at {moment_text(self.due_ms)}{because(self.why)}"
+        return f"skipped the run due at {moment_text(self.due_ms)}{because(self.why)}"
 
 
 class SchedulePaused(ScheduleEvent, frozen=True, kw_only=True):

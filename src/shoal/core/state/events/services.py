@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Self
 
 import msgspec
@@ -11,12 +12,15 @@ from shoal.core.state.state import State
 from shoal.model.hidden import service_without_keys
 from shoal.model.phrases import because
 from shoal.model.resources import plural
-from shoal.model.service import Service, ServiceSpec
+from shoal.model.service import VERSIONS_KEPT, Past, Service, ServiceSpec
 
 
 class ServiceEvent(EventBase, frozen=True, kw_only=True):
     service: str
     why: str = ""
+
+    def services(self, state: State) -> Iterable[str]:  # noqa: ARG002
+        return (self.service,)
 
     @property
     def subject(self) -> str:
@@ -38,12 +42,20 @@ class ServiceSet(ServiceEvent, frozen=True, kw_only=True):
         known = service is not None
         if service is None:
             service = Service(spec=self.spec, since_ms=self.at_ms, wanted=self.spec.scale.least)
+            service.set_ms, service.set_why = self.at_ms, self.why
             state.services[self.service] = service
         elif self.back:
             service.before, service.proven = None, True
+            gone = (one for one in service.past if one.version == self.version)
+            if (kept := next(gone, None)) is not None:
+                service.past.remove(kept)
+                service.set_ms, service.set_why = kept.at_ms, kept.why
         elif service.proven and self.version != service.version:
             service.before, service.before_version = service.spec, service.version
+            service.past = [*service.past, _past(service)][-VERSIONS_KEPT:]
             service.proven = False
+        if known and self.version != service.version and not self.back:
+            service.set_ms, service.set_why = self.at_ms, self.why
         if known:
             state.tally.service(state.accounts, service.spec, -1)
             state.sizes.service(service.spec, gone=True)
@@ -59,7 +71,7 @@ class ServiceSet(ServiceEvent, frozen=True, kw_only=True):
         service.wanted = min(max(service.wanted, scale.least), scale.most)
 
     def phrase(self) -> str:
-        verb = "goes back to" if self.back else "starts"
+        verb = "rolls back to" if self.back else "starts"
         return f"{verb} version {self.version}{because(self.why)}"
 
     def visible_to(self, reader: Reader) -> bool:
@@ -68,6 +80,12 @@ class ServiceSet(ServiceEvent, frozen=True, kw_only=True):
 
     def without_secrets(self) -> Self:
         return msgspec.structs.replace(self, spec=service_without_keys(self.spec))
+
+
+def _past(service: Service) -> Past:
+    return Past(
+        version=service.version, spec=service.spec, at_ms=service.set_ms, why=service.set_why
+    )
 
 
 class ServiceScaled(ServiceEvent, frozen=True, kw_only=True):
@@ -82,9 +100,13 @@ class ServiceScaled(ServiceEvent, frozen=True, kw_only=True):
 
 
 class ReplicaReady(ServiceEvent, frozen=True, kw_only=True):
-    """The replica's probe was answered: it gets requests from now on."""
+    """The replica's probe was answered: it gets requests from now on. `got_ms`: how long its nodes
+    took to get what it needs, by kind; `listened_ms`: when it first listened on its port. None: it
+    was not heard."""
 
     job: str
+    got_ms: dict[str, int] | None = None
+    listened_ms: int | None = None
 
     def apply(self, state: State) -> None:
         service = state.services[self.service]

@@ -179,6 +179,7 @@ class WakeRefused(JobEvent, frozen=True, kw_only=True):
         for member in job.members:
             _rehold(state, job, member, lent=True)
         heed(state, job)
+        state.agenda.attention[job.id] = None  # its node may be draining by now
 
     def phrase(self) -> str:
         return self.why

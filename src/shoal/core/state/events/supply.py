@@ -66,7 +66,7 @@ class OrderChanged(OrderEvent, frozen=True, kw_only=True):
 
     def phrase(self) -> str:
         if self.release:
-            return f"is given back{because(self.release)}"
+            return f"is being released{because(self.release)}"
         return f"is {self.phase.value} at its supplier{because(self.reason)}"
 
 
@@ -80,7 +80,7 @@ class OrderUnused(OrderEvent, frozen=True, kw_only=True):
         state.orders[self.order].unused_ms = self.since_ms
 
     def phrase(self) -> str:
-        return "is not used" if self.since_ms is not None else "is used or awaited again"
+        return "is not used" if self.since_ms is not None else "is in use or needed again"
 
 
 class OrderEnded(OrderEvent, frozen=True, kw_only=True):

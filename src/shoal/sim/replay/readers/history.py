@@ -62,6 +62,7 @@ class _Lived:
         "dozed_ms",
         "ended_ms",
         "event",
+        "failed_ms",
         "first_save_ms",
         "gpu_mb",
         "idle",
@@ -87,6 +88,7 @@ class _Lived:
         self.start_up_ms: int | None = None  # of its first attempt
         self.saves = event.spec.checkpoint_ms > 0
         self.kept_ms = 0  # work of attempts before the newest
+        self.failed_ms: list[int] = []  # how long its earlier attempts ran that failed
         self.code = 0
         self.saved = 0  # checkpoints that its members reported
         self.first_save_ms = self.last_save_ms = 0
@@ -145,6 +147,8 @@ class _Lived:
     def requeued(self, event: JobRequeued) -> None:
         if self.saves and event.cause in KEEPS and self.ended_ms is None:
             self.kept_ms = self.work_ms(event.at_ms)
+        if event.cause is StopCause.FAILURE and self.ended_ms is None and self.running_ms:
+            self.failed_ms.append(self.work_ms(event.at_ms) - self.kept_ms)
         self.ended_ms = event.at_ms
 
     def work_ms(self, last_ms: int) -> int:
@@ -163,6 +167,7 @@ class _Service:
     def __init__(self) -> None:
         self.changes: list[tuple[int, ServiceSpec | None]] = []
         self.wanted: list[tuple[int, int]] = []
+        self.start_up_ms: list[int] = []
         self.ready_ms: list[int] = []
         self.until_ms: int | None = None
 
@@ -193,7 +198,8 @@ class _Service:
                 (at_ms, (wanted - 1) * _at(targets, at_ms) + 1 if wanted else 0)
                 for at_ms, wanted in work
             ),
-            ready_ms=sorted(self.ready_ms)[len(self.ready_ms) // 2] if self.ready_ms else 0,
+            start_up_ms=_median(self.start_up_ms),
+            ready_ms=_median(self.ready_ms) or 0,
             until_ms=last_ms if self.until_ms is None else self.until_ms,
         )
 
@@ -215,7 +221,7 @@ class History:
         self._arrays: dict[str, ArraySubmitted] = {}
         self._nodes: dict[str, NodeSpec] = {}
         self._services: dict[str, _Service] = {}
-        self._replicas: dict[str, int] = {}  # when each began to run
+        self._replicas: dict[str, tuple[int, int]] = {}  # when each was placed, and began to run
 
     @property
     def nodes(self) -> list[NodeSpec]:
@@ -275,8 +281,10 @@ class History:
                 if event.job in jobs:  # an element that was retried
                     jobs[f"{event.job} before {seq}"] = jobs[event.job]
                 jobs[event.job] = _Lived(seq, self._as_submitted(event))
-            case JobRunning() if event.job not in jobs:
-                self._replicas[event.job] = event.at_ms
+            case JobPlaced() if event.job not in jobs:
+                self._replicas[event.job] = event.at_ms, event.at_ms
+            case JobRunning() if event.job in self._replicas:
+                self._replicas[event.job] = self._replicas[event.job][0], event.at_ms
             case JobPlaced() if event.job in jobs:
                 jobs[event.job].placed(event)
             case JobRunning() if event.job in jobs:
@@ -328,8 +336,9 @@ class History:
             case ServiceScaled():
                 service.wanted.append((event.at_ms, event.wanted))
             case ReplicaReady():
-                began_ms = self._replicas.pop(event.job, None)
-                if began_ms is not None:
+                if event.job in self._replicas:
+                    placed_ms, began_ms = self._replicas.pop(event.job)
+                    service.start_up_ms.append(began_ms - placed_ms)
                     service.ready_ms.append(event.at_ms - began_ms)
             case ServiceStopping():
                 service.changes.append((event.at_ms, None))
@@ -362,6 +371,7 @@ def _arrival(lived: _Lived, gangs: Gangs, last_ms: int) -> Arrival:
         job=lived.event.job,
         after=_after(spec),
         begin_ms=max(0, spec.begin_ms - came_ms) if spec.begin_ms else 0,
+        failed_ms=tuple(lived.failed_ms),
         idle_ms=tuple(lived.idle),
         gpu_mb=lived.gpu_mb,
         start_up_ms=lived.start_up_ms,
@@ -391,6 +401,10 @@ def _lean_service(spec: ServiceSpec | None, gangs: Gangs) -> ServiceSpec | None:
     if spec is None:
         return None
     return msgspec.structs.replace(spec, replica=gangs.uncounted(_lean(spec.replica)))
+
+
+def _median(values: list[int]) -> int | None:
+    return sorted(values)[len(values) // 2] if values else None
 
 
 def _at(values: list[tuple[int, int]], at_ms: int) -> int:

@@ -1,4 +1,4 @@
-"""A job that prints without end: its neighbours, its node's disk, and the end of its own log."""
+"""A job that prints without end: its neighbors, its node's disk, and the end of its own log."""
 
 from __future__ import annotations
 
