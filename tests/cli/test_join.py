@@ -91,6 +91,7 @@ def test_a_machine_joins_runs_jobs_and_leaves(
     joined = machine("join", url(head), *flags)
     assert joined.code == 0, joined.err
     assert joined.out.startswith(f"gpu7 joined the cluster at {url(head)}: 3 GPUs")
+    until(lambda: state(head, "gpu7") == "ready")
     seen = node(head, "gpu7")
     assert seen is not None and (seen.gpus, seen.place) == (3, "b1/r2")
     job = head.run("echo on $SHOAL_NODE", gpus=3)

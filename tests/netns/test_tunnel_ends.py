@@ -108,13 +108,14 @@ def hosts(net: Net) -> tuple[Host, Host]:
 
 @pytest.fixture
 def sides(hosts: tuple[Host, Host]) -> Iterator[tuple[Side, Side]]:
-    one, two = (Side(host, number, OWNER) for number, host in enumerate(hosts, 1))
-    for side in (one, two):
-        side.say({"network": NETWORK, "ends": [one.far, two.far]})
-    assert one.hear() == two.hear() == {"up": True}
-    yield one, two
-    for side in (one, two):
-        side.close()
+    with contextlib.ExitStack() as stack:
+        one, two = (Side(host, number, OWNER) for number, host in enumerate(hosts, 1))
+        stack.callback(one.close)
+        stack.callback(two.close)
+        for side in (one, two):
+            side.say({"network": NETWORK, "ends": [one.far, two.far]})
+        assert one.hear() == two.hear() == {"up": True}
+        yield one, two
 
 
 def test_the_tenant_whose_it_is_and_root_use_it_and_nobody_else(sides: tuple[Side, Side]) -> None:

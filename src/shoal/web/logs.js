@@ -244,6 +244,12 @@ export class LogView {
     return [...this.box.children].find((row) => row.getBoundingClientRect().bottom > edge);
   }
 
+  /** Puts a row back where it was. To set `scrollTop` ends a smooth scroll, also where nothing moved. */
+  hold(row, edge) {
+    const moved = row?.isConnected ? row.getBoundingClientRect().top - edge : 0;
+    if (moved) this.text.scrollTop += moved;
+  }
+
   /** The slider: by time if members are together, otherwise by bytes. */
   placed() {
     if (this.placing || this.sliding) return;
@@ -433,7 +439,7 @@ export class LogView {
       this.drop(row);
     }
     if (this.follow.checked) this.text.scrollTop = this.text.scrollHeight;
-    else if (anchor?.isConnected) this.text.scrollTop += anchor.getBoundingClientRect().top - edge;
+    else this.hold(anchor, edge);
     this.top = this.text.scrollTop;
     this.tall = this.text.scrollHeight;
     if (part.pieces.length && this.search.value) this.light();
@@ -477,7 +483,7 @@ export class LogView {
         this.lines[at]?.reset();
         this.drop(row);
       }
-      if (anchor?.isConnected) this.text.scrollTop += anchor.getBoundingClientRect().top - edge;
+      this.hold(anchor, edge);
       this.top = this.text.scrollTop;
       this.tall = this.text.scrollHeight;
       if (this.search.value) this.light();
