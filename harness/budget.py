@@ -265,8 +265,8 @@ def measure() -> dict[str, Section]:
         made.jobs(IN_TURN, WARM_UP, "team")
         sections["job of a tenant"] = of_jobs(made, "team")
         sections["job of many"] = of_burst(made)
-        # Before it has a gateway, which is loaded beside its start: how much of that is seen depends on
-        # how busy the machine is.
+        # Before it has a gateway, which is loaded beside its start: how much of that is seen
+        # depends on how busy the machine is.
         sections["controller killed"] = of_kill(made)
         made.let_others(use_features)
         # What the gateway and schedules do by the clock counts more on a slow machine.
