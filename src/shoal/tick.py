@@ -36,6 +36,7 @@ from shoal.model.commands import Command, Envelope
 from shoal.model.durations import duration_text
 from shoal.model.ids import array_of
 from shoal.model.kept import Copied
+from shoal.model.neighbor import NeighborReport
 from shoal.model.node import NodeHealth
 from shoal.model.policy import Policy
 from shoal.model.report import (
@@ -168,6 +169,7 @@ class Tick:
         self._still: dict[str, Still] = {}
         self._loads: dict[str, ServiceLoad] = {}
         self._supplies: dict[str, SupplyReport] = {}
+        self._neighbors: dict[str, NeighborReport] = {}
         self._spendings: tuple[Spending, ...] = ()
         self._copied: dict[str, Copied] = {}
         self._drift_ms: int | None = None
@@ -229,6 +231,10 @@ class Tick:
         """What the gateway sees of a service; returns whether that is news."""
         self._loads[load.service] = load
         return self.state.heard.loads.get(load.service) != load
+
+    def neighbors(self, reports: Iterable[NeighborReport]) -> None:
+        """What they say at one time: their offers are compared."""
+        self._neighbors |= {report.name: report for report in reports}
 
     def supplied(self, report: SupplyReport) -> None:
         """Everything that an engine has for us: its newest report replaces the one before."""
@@ -419,11 +425,13 @@ class Tick:
             still=tuple(self._still.values()),
             services=tuple(self._loads.values()),
             supplies=tuple(self._supplies.values()),
+            neighbors=tuple(self._neighbors.values()),
             spendings=self._spendings,
             copied=tuple(self._copied.values()),
         )
         self._spendings, self._ends, self._loads = (), {}, {}
         self._supplies, self._still, self._copied = {}, {}, {}
+        self._neighbors = {}
         return report, kept
 
     def _of_nodes(self, nodes: Container[str]) -> Report:
@@ -449,6 +457,7 @@ class Tick:
         self._gone |= {(one.node, one.incarnation): one for one in report.gone}
         self._loads |= {one.service: one for one in report.services}
         self._supplies |= {one.engine: one for one in report.supplies}
+        self._neighbors = {one.name: one for one in report.neighbors} | self._neighbors
         self._copied |= {one.job: one for one in report.copied}
         self._spendings = self._spendings or report.spendings
 

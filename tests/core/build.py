@@ -18,6 +18,7 @@ from shoal.core.step import Step
 from shoal.model.budget import Spending
 from shoal.model.commands import Command, Envelope
 from shoal.model.job import Job, JobSpec, MemberRef
+from shoal.model.neighbor import NeighborReport
 from shoal.model.node import NodeIntent, NodeSpec
 from shoal.model.policy import Policy
 from shoal.model.report import (
@@ -138,8 +139,10 @@ class Cluster:
         drift_ms: int | None = None,
         fences: bool = False,
         supplies: Sequence[SupplyReport] = (),
+        neighbors: Sequence[NeighborReport] = (),
     ) -> Step:
         tick = self.controller
+        tick.neighbors(neighbors)
         for supplied in supplies:
             tick.supplied(supplied)
         for request in requests:

@@ -11,6 +11,7 @@ from shoal.core.features.ends import ends_violation
 from shoal.core.features.halving import halving_violation
 from shoal.core.features.identity import identity_violation
 from shoal.core.features.labels import labels_violation, placement_violation
+from shoal.core.features.neighbors import neighbors_violation
 from shoal.core.features.schedules import schedules_violation
 from shoal.core.features.sleep import (
     doze_violation,
@@ -42,6 +43,7 @@ OF_FEATURES = (
     schedules_violation,
     sleep_violation,
     ends_violation,
+    neighbors_violation,
     orders_violation,
 )
 
@@ -250,6 +252,7 @@ def _verify_indexes(state: State) -> None:
     queued += [number for _, number in state.queue.delayed]
     queued += state.queue.held
     queued += state.queue.parked
+    queued += state.queue.outbound
     for number in state.queue.lane:
         if _held(state, state.jobs[state.numbers[number]]):
             raise Violation(f"{state.numbers[number]} may start, but the budget is used up")

@@ -10,6 +10,7 @@ from shoal.core.features.ends import close_ending, dismissals
 from shoal.core.features.fabric.tours import end_tours, tours_wanted
 from shoal.core.features.halving import halve
 from shoal.core.features.health import checks_wanted, paced, watch
+from shoal.core.features.neighbors import hand_over, hear_neighbors
 from shoal.core.features.notices import report_waits
 from shoal.core.features.reclaim import learn_startups, reclaim
 from shoal.core.features.schedules import run_schedules
@@ -69,6 +70,7 @@ def step(
     note_clock(round_, report.drift_ms)
     fresh = observe(round_, report)  # what happened on the nodes
     hear_supplies(round_, report.supplies)  # what became of ordered nodes
+    hear_neighbors(round_, report.neighbors)  # what became of jobs that other clusters run
     watch(round_, fresh)  # what members report of their work
     halve(round_, fresh)  # trials of sweeps that are worse than others
     end_tours(round_, fresh)  # what nodes measured of the network between them
@@ -86,6 +88,7 @@ def step(
     settle_dependents(round_)  # jobs that waited for one that has ended
     schedule(round_)  # order the queue and place what fits
     look_for_more(round_)  # elements that may have room, too
+    hand_over(round_, report.neighbors)  # jobs that a neighbor would start sooner
     report_waits(round_)  # waits that somebody wants to know about
     supplies = supply(round_)  # which nodes to order, and which to give back
     commands = reconcile(round_, fresh)  # what should run minus what runs

@@ -10,6 +10,7 @@ import msgspec
 
 from shoal.model.after import AFTER_CHARACTERS_MAX, AFTER_MAX, AFTER_PATTERN, YEAR_10000_MS
 from shoal.model.array import Elements
+from shoal.model.away import Away
 from shoal.model.labels import (
     CONDITIONS_MAX,
     WIREGUARD,
@@ -180,6 +181,10 @@ class JobSpec(MemberSpec, frozen=True, kw_only=True, forbid_unknown_fields=True,
     backoff_ms: Milliseconds = 1000
     time_limit_ms: Milliseconds = 0  # 0: none
     no_sleep: bool = False  # never put it to sleep
+    # Where it may run: any cluster, these neighbors, or those of which the conditions are true.
+    cluster: Annotated[str, msgspec.Meta(max_length=256)] = ""
+    # A neighbor that has not been heard of for so long has stopped it by then; 0: it runs on.
+    if_cut_ms: Milliseconds = 0
 
     @property
     def demand(self) -> Demand:
@@ -311,6 +316,7 @@ class Phase(enum.StrEnum):
     WAKING = "waking"  # it holds GPUs again, and goes on when all of it is awake
     STOPPING = "stopping"
     FINISHED = "finished"
+    AWAY = "away"  # a neighbor has it
 
 
 class Outcome(enum.StrEnum):
@@ -420,6 +426,9 @@ class Job(msgspec.Struct, kw_only=True):
     full_ms: int = 0  # its GPU had no room for it: it is not woken before this
     refused: str = ""  # why a node could not put this attempt to sleep; it is not asked again
     startup: Startup | None = None  # of this attempt, as far as it was learned
+    away: Away | None = None  # this attempt is at a neighbor
+    returns: int = 0  # how often it came back without having ended
+    away_after_ms: int = 0  # not handed over before this
 
     @property
     def state(self) -> str:
@@ -428,7 +437,7 @@ class Job(msgspec.Struct, kw_only=True):
 
     @property
     def active(self) -> bool:
-        return self.phase is not Phase.WAITING and self.phase is not Phase.FINISHED
+        return self.phase not in (Phase.WAITING, Phase.AWAY, Phase.FINISHED)
 
     @property
     def napping(self) -> bool:

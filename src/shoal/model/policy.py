@@ -12,6 +12,7 @@ import msgspec
 
 from shoal.model.budget import BudgetPeriod
 from shoal.model.job import JOB_NAME_PATTERN
+from shoal.model.neighbor import NEIGHBORS_MAX, Neighbor
 from shoal.model.supply import SUPPLIES_MAX, Supply, problem_with_supplies
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000_000)]
@@ -164,6 +165,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     # Where nodes come from when they are wanted.
     supply: Annotated[tuple[Supply, ...], msgspec.Meta(max_length=SUPPLIES_MAX)] = ()
 
+    # What of ours may go to other clusters.
+    neighbors: Annotated[tuple[Neighbor, ...], msgspec.Meta(max_length=NEIGHBORS_MAX)] = ()
+
     # Stored under its name before 0.2.
     silent_after_ms: Count = msgspec.field(default=5_000, name="suspect_after_ms")
     grace_ms: Count = 60_000
@@ -183,6 +187,13 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             if tenant.name == name:
                 return tenant
         return Tenant(name=name)
+
+    def neighbor(self, name: str) -> Neighbor:
+        """One that the policy does not name takes jobs that ask for it."""
+        for neighbor in self.neighbors:
+            if neighbor.name == name:
+                return neighbor
+        return Neighbor(name=name)
 
     def lineage(self, name: str) -> tuple[Tenant, ...]:
         """The path from the root of the tree to the tenant; a checked policy has no cycle."""
@@ -250,6 +261,9 @@ def problem_with(policy: Policy) -> str | None:
             return f"tenants: the parent {tenant.parent!r} of {tenant.name!r} is not named"
     for name in _own_ancestors(parents):
         return f"tenants: {name!r} is its own ancestor"
+    named = [neighbor.name for neighbor in policy.neighbors]
+    if len(set(named)) < len(named):
+        return f"neighbors: {max(named, key=named.count)!r} is named twice"
     return problem_with_supplies(policy.supply)
 
 

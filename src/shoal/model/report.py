@@ -14,6 +14,7 @@ from shoal.model.identity import EVERY_TENANT, ApiKey, NodeKey, Token, User
 from shoal.model.job import Fault, Job, JobSpec, MemberRef, Outcome
 from shoal.model.kept import Copied
 from shoal.model.labels import LabelKey, LabelValue
+from shoal.model.neighbor import NeighborReport
 from shoal.model.node import LabelChange, NodeIntent, NodeSpec
 from shoal.model.notice import Rule
 from shoal.model.policy import SetPolicy as SetPolicy
@@ -212,12 +213,16 @@ class PackagePiece(msgspec.Struct, frozen=True):
 
 class Submit(msgspec.Struct, frozen=True):
     """`key`: one key, one job, however often it is sent. `scope`: the only tenant that the sender
-    may act for, which must still be there; "*": any. `instead`: it waits, and is cancelled."""
+    may act for, which must still be there; "*": any. `instead`: it waits, and is cancelled.
+    `cancelled`: the job of this key, which may be on its way, is not to run: it is cancelled, or is
+    so from its first moment."""
 
     spec: JobSpec
     key: str = ""
     scope: str = EVERY_TENANT
     instead: str = ""
+    cancelled: bool = False
+    who: str = "a user"
 
 
 class Cancel(msgspec.Struct, frozen=True):
@@ -419,6 +424,13 @@ class RemoveRule(msgspec.Struct, frozen=True):
     who: str = "a user"
 
 
+class DeclareGone(msgspec.Struct, frozen=True):
+    """A person says that the neighbor will never speak again: its jobs of ours run elsewhere."""
+
+    neighbor: str
+    who: str = "a user"
+
+
 class Nothing(msgspec.Struct, frozen=True):
     """Answered when the next step is stored."""
 
@@ -446,6 +458,7 @@ Request = (
     | IdentityRequest
     | NoticeRequest
     | SetPolicy
+    | DeclareGone
     | Nothing
 )
 
@@ -494,6 +507,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     still: tuple[Still, ...] = ()
     services: tuple[ServiceLoad, ...] = ()
     supplies: tuple[SupplyReport, ...] = ()  # the newest of each engine that brings nodes
+    neighbors: tuple[NeighborReport, ...] = ()  # the newest word of each
     spendings: tuple[Spending, ...] = ()  # of all tenants; empty: nothing new
     dues: tuple[Due, ...] = ()  # schedules whose time has come
     ended: tuple[Ended, ...] = ()  # jobs that requests name and that the store knows

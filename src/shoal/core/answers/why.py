@@ -10,6 +10,7 @@ from shoal.core.features.array import first_waiting, progress_text
 from shoal.core.features.ends import ends_first
 from shoal.core.features.fabric.rdma import fallback
 from shoal.core.features.labels import label_note
+from shoal.core.features.neighbors import neighbors_note
 from shoal.core.features.sleep import sleepers_note
 from shoal.core.features.supply.orders import asked_for
 from shoal.core.features.workflow import awaited, begins
@@ -51,6 +52,7 @@ class Waits(enum.StrEnum):
     SUPPLY = "for nodes on order"
     TURN = "behind"
     SPARES = "because spare nodes are reserved"
+    NEIGHBOR = "for a neighbor to take them"
     ENDS = "for nodes that stay up long enough"
     HANGS = "for mounts that do not answer"
 
@@ -76,7 +78,10 @@ def explain(state: State, job: Job, policy: Policy, now_ms: int) -> str:
         hung = hung_note(state, job, now_ms) if state.heard.hangs else ""
         slow = fallback(state, job) if job.phase is Phase.RUNNING else ""
         return "; ".join(filter(None, (job.why, hung, slow)))
-    return waiting_reason(state, job, policy, now_ms) or "it is next in line to start"
+    text = waiting_reason(state, job, policy, now_ms) or "it is next in line to start"
+    if state.heard.neighbors and job.number not in state.queue.outbound:
+        text = "; ".join(filter(None, (text, neighbors_note(state, job, policy, now_ms))))
+    return text
 
 
 def _array(state: State, array: Job, policy: Policy, now_ms: int) -> str:
@@ -131,6 +136,9 @@ def reason_of(state: State, job: Job, policy: Policy, now_ms: int) -> Reason | N
         payer = tenant_part(tenant)
         text = f"the budget of {payer} is used up; see: shoal report --by tenant"
         return Reason(Waits.BUDGET, text, payer)
+    if job.number in state.queue.outbound:
+        text = neighbors_note(state, job, policy, now_ms)
+        return Reason(Waits.NEIGHBOR, text or f"only {job.spec.cluster} may run it")
     if not state.nodes:
         return _ordered(state, job, now_ms) or Reason(Waits.NO_NODES, NO_NODES)
     if job.number not in state.queue.lane:

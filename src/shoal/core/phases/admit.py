@@ -23,6 +23,7 @@ from shoal.core.features.labels import (
     set_labels,
     too_many_values,
 )
+from shoal.core.features.neighbors import cluster_problem, declare_gone
 from shoal.core.features.notices import change_notices
 from shoal.core.features.schedules import change_schedule
 from shoal.core.features.service.serve import set_service, stop_service
@@ -64,6 +65,7 @@ from shoal.model.report import (
     CancelWorkflow,
     CheckNetwork,
     CheckNode,
+    DeclareGone,
     EndSignIn,
     LabelJob,
     NoteJob,
@@ -165,6 +167,8 @@ def _admit_one(round_: Round, request: Request) -> Answer:
             return change_api_keys(round_, request)
         case SetPolicy():
             return set_policy(round_, request)
+        case DeclareGone():
+            return declare_gone(round_, request)
         case Nothing():
             return Accepted("")
 
@@ -204,14 +208,30 @@ def _submit(round_: Round, request: Submit) -> Answer:
     state = round_.state
     known = state.keys.get(request.key) or round_.finished_keys.get(request.key)
     if request.key and known:
+        if request.cancelled and known in state.jobs:
+            return _cancel(round_, Cancel(known, request.who))
         return Accepted(known, "this submission was already accepted")
     spec = request.spec
+    if request.cancelled:
+        return _never_runs(round_, request)
     problem = job_problem(round_, spec, request.scope)
     if problem is None and request.instead:
         return submit_instead(round_, request)
     if problem is None:
         problem = no_room(state, (spec,))
     return problem or enter(round_, spec, request.key)
+
+
+def _never_runs(round_: Round, request: Submit) -> Answer:
+    """Its key is taken, so the same submission, which may still be on its way, is this job."""
+    denied = out_of_scope(round_.state, request.scope, request.spec)
+    if denied is not None or not request.key:
+        return denied or Refused("key", "is missing: nothing else names what is cancelled")
+    entered = enter(round_, request.spec, request.key)
+    job = round_.state.live(entered.id)
+    if job is not None:
+        cancel(round_, job, f"cancelled by {request.who} before it came")
+    return entered
 
 
 def no_room(state: State, specs: tuple[JobSpec, ...]) -> Refused | None:
@@ -270,7 +290,8 @@ def job_problem(round_: Round, spec: JobSpec, scope: str) -> Refused | None:
         or reserved_secrets(spec, env, replica=False)
         or spec_problem(spec)
         or shape_problem(spec)
-        or impossible(round_.state, spec)
+        or cluster_problem(spec)
+        or (impossible(round_.state, spec) if not spec.cluster else None)
         or after_problem(round_, spec, scope)
         or (too_many_arrays(round_.state, spec.tenant) if spec.sweep is not None else None)
     )
@@ -380,7 +401,7 @@ def _cancel(round_: Round, request: Cancel) -> Answer:
     job = round_.state.jobs.get(request.job)
     if job is None:
         return no_live_job(round_.state, request.job)
-    if job.stop_cause is StopCause.CANCEL:
+    if job.stop_cause is StopCause.CANCEL or (job.away is not None and job.away.cancelled):
         return Accepted(job.id, "already being cancelled")
     cancel(round_, job, f"cancelled by {request.who}")
     return Accepted(job.id)

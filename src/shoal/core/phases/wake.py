@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shoal.core.features.health import next_look_ms
+from shoal.core.features.neighbors import next_neighbor_ms
 from shoal.core.features.notices import next_report_ms
 from shoal.core.phases.observe import fence_ms_of
 from shoal.core.state.round import Round
@@ -24,6 +25,8 @@ def next_wake(round_: Round) -> int | None:
         times.append(state.agenda.ends_ms)
     if state.queue.delayed:
         times.append(state.queue.delayed[0][0])
+    if state.away and (due_ms := next_neighbor_ms(state)) is not None:
+        times.append(due_ms)
     if state.dues:
         times.append(state.dues[0][0])
     if state.limits:

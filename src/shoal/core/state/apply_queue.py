@@ -14,6 +14,7 @@ from shoal.core.state.queue import Lane
 from shoal.core.state.state import Functions, State
 from shoal.core.state.tally import Tally
 from shoal.model.job import Job, Phase
+from shoal.model.neighbor import wish_of
 from shoal.model.policy import Policy
 from shoal.model.resources import Slice
 
@@ -73,8 +74,9 @@ def _obey_order(state: State) -> None:
 def _reorder(state: State) -> None:
     """Every waiting job gets a new place."""
     queue = state.queue
-    numbers = [*queue.lane, *queue.held]
+    numbers = [*queue.lane, *queue.held]  # those that are outbound have no order
     queue.lanes, queue.of_gang, queue.lane, queue.oldest, queue.held = {}, {}, {}, [], {}
+    queue.wishing = {}
     state.agenda.fresh, state.agenda.hopeful = {}, None
     for number in sorted(numbers):
         _stand(state, state.job_numbered(number))
@@ -92,6 +94,9 @@ def join_queue(state: State, job: Job) -> None:
 def _stand(state: State, job: Job) -> None:
     if state.accounts.held_by(job.spec.tenant):
         state.queue.hold(job)
+        return
+    if job.spec.cluster and wish_of(job.spec.cluster).only:
+        state.queue.outbound[job.number] = None
         return
     ordering = state.ordering
     kin = ordering.kin(state, job)
@@ -127,7 +132,7 @@ def judge_holds(state: State) -> None:
                 unclaim(state, job)
             forget_reservation(state, job)
     for job in waiting:
-        if job.number in queue.held or job.number in queue.lane:
+        if job.number in queue.held or job.number in queue.lane or job.number in queue.outbound:
             leave_queue(state, job)
             _stand(state, job)
     state.agenda.other_gaps()
@@ -156,6 +161,8 @@ def add_job(state: State, job: Job) -> None:
     ask(state, job)
     if job.phase is Phase.WAITING:
         join_queue(state, job)
+    elif job.phase is Phase.AWAY:
+        state.away[job.id] = None
     else:
         if job.napping:
             state.napping[job.id] = None
@@ -199,6 +206,7 @@ def drop_job(state: State, job: Job) -> None:
         drop_from(state.flows, job.spec.workflow, job.id)
     if job.spec.array:
         element_dropped(state, job)
+    state.away.pop(job.id, None)
     if state.elder == job.id:
         state.elder = None
     state.agenda.attention.pop(job.id, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shoal.core.state.events.arrays import ArrayCancelled
+from shoal.core.state.events.neighbors import JobWithdrawn
 from shoal.core.state.events.runs import JobFinished, JobStopping
 from shoal.core.state.round import Round
 from shoal.core.state.state import State
@@ -32,6 +33,19 @@ def cancel(round_: Round, job: Job, why: str, cause: StopCause = StopCause.CANCE
             element = round_.state.jobs[job_id]
             if element.stop_cause is not StopCause.CANCEL:
                 cancel(round_, element, why, cause)
+        return
+    if job.away is not None:  # it has ended when the neighbor says so
+        neighbor = job.away.neighbor
+        round_.emit(
+            JobWithdrawn(
+                at_ms=round_.now_ms,
+                job=job.id,
+                attempt=job.attempt,
+                neighbor=neighbor,
+                why=why,
+                cancelled=True,
+            )
+        )
         return
     if job.phase is not Phase.WAITING:
         stop(round_, job, cause, why)

@@ -14,6 +14,7 @@ from shoal.model.fabric import Cut, Host
 from shoal.model.health import CheckResult, Verdict
 from shoal.model.job import MemberRef
 from shoal.model.kept import Copied
+from shoal.model.neighbor import NeighborReport
 from shoal.model.node import End
 from shoal.model.progress import Beat
 from shoal.model.report import Hung
@@ -120,6 +121,7 @@ class Heard:
         self.storing: Storing | None = None  # under way, or the last that ended
         self.loads: dict[str, ServiceLoad] = {}  # what the gateway last reported of each service
         self.recent_work: dict[str, RecentWork] = {}  # of each service
+        self.neighbors: dict[str, NeighborReport] = {}  # the newest word of each
         self.supplied: dict[str, SupplyReport] = {}  # the newest of each engine that brings nodes
         self.own_ends: dict[str, End] = {}  # node -> as it says itself
         self.announced: dict[str, dict[str, End]] = {}  # engine -> ends of nodes that it brought

@@ -54,4 +54,5 @@ class Indexes(Facts):
         self.replicas: dict[str, dict[str, None]] = {}  # service -> its jobs
         self.napping: dict[str, None] = {}  # jobs that sleep, or are on the way there or back
         self.wakeful: dict[str, None] = {}  # those of them that sleep and are to be woken
+        self.away: dict[str, None] = {}  # jobs that neighbors have
         self.awake: dict[str, None] = {}  # running jobs, the longest awake first

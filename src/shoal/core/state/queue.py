@@ -77,10 +77,18 @@ class Queue:
         self.oldest: list[tuple[int, int]] = []
         self.held: dict[int, None] = {}  # numbers of jobs whose budget is used up
         self.parked: dict[int, None] = {}  # numbers of jobs that wait for other jobs to end
+        self.outbound: dict[int, None] = {}  # numbers of jobs that only a neighbor may run
+        self.wishing: dict[int, None] = {}  # numbers of jobs in lanes that may leave, too
 
     @property
     def size(self) -> int:
-        return len(self.lane) + len(self.delayed) + len(self.held) + len(self.parked)
+        return (
+            len(self.lane)
+            + len(self.delayed)
+            + len(self.held)
+            + len(self.parked)
+            + len(self.outbound)
+        )
 
     def wanting(self, by_ms: int) -> bool:
         """Will a job want room by then?"""
@@ -103,6 +111,8 @@ class Queue:
             insort(line, entry)
         else:  # most come last
             line.append(entry)
+        if job.spec.cluster:
+            self.wishing[job.number] = None
         heapq.heappush(self.oldest, (job.submitted_ms, job.number))
         if len(self.oldest) > 2 * len(self.lane) + 64:
             self.oldest = sorted({entry for entry in self.oldest if entry[1] in self.lane})
@@ -120,6 +130,8 @@ class Queue:
         """Its former lane, if it was in one."""
         lane = self.lane.pop(job.number, None)
         if lane is not None:
+            if job.spec.cluster:
+                del self.wishing[job.number]
             line = self.lanes[lane]
             del line[bisect_left(line, (inner, job.number))]
             if not line:
@@ -134,6 +146,8 @@ class Queue:
             del self.held[job.number]
         elif job.number in self.parked:
             del self.parked[job.number]
+        elif job.number in self.outbound:
+            del self.outbound[job.number]
         else:
             self.delayed.remove((job.not_before_ms, job.number))
             heapq.heapify(self.delayed)

@@ -12,6 +12,7 @@ from shoal.core.state.events import (
     budgets,
     cluster,
     identity,
+    neighbors,
     nodes,
     notices,
     queue,
@@ -27,7 +28,7 @@ from shoal.model.ids import array_of
 # Every file of events: what is declared in one of them can happen.
 FILES = (
     *(arrays, budgets, cluster, identity, nodes, notices, queue, runs, schedules, services),
-    *(sleep, supply),
+    *(sleep, supply, neighbors),
 )
 
 

@@ -390,9 +390,8 @@ class JobFinished(JobEvent, frozen=True, kw_only=True):
         end_nap(state, job, self.at_ms)
         if job.phase is Phase.WAITING:
             leave_queue(state, job)
-        else:
+        elif job.phase is not Phase.AWAY:
             let_go(state, job)
-        if job.phase is not Phase.WAITING:
             _wear(state, job, self.at_ms, lost=job.stop_cause is StopCause.NODE_LOSS)
         if job.running_ms is not None:
             ran_ms = job.attained_ms + self.at_ms - job.running_ms

@@ -1,0 +1,462 @@
+"""Other clusters: which waiting jobs go to a neighbor, and when they come back.
+
+A job is handed over in two stored phases: `JobHanded` is stored before anything is sent, and from
+then on the job is not started here before the host's own record of it has ended, its lease is over,
+or a person has declared the neighbor gone. What is sent follows from the state alone, so a crash
+on either side only sends it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+
+from shoal.core.state.ending import CANCELLED_CODE
+from shoal.core.state.events.neighbors import (
+    AwayEvent,
+    JobHanded,
+    JobLeaseAsked,
+    JobReturned,
+    JobRunsAway,
+    JobSettled,
+    JobTaken,
+    JobWithdrawn,
+)
+from shoal.core.state.events.runs import JobFinished
+from shoal.core.state.round import Round
+from shoal.core.state.state import State
+from shoal.model.away import Away
+from shoal.model.durations import about, duration_text
+from shoal.model.ids import number_of
+from shoal.model.job import Job, JobSpec, Outcome, Phase, Restart
+from shoal.model.neighbor import (
+    OFFERED_MAX,
+    PRICE_UNIT,
+    REGION,
+    STAYS,
+    Ending,
+    HandedJob,
+    NeighborReport,
+    Offer,
+    Wish,
+    cut_problem,
+    stays_home,
+    wish_of,
+)
+from shoal.model.policy import Neighbor, Policy
+from shoal.model.reason import quoted
+from shoal.model.report import Accepted, Answer, DeclareGone, Refused
+
+# A job that may run here, too, goes only where it would start within this time.
+SOON_MS = 60_000
+# It is taken back if it has not begun so long after it should have.
+LATE_MS = 600_000
+# Before it is handed over again; then twice that, up to an hour.
+PAUSE_MS = 30_000
+PAUSE_DOUBLINGS_MAX = 7
+LANES_MAX, OF_LANE_MAX = 1_000, 4
+HALF = 2  # of its lease's length is left when it is renewed
+
+
+# -- what a job may ask for ------------------------------------------------------------------------
+
+
+def cluster_problem(spec: JobSpec) -> Refused | None:
+    """Of a job that says something about clusters."""
+    if not spec.cluster:
+        return Refused("if_cut", "is for jobs that name a cluster") if spec.if_cut_ms else None
+    try:
+        wish_of(spec.cluster)
+    except ValueError as error:
+        return Refused("cluster", str(error))
+    if home := stays_home(spec):
+        return Refused("cluster", f"cannot be chosen: {home}")
+    if cut := cut_problem(spec):
+        return Refused("if_cut", cut)
+    return None
+
+
+# -- which jobs go, and where ----------------------------------------------------------------------
+
+
+def wanted_offers(state: State, policy: Policy, now_ms: int) -> list[Job]:
+    """Waiting jobs that neighbors should be asked about: those that only neighbors may run, those
+    that ask for any cluster, and those that the policy lets go after a while."""
+    queue = state.queue
+    numbers: Iterator[int] = iter((*queue.outbound, *queue.wishing))
+    found: dict[str, Job] = {}
+    if any(neighbor.after_ms for neighbor in policy.neighbors):
+        numbers = _chained(numbers, _heads(state))
+    for number in numbers:
+        job = state.job_numbered(number)
+        if now_ms >= job.away_after_ms and _asks(policy, job, now_ms) and not stays_home(job.spec):
+            found[job.id] = job
+            if len(found) >= OFFERED_MAX:
+                break
+    return list(found.values())
+
+
+def _chained(first: Iterator[int], second: Iterator[int]) -> Iterator[int]:
+    yield from first
+    yield from second
+
+
+def _heads(state: State) -> Iterator[int]:
+    """The first jobs of lanes: those behind them are alike and come later."""
+    for line in islice(state.queue.lanes.values(), LANES_MAX):
+        for _, number in line[:OF_LANE_MAX]:
+            yield number
+
+
+def _asks(policy: Policy, job: Job, now_ms: int) -> bool:
+    if job.spec.cluster:
+        return True
+    waited_ms = now_ms - max(job.since_ms, job.requeued_ms)
+    return any(one.after_ms and waited_ms >= one.after_ms for one in policy.neighbors)
+
+
+def why_not(state: State, policy: Policy, job: Job, neighbor: str, now_ms: int) -> str:
+    """Why the job may not go there, whatever the neighbor offers; empty: it may."""
+    share, wish = policy.neighbor(neighbor), wish_of(job.spec.cluster)
+    if wish.names and neighbor not in wish.names:
+        return "the job does not name it"
+    if not wish.asks and not _spills(share, job, now_ms):
+        return "jobs go there when they ask for it"
+    if share.tenants and job.spec.tenant not in share.tenants:
+        return "the policy sends it no jobs of this tenant"
+    stays = job.spec.labels.get(STAYS, "")
+    if stays and share.labels.get(REGION) != stays:
+        return f"the job stays in {stays}"
+    missing = [f"{key}={value}" for key, value in wish.labels if share.labels.get(key) != value]
+    if missing:
+        return f"it is not {' and '.join(missing)} in the policy"
+    gpus = job.spec.gpus * job.spec.members
+    if share.gpus_max and gpus and gpus_there(state, neighbor) + gpus > share.gpus_max:
+        return f"the policy has at most {share.gpus_max} GPUs of ours there"
+    return ""
+
+
+def _spills(share: Neighbor, job: Job, now_ms: int) -> bool:
+    waited_ms = now_ms - max(job.since_ms, job.requeued_ms)
+    return bool(share.after_ms) and waited_ms >= share.after_ms
+
+
+def too_dear(share: Neighbor, wish: Wish, price: int | None) -> str:
+    """Why its price is not acceptable; empty: it is."""
+    bounds = [bound for bound in (share.price_max, wish.price_max) if bound]
+    if not bounds:
+        return ""
+    if price is None:
+        return "it names no price"
+    if price > min(bounds) or (wish.price_max is not None and price >= wish.price_max):
+        return f"its price is {price / PRICE_UNIT:g} per GPU-hour"
+    return ""
+
+
+def gpus_there(state: State, neighbor: str) -> int:
+    """That jobs of ours have, or wait for, at a neighbor."""
+    jobs = (state.jobs[job_id] for job_id in state.away)
+    return sum(
+        job.spec.gpus * job.spec.members
+        for job in jobs
+        if job.away is not None and job.away.neighbor == neighbor
+    )
+
+
+def hand_over(round_: Round, reports: tuple[NeighborReport, ...]) -> None:
+    """Jobs that wait after this step's placements go where they would start first, of equal starts
+    where they cost least. Only offers that have just come count."""
+    if not reports or round_.more:
+        return
+    best: dict[str, tuple[int, int, str, Offer]] = {}
+    for report in reports:
+        for offer in report.offers[:OFFERED_MAX]:
+            if offer.start_ms is not None:
+                rank = (offer.start_ms, offer.price or 0, report.name, offer)
+                job = _still_waits(round_.state, offer.job)
+                if job is None or _refused(round_, job, report.name, offer):
+                    continue
+                if offer.job not in best or rank[:3] < best[offer.job][:3]:
+                    best[offer.job] = rank
+    clocks = {report.name: report.clock_ms for report in reports}
+    for job_id, (_, _, neighbor, offer) in best.items():
+        job = round_.state.jobs[job_id]
+        if not why_not(round_.state, round_.policy, job, neighbor, round_.now_ms):  # still room
+            _hand(round_, job, neighbor, offer, clocks[neighbor])
+
+
+def _still_waits(state: State, job_id: str) -> Job | None:
+    job = state.jobs.get(job_id)
+    if job is None or job.phase is not Phase.WAITING or job.id in state.claims:
+        return None
+    stands = job.number in state.queue.lane or job.number in state.queue.outbound
+    return job if stands else None
+
+
+def _refused(round_: Round, job: Job, neighbor: str, offer: Offer) -> str:
+    """Why this offer is not accepted; empty: it is."""
+    state, policy, now_ms = round_.state, round_.policy, round_.now_ms
+    if now_ms < job.away_after_ms or (home := stays_home(job.spec)):
+        return home if now_ms >= job.away_after_ms else "it has just come back"
+    wish = wish_of(job.spec.cluster)
+    if not wish.only and (offer.start_ms or 0) > SOON_MS:
+        return f"it would start there in {about(offer.start_ms or 0)}"
+    return why_not(state, policy, job, neighbor, now_ms) or too_dear(
+        policy.neighbor(neighbor), wish, offer.price
+    )
+
+
+def _hand(round_: Round, job: Job, neighbor: str, offer: Offer, clock_ms: int) -> None:
+    now_ms, state, start_ms = round_.now_ms, round_.state, offer.start_ms or 0
+    attempt = job.attempt + 1
+    if number_of(job.id) < state.restored_job:
+        attempt = max(attempt, state.restored_attempt)
+    until = _lease(job.spec, clock_ms, now_ms)
+    when = "at once" if not start_ms else f"in {about(start_ms)}"
+    round_.emit(
+        JobHanded(
+            at_ms=now_ms,
+            job=job.id,
+            attempt=attempt,
+            neighbor=neighbor,
+            why=f"{neighbor} would start it {when}",
+            start_ms=start_ms,
+            price=offer.price,
+            until_there_ms=until[0],
+            until_here_ms=until[1],
+        )
+    )
+
+
+def _lease(spec: JobSpec, clock_ms: int, now_ms: int) -> tuple[int, int]:
+    """From a stamp of the host's clock that has just come: the host stops it half of the time
+    before it may start again here. That half is for clocks that run at different speeds, and for
+    stopping it. (0, 0): it has none."""
+    if not spec.if_cut_ms:
+        return 0, 0
+    return clock_ms + spec.if_cut_ms // HALF, now_ms + spec.if_cut_ms
+
+
+# -- what becomes of them --------------------------------------------------------------------------
+
+
+def hear_neighbors(round_: Round, reports: tuple[NeighborReport, ...]) -> None:
+    """What hosts say of our jobs. Each is believed about jobs that it was given, and about the
+    newest hand-over only."""
+    state = round_.state
+    for report in reports:
+        state.heard.neighbors[report.name] = report
+        for handed in report.jobs:
+            job = state.jobs.get(handed.job)
+            away = job.away if job is not None else None
+            if job is None or away is None or job.attempt != handed.attempt:
+                continue
+            if away.neighbor == report.name:
+                _hear(round_, job, away, handed, report.clock_ms)
+    if state.away:
+        _look_at_clocks(round_)
+
+
+def _hear(round_: Round, job: Job, away: Away, handed: HandedJob, clock_ms: int) -> None:
+    if handed.ended is not None:
+        _come_back(round_, job, away, handed.ended)
+        return
+    if handed.refused and not away.withdrawn:
+        withdraw(round_, job, f"{away.neighbor} does not take it: {quoted(handed.refused)}")
+        return
+    if handed.id and handed.id != away.id:
+        round_.emit(_about(JobTaken, round_, job, away, id=handed.id))
+    running = handed.phase in (Phase.RUNNING, Phase.DOZING, Phase.ASLEEP, Phase.WAKING)
+    if running and away.running_ms is None:
+        why = f"is running at {away.neighbor}"
+        round_.emit(_about(JobRunsAway, round_, job, away, why=why))
+    half_ms = job.spec.if_cut_ms // HALF // HALF
+    if half_ms and clock_ms and not away.withdrawn and away.until_there_ms < clock_ms + half_ms:
+        there, here = _lease(job.spec, clock_ms, round_.now_ms)
+        round_.emit(
+            _about(JobLeaseAsked, round_, job, away, until_there_ms=there, until_here_ms=here)
+        )
+
+
+def _about(
+    kind: Callable[..., AwayEvent], round_: Round, job: Job, away: Away, **more: object
+) -> AwayEvent:
+    at_ms, name = round_.now_ms, away.neighbor
+    return kind(at_ms=at_ms, job=job.id, attempt=job.attempt, neighbor=name, **more)
+
+
+def withdraw(round_: Round, job: Job, why: str) -> None:
+    assert job.away is not None, job.id
+    round_.emit(_about(JobWithdrawn, round_, job, job.away, why=why))
+
+
+def _come_back(round_: Round, job: Job, away: Away, ended: Ending) -> None:
+    """It has ended there. If that was not its own end, and nobody here cancelled it, it waits."""
+    again = job.spec.restart is not Restart.NEVER or not ended.started
+    used = {"gpu_ms": ended.gpu_ms, "money": ended.money}
+    if ended.outcome is Outcome.CANCELLED and not away.cancelled and again:
+        why = f"{away.neighbor} ended it"
+        if ended.why:
+            why += f": {quoted(ended.why)}"
+        _return(round_, job, away, away.withdrawn or why, **used)
+        return
+    round_.emit(_about(JobSettled, round_, job, away, **used))
+    text = f"at {away.neighbor}"
+    _finish(round_, job, ended, f"{text}: {quoted(ended.why)}" if ended.why else text)
+
+
+def _finish(round_: Round, job: Job, ended: Ending, why: str) -> None:
+    round_.emit(
+        JobFinished(
+            at_ms=round_.now_ms,
+            job=job.id,
+            attempt=job.attempt,
+            outcome=ended.outcome,
+            code=ended.code,
+            why=why,
+        )
+    )
+
+
+def _return(
+    round_: Round, job: Job, away: Away, why: str, *, gpu_ms: int = 0, money: int = 0
+) -> None:
+    pause_ms = PAUSE_MS << min(job.returns, PAUSE_DOUBLINGS_MAX)
+    after_ms = round_.now_ms + pause_ms
+    round_.emit(
+        _about(
+            JobReturned,
+            round_,
+            job,
+            away,
+            why=why,
+            away_after_ms=after_ms,
+            gpu_ms=gpu_ms,
+            money=money,
+        )
+    )
+
+
+def _look_at_clocks(round_: Round) -> None:
+    """Leases that are over for certain, and jobs that have not begun where they should have."""
+    state, now_ms = round_.state, round_.now_ms
+    for job_id in list(state.away):
+        job = state.jobs[job_id]
+        away = job.away
+        assert away is not None, job_id
+        if away.until_here_ms and now_ms >= away.until_here_ms:
+            cut = duration_text(job.spec.if_cut_ms)
+            why = f"{away.neighbor} has not been heard of for {cut}, and has stopped it"
+            _give_up(round_, job, away, why)
+        elif not away.withdrawn and away.running_ms is None and now_ms >= _late_ms(away):
+            withdraw(round_, job, "it has not begun there, long after it should have")
+
+
+def _late_ms(away: Away) -> int:
+    return away.since_ms + away.start_ms + LATE_MS
+
+
+def _give_up(round_: Round, job: Job, away: Away, why: str) -> None:
+    """No end of it will ever be heard."""
+    if away.cancelled:
+        ended = Ending(outcome=Outcome.CANCELLED, code=CANCELLED_CODE)
+        _finish(round_, job, ended, away.withdrawn)
+        return
+    _return(round_, job, away, why)
+
+
+def next_neighbor_ms(state: State) -> int | None:
+    """When a lease is over, or a job late."""
+    found = []
+    for job_id in state.away:
+        away = state.jobs[job_id].away
+        assert away is not None, job_id
+        if away.until_here_ms:
+            found.append(away.until_here_ms)
+        if away.running_ms is None and not away.withdrawn:
+            found.append(_late_ms(away))
+    return min(found, default=None)
+
+
+def declare_gone(round_: Round, request: DeclareGone) -> Answer:
+    """Its jobs of ours wait here again, though it may still run them: that is what the person who
+    says so takes on."""
+    state, why = round_.state, f"{request.neighbor} was declared gone by {request.who}"
+    gone = 0
+    for job_id in list(state.away):
+        job = state.jobs[job_id]
+        if job.away is not None and job.away.neighbor == request.neighbor:
+            never = job.spec.restart is Restart.NEVER and job.away.running_ms is not None
+            if never:
+                ended = Ending(outcome=Outcome.CANCELLED, code=CANCELLED_CODE)
+                _finish(round_, job, ended, f"{why}, and it must not run twice")
+            else:
+                _give_up(round_, job, job.away, why)
+            gone += 1
+    state.heard.neighbors.pop(request.neighbor, None)
+    return Accepted("", f"{gone} of our jobs were there")
+
+
+# -- what people are told --------------------------------------------------------------------------
+
+
+def neighbors_note(state: State, job: Job, policy: Policy, now_ms: int) -> str:
+    """Why no neighbor has a job that may go to one; empty: it may not go, or nothing is known."""
+    if not _asks(policy, job, now_ms):
+        return ""
+    wish, heard = wish_of(job.spec.cluster), state.heard.neighbors
+    if now_ms < job.away_after_ms:
+        left = duration_text(job.away_after_ms - now_ms)
+        return f"neighbors are asked again in {left}: {job.why}"
+    if not heard:
+        return "no neighbor is known; add one with: shoal neighbor add"
+    unknown = [name for name in wish.names if name not in heard]
+    if unknown:
+        return f"no neighbor {unknown[0]} is known; see: shoal neighbor list"
+    texts = [
+        f"{name}: {_there(state, policy, job, heard[name], now_ms)}" for name in _of(wish, heard)
+    ]
+    return "; ".join(texts[:3])
+
+
+def _of(wish: Wish, heard: Iterable[str]) -> Iterable[str]:
+    return wish.names or sorted(heard)
+
+
+def _there(state: State, policy: Policy, job: Job, report: NeighborReport, now_ms: int) -> str:
+    if report.problem:
+        return quoted(report.problem)
+    if refused := why_not(state, policy, job, report.name, now_ms):
+        return refused
+    offer = next((one for one in report.offers if one.job == job.id), None)
+    if offer is None:
+        return "is being asked"
+    if offer.start_ms is None:
+        return quoted(offer.why) if offer.why else "cannot say when it would start"
+    dear = too_dear(policy.neighbor(report.name), wish_of(job.spec.cluster), offer.price)
+    return dear or f"would start it in {about(offer.start_ms)}"
+
+
+# -- what always holds, in code that shares nothing with the code above ---------------------------
+
+
+def neighbors_violation(state: State) -> str:
+    """Empty if all is well."""
+    for job in state.jobs.values():
+        if (job.phase is Phase.AWAY) != (job.away is not None):
+            return f"{job.id} is {job.phase.value}, but its record says otherwise"
+        if job.away is not None and (job.members or job.attempt < 1):
+            return f"{job.id} is at {job.away.neighbor} and holds something here"
+        if job.phase is Phase.AWAY and (job.spec.service or job.spec.array):
+            return f"{job.id} must not leave this cluster"
+        names = [
+            word for word in job.spec.cluster.split(",") if "=" not in word and "<" not in word
+        ]
+        elsewhere = bool(job.spec.cluster) and names != ["any"] and bool(names)
+        if elsewhere and job.phase not in (Phase.WAITING, Phase.AWAY):
+            return f"{job.id} runs here, but asks for {job.spec.cluster}"
+        if elsewhere and job.number in state.queue.lane:
+            return f"{job.id} stands where jobs may start here, but asks for {job.spec.cluster}"
+    if set(state.away) != {job.id for job in state.jobs.values() if job.phase is Phase.AWAY}:
+        return "the index of jobs that are away does not match the jobs"
+    return ""

@@ -1,0 +1,363 @@
+"""Jobs that go to other clusters and come back: owned by exactly one side at any time."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Any
+
+import msgspec
+import pytest
+
+from shoal.core.features.neighbors import wanted_offers
+from shoal.core.state.facts import Snapshot
+from shoal.core.state.load import restore
+from shoal.core.step import Step
+from shoal.model.job import Job, JobSpec, Outcome, Phase
+from shoal.model.neighbor import (
+    Ending,
+    HandedJob,
+    Neighbor,
+    NeighborReport,
+    Offer,
+    key_of,
+    spec_there,
+    wish_of,
+)
+from shoal.model.policy import Policy
+from shoal.model.report import Accepted, Answer, DeclareGone, Refused, Submit
+from tests.core.build import POLICY, Cluster, job_spec
+
+HOUR_MS = 3_600_000
+# Their clock is wrong by days, on purpose.
+THEIRS_MS = 300_000_000
+
+
+class Home(Cluster):
+    """With neighbors in the test's hands."""
+
+    def word(self, name: str, **fields: Any) -> NeighborReport:
+        return NeighborReport(name=name, clock_ms=THEIRS_MS + self.now_ms, **fields)
+
+    def offered(self, job: str, *names: str, start_ms: int | None = 0, **offer: Any) -> Step:
+        offers = (Offer(job=job, start_ms=start_ms, **offer),)
+        return self.step(neighbors=[self.word(name, offers=offers) for name in names or ("b",)])
+
+    def told(self, job: str, name: str = "b", **fields: Any) -> Step:
+        attempt = fields.pop("attempt", 0) or self.job(job).attempt
+        handed = HandedJob(job=job, attempt=attempt, **fields)
+        return self.step(neighbors=[self.word(name, jobs=(handed,))])
+
+    def ended(self, job: str, outcome: str = "succeeded", name: str = "b", **fields: Any) -> Step:
+        return self.told(job, name, ended=Ending(outcome=Outcome(outcome), **fields))
+
+    def send(self, **fields: Any) -> str:  # type: ignore[override]
+        """A job that is at b."""
+        job = self.submit(**{"cluster": "b", **fields})
+        self.offered(job)
+        assert self.job(job).phase is Phase.AWAY
+        return job
+
+    def why(self, job: str) -> str:
+        from shoal.core.answers.why import explain
+        from shoal.model.reason import render
+
+        return render(explain(self.state, self.job(job), self.policy, self.now_ms))
+
+    def reload(self) -> None:
+        snapshot = msgspec.json.decode(msgspec.json.encode(self.state.snapshot()), type=Snapshot)
+        self.state = restore(snapshot, self.state.functions)
+
+
+@pytest.fixture
+def home() -> Home:
+    made = Home()
+    made.join("n1", gpus=1)
+    return made
+
+
+def full(home: Home) -> None:
+    home.run(gpus=1)
+
+
+def away(job: Job) -> Any:
+    assert job.away is not None
+    return job.away
+
+
+def test_a_job_for_any_cluster_starts_here_if_it_fits(home: Home) -> None:
+    job = home.submit(gpus=1, cluster="any")
+    assert home.job(job).phase is Phase.STARTING
+
+
+def test_a_job_that_waits_goes_where_it_would_start_first(home: Home) -> None:
+    full(home)
+    job = home.submit(gpus=1, cluster="any")
+    assert [one.id for one in wanted_offers(home.state, home.policy, home.now_ms)] == [job]
+    slow, fast = (Offer(job=job, start_ms=ms) for ms in (20_000, 3_000))
+    home.step(neighbors=[home.word("b", offers=(slow,)), home.word("c", offers=(fast,))])
+    assert (away(home.job(job)).neighbor, home.job(job).attempt) == ("c", 1)
+    assert home.job(job).why == "c would start it in 3s"
+    assert not wanted_offers(home.state, home.policy, home.now_ms)
+
+
+def test_of_equal_starts_the_cheaper_wins(home: Home) -> None:
+    full(home)
+    job = home.submit(gpus=1, cluster="any")
+    prices = {"b": 3_000_000, "c": 1_000_000}
+    offers = {name: (Offer(job=job, start_ms=0, price=price),) for name, price in prices.items()}
+    home.step(neighbors=[home.word(name, offers=offer) for name, offer in offers.items()])
+    assert away(home.job(job)).neighbor == "c"
+
+
+def test_an_offer_that_is_no_longer_needed_changes_nothing(home: Home) -> None:
+    job = home.submit(gpus=1, cluster="any")
+    home.offered(job)
+    assert home.job(job).phase is Phase.STARTING
+    home.offered("j77")
+
+
+def test_a_job_that_may_run_here_does_not_go_where_it_would_wait_long(home: Home) -> None:
+    full(home)
+    job = home.submit(gpus=1, cluster="any")
+    home.offered(job, start_ms=HOUR_MS)
+    assert home.job(job).phase is Phase.WAITING
+    assert "b: would start it in 60m" in home.why(job)
+
+
+def test_a_job_that_names_a_neighbor_never_starts_here(home: Home) -> None:
+    job = home.submit(gpus=1, cluster="b,c")
+    assert home.job(job).phase is Phase.WAITING
+    assert home.why(job) == "no neighbor is known; add one with: shoal neighbor add"
+    home.offered(job, "d")
+    assert home.job(job).phase is Phase.WAITING
+    home.offered(job, "b", start_ms=HOUR_MS)  # it can only wait there
+    assert home.job(job).phase is Phase.AWAY
+
+
+def test_it_may_ask_for_more_than_there_is_here(home: Home) -> None:
+    assert home.send(gpus=64)
+
+
+def test_the_policy_sends_jobs_that_have_waited_long_enough() -> None:
+    home = Home(Policy(neighbors=(Neighbor(name="b", after_ms=60_000),)))
+    home.join("n1", gpus=1)
+    full(home)
+    job = home.submit(gpus=1)
+    home.offered(job)
+    assert home.job(job).phase is Phase.WAITING
+    home.wait(60_000)
+    home.hear("n1")
+    assert [one.id for one in wanted_offers(home.state, home.policy, home.now_ms)] == [job]
+    home.offered(job, "c")
+    assert home.job(job).phase is Phase.WAITING, "c was not named"
+    home.offered(job, "b")
+    assert home.job(job).phase is Phase.AWAY
+
+
+@pytest.mark.parametrize(
+    ("fields", "share", "refused"),
+    [
+        ({"tenant": "eve"}, {"tenants": ("lab",)}, "the policy sends it no jobs of this tenant"),
+        ({"gpus": 3}, {"gpus_max": 2}, "the policy has at most 2 GPUs of ours there"),
+        ({"labels": {"stays": "eu"}}, {}, "the job stays in eu"),
+        ({"cluster": "region=eu"}, {"labels": {"region": "us"}}, "it is not region=eu"),
+        ({"cluster": "price<2"}, {}, "its price is 2.5 per GPU-hour"),
+        ({"cluster": "any"}, {"price_max": 1_000_000}, "its price is 2.5 per GPU-hour"),
+    ],
+)
+def test_what_may_not_leave_stays(
+    fields: dict[str, Any], share: dict[str, Any], refused: str
+) -> None:
+    home = Home(Policy(neighbors=(Neighbor(name="b", **share),)))
+    home.join("n1", gpus=1)
+    full(home)
+    job = home.submit(**{"gpus": 1, "cluster": "any", **fields})
+    home.offered(job, price=2_500_000)
+    assert home.job(job).phase is Phase.WAITING
+    assert f"b: {refused}" in home.why(job)
+
+
+def test_data_that_stays_in_a_region_may_go_to_a_neighbor_there() -> None:
+    home = Home(Policy(neighbors=(Neighbor(name="b", labels={"region": "eu"}),)))
+    home.join("n1")
+    assert home.send(labels={"stays": "eu"})
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "message"),
+    [
+        ({"cluster": "price<cheap"}, "cluster", "'price<cheap' is no name of a neighbor"),
+        ({"cluster": "b,region=eu"}, "cluster", "not both"),
+        ({"cluster": "b", "workdir": "/home/me"}, "cluster", "send it with --pack"),
+        ({"cluster": "b", "volumes": ("/data:d",)}, "cluster", "give its URL instead"),
+        ({"if_cut_ms": 60_000}, "if_cut", "is for jobs that name a cluster"),
+        ({"cluster": "b", "if_cut_ms": 1}, "if_cut", "is at least 60 s"),
+        ({"cluster": "b", "if_cut_ms": 99_000, "restart": "never"}, "if_cut", "must not run twice"),
+    ],
+)
+def test_a_bad_wish_is_refused(
+    home: Home, fields: dict[str, Any], field: str, message: str
+) -> None:
+    answer = home.ask(Submit(job_spec(**fields)))
+    assert isinstance(answer, Refused)
+    assert answer.field == field
+    assert message in answer.message
+
+
+def test_it_is_stored_before_anything_is_sent_and_survives_a_crash(home: Home) -> None:
+    job = home.send()
+    home.take_over()
+    home.reload()
+    assert away(home.job(job)).neighbor == "b"
+    assert key_of("cafe", job, home.job(job).attempt) == f"cafe/{job}/1"
+
+
+def test_it_ends_as_it_ended_there(home: Home) -> None:
+    job = home.send(gpus=1)
+    home.told(job, id="j9", phase="waiting")
+    home.told(job, id="j9", phase="running")
+    assert (away(home.job(job)).id, away(home.job(job)).running_ms) == ("j9", home.now_ms)
+    done = home.ended(job, "failed", code=3, why="member 0 ended with code 3", started=True)
+    assert [type(event).__name__ for event in done.events] == ["JobSettled", "JobFinished"]
+    assert (home.job(job).outcome, home.job(job).code) == (Outcome.FAILED, 3)
+    assert "at b: member 0 ended" in home.job(job).why
+    home.ended(job, "succeeded")  # said again: it has no effect
+    assert home.job(job).outcome is Outcome.FAILED
+
+
+def test_only_the_neighbor_that_has_it_is_believed(home: Home) -> None:
+    job = home.send()
+    home.ended(job, name="c")
+    home.told(job, attempt=7, ended=Ending(outcome=Outcome.SUCCEEDED))
+    home.told("j99", attempt=1, ended=Ending(outcome=Outcome.SUCCEEDED))
+    assert home.job(job).phase is Phase.AWAY
+
+
+def test_cancelling_waits_for_the_hosts_word(home: Home) -> None:
+    job = home.send()
+    assert home.cancel(job) == Accepted(job)
+    assert away(home.job(job)).withdrawn == "cancelled by a user"
+    assert home.cancel(job) == Accepted(job, "already being cancelled")
+    assert home.job(job).phase is Phase.AWAY
+    home.ended(job, "cancelled")
+    assert home.job(job).outcome is Outcome.CANCELLED
+
+
+def test_a_job_that_had_ended_well_when_it_was_cancelled_has_ended_well(home: Home) -> None:
+    job = home.send()
+    home.cancel(job)
+    home.ended(job, "succeeded", started=True)
+    assert home.job(job).outcome is Outcome.SUCCEEDED
+
+
+def test_a_refusal_is_certain_only_when_the_key_is_taken(home: Home) -> None:
+    job = home.send()
+    home.told(job, refused="quota")
+    assert away(home.job(job)).withdrawn == "b does not take it: quota"
+    assert home.job(job).phase is Phase.AWAY
+    home.ended(job, "cancelled", why="cancelled before it came")
+    assert home.job(job).phase is Phase.WAITING
+    home.offered(job)
+    assert home.job(job).phase is Phase.WAITING, "it has just come back"
+    home.wait(30_000)
+    home.offered(job)
+    assert (home.job(job).phase, home.job(job).attempt) == (Phase.AWAY, 2)
+
+
+def test_what_the_host_cancels_comes_back_unless_it_must_not_run_twice(home: Home) -> None:
+    job, never = home.send(), home.send(restart="never")
+    home.ended(job, "cancelled", why="drained", started=True, gpu_ms=5)
+    assert (home.job(job).phase, home.job(job).returns) == (Phase.WAITING, 1)
+    home.ended(never, "cancelled", why="drained", started=True)
+    assert home.job(never).outcome is Outcome.CANCELLED
+
+
+def test_a_job_that_does_not_begin_there_is_taken_back(home: Home) -> None:
+    job = home.send()
+    home.told(job, id="j9", phase="waiting")
+    assert home.last.wake_ms is not None
+    home.wait(600_000)
+    home.step()
+    assert "has not begun there" in away(home.job(job)).withdrawn
+
+
+def test_a_cut_leaves_a_job_alone(home: Home) -> None:
+    job = home.send()
+    home.told(job, id="j9", phase="running")
+    home.wait(30 * 24 * HOUR_MS)
+    home.step(neighbors=[NeighborReport(name="b", problem="cannot be reached")])
+    assert home.job(job).phase is Phase.AWAY
+
+
+def test_a_lease_is_renewed_by_stamps_of_the_hosts_clock_and_is_over_at_last(home: Home) -> None:
+    job = home.send(if_cut_ms=HOUR_MS)
+    given = away(home.job(job))
+    assert given.until_there_ms == THEIRS_MS + home.now_ms + HOUR_MS // 2
+    assert given.until_here_ms == home.now_ms + HOUR_MS
+    home.wait(HOUR_MS // 8)
+    home.told(job)
+    assert away(home.job(job)) == given, "most of it is left"
+    home.wait(HOUR_MS // 4)
+    home.told(job, id="j9", phase="running")
+    later = away(home.job(job))
+    assert later.until_there_ms == THEIRS_MS + home.now_ms + HOUR_MS // 2
+    home.wait(HOUR_MS - 1)
+    home.step()
+    assert home.job(job).phase is Phase.AWAY
+    home.wait(1)
+    home.step()
+    assert home.job(job).phase is Phase.WAITING
+    assert "b has not been heard of for 1 h, and has stopped it" in home.why(job)
+
+
+def test_a_neighbor_that_is_declared_gone_has_nothing_any_more(home: Home) -> None:
+    job, done, never = home.send(), home.send(), home.send(restart="never")
+    home.cancel(done)
+    home.told(never, id="j9", phase="running")
+    answer = home.ask(DeclareGone("b", "ann"))
+    assert answer == Accepted("", "3 of our jobs were there")
+    assert home.job(job).phase is Phase.WAITING
+    assert home.job(done).outcome is Outcome.CANCELLED
+    assert "must not run twice" in home.job(never).why
+
+
+def test_a_withdrawal_that_comes_first_takes_the_key(home: Home) -> None:
+    """On the host: the submission that is late finds a job that has ended."""
+    spec = job_spec()
+    first = home.ask(Submit(spec, "cafe/j1/1", cancelled=True, who="b"))
+    assert isinstance(first, Accepted)
+    assert home.job(first.id).outcome is Outcome.CANCELLED
+    late: Future[Answer] = Future()
+    home.controller.ask(Submit(spec, "cafe/j1/1"), late)
+    home.step()
+    assert late.result() == Accepted(first.id, "this submission was already accepted")
+    answer = home.ask(Submit(spec, cancelled=True))
+    assert isinstance(answer, Refused)
+
+
+def test_a_withdrawal_that_comes_second_cancels(home: Home) -> None:
+    job = home.ask(Submit(job_spec(), "cafe/j1/1"))
+    assert isinstance(job, Accepted)
+    home.ask(Submit(job_spec(), "cafe/j1/1", cancelled=True, who="b"))
+    assert home.job(job.id).phase is Phase.STOPPING
+
+
+def test_the_spec_that_travels_means_nothing_of_home() -> None:
+    spec = job_spec(
+        cluster="b", tenant="lab", user="ann", priority=9, labels={"a": "b"}, if_cut_ms=60_000
+    )
+    there = spec_there(spec, "home")
+    assert (there.tenant, there.user, there.cluster, there.if_cut_ms) == ("home", "", "", 0)
+    assert (there.priority, there.labels) == (0, {"a": "b"})
+    assert isinstance(msgspec.convert(msgspec.to_builtins(there), JobSpec), JobSpec)
+
+
+def test_wishes() -> None:
+    assert not wish_of("any").only
+    assert wish_of("b,c").names == ("b", "c")
+    assert wish_of("price<1.5,region=eu").price_max == 1_500_000
+    assert not wish_of("").asks
+
+
+def test_usual_policies_know_no_neighbors() -> None:
+    assert POLICY.neighbors == ()
