@@ -307,7 +307,7 @@ def test_a_lease_is_renewed_by_stamps_of_the_hosts_clock_and_is_over_at_last(hom
     home.wait(1)
     home.step()
     assert home.job(job).phase is Phase.WAITING
-    assert "b has not been heard of for 1 h, and has stopped it" in home.why(job)
+    assert "b has not been heard of for 1h, and has stopped it" in home.why(job)
 
 
 def test_a_neighbor_that_is_declared_gone_has_nothing_any_more(home: Home) -> None:
