@@ -68,7 +68,7 @@ class Jobs:
     async def submit(self, request: Request, reach: Reach, data: Submission) -> JobView:
         if len(data.key) > KEY_MAX:
             raise Refusal(422, f"is longer than {KEY_MAX} characters", "key")
-        job_id = await entered(reach, data.spec, data.key)
+        job_id = await entered(reach, data.spec, data.key, cancelled=data.cancelled)
         note(request.scope, on=job_id)
         return job_view(reach, reach.job(job_id), explained=False)
 
@@ -231,15 +231,27 @@ def _submitted(answer: Answer) -> Submitted:
         return Submitted(problem=refusal.problem, status=refusal.status)
 
 
-async def entered(reach: Reach, asked: JobSpec, key: str, instead: str = "") -> str:
-    """Submit the job; its id. `instead`: a waiting job in whose place it comes."""
+async def entered(
+    reach: Reach, asked: JobSpec, key: str, instead: str = "", *, cancelled: bool = False
+) -> str:
+    """Submit the job; its id. `instead`: a waiting job in whose place it comes. `cancelled`: it is
+    not to run, whether it has come before or comes now."""
     spec = reach.spec(asked)
-    refuse_unknown_package(reach, spec.package)
-    refuse_unknown_secrets(reach.loop, spec)
-    wanted = Submit(spec, scoped_key(reach, spec, key), reach.tenant, instead)
+    if not cancelled:
+        refuse_unknown_package(reach, spec.package)
+        refuse_unknown_secrets(reach.loop, spec)
+    wanted = Submit(
+        spec,
+        scoped_key(reach, spec, key),
+        reach.tenant,
+        instead,
+        cancelled=cancelled,
+        who=reach.name,
+    )
     answer = accepted(await reach.loop.request(wanted))
     await reach.loop.settled()
-    note_package(reach, spec.package, spec.tenant)
+    if not cancelled:
+        note_package(reach, spec.package, spec.tenant)
     return str(answer.id)
 
 

@@ -25,6 +25,7 @@ from shoal.model.job import Job, MemberRef, Phase
 from shoal.model.views import LogHits, LogPart, LogPiece, LogPlace, LogView
 
 TOGETHER_MAX = 64  # members that are read at once
+AWAY_WAIT_S = 5.0  # for output of a neighbor, which does not say when the job comes back
 
 Text = Annotated[str, Meta(max_length=256)]
 Member = Annotated[int, Meta(ge=0, le=NUMBER_MAX)] | None
@@ -52,10 +53,12 @@ class Logs:
                 MemberRef(job.id, attempt or job.attempt, member), since_ms
             )
         search = grep.encode()
+        if job.away is not None:
+            await _news(reach, job, member, 0)
         view = await _search(reach, job, attempt or job.attempt, member, offset, search)
         deadline_s = time.monotonic() + wait_s
         while not view.data and not view.ended and (left_s := deadline_s - time.monotonic()) > 0:
-            await reach.loop.changed(job_id, left_s)
+            await _news(reach, job, member, left_s)
             job = reach.job(job_id)
             offset = max(offset, view.next_offset) if search else offset
             view = await _search(reach, job, attempt or job.attempt, member, offset, search)
@@ -77,6 +80,8 @@ class Logs:
         wait_s: WaitS = 0,
     ) -> LogPart:
         job = _job(reach, job_id, member or 0, attempt)
+        if job.away is not None:
+            await _news(reach, job, member, 0)
         offsets = [int(place) for place in places.split(",")] if places else []
         want = _Want(offsets, back, share, since_ms, line, grep.encode())
         attempt = attempt or job.attempt
@@ -91,7 +96,7 @@ class Logs:
             if view.pieces or view.ended or back or left_s <= 0:
                 return view
             if view.ends == want.places:  # otherwise a search has more to read
-                await reach.loop.changed(job_id, left_s)
+                await _news(reach, job, member, left_s)
             want = want._replace(places=view.ends)
             job = reach.job(job_id)
 
@@ -115,6 +120,16 @@ class Logs:
         more = found.at < len(refs)
         rest = LogPlace(member=refs[found.at][0].member, offset=found.offset) if more else None
         return LogHits(attempt=attempt, hits=found.hits, rest=rest)
+
+
+async def _news(reach: Reach, job: Job, member: int | None, wait_s: float) -> None:
+    """Returns when there may be more to show. What a neighbor runs prints there."""
+    loop = reach.loop
+    if job.away is None or loop.neighboring is None:
+        await loop.changed(job.id, wait_s)
+        return
+    await loop.neighboring.bring_output(job, member or 0, min(wait_s, AWAY_WAIT_S))
+    await loop.settled()
 
 
 class _Want(NamedTuple):

@@ -318,6 +318,11 @@ def _why(reach: Reach, job: Job) -> str:
 
 
 def _living(reach: Reach, job: Job, number: int) -> Member:
+    if job.away is not None:
+        there = f"{job.id} runs at {job.away.neighbor}" + (
+            f" as {job.away.id}" if job.away.id else ""
+        )
+        raise Refusal(422, f"{there}; log in to that cluster to enter it", "job")
     if job.phase is Phase.FINISHED:
         message = f"{job.id} has ended ({job.state}); read its output with: shoal logs"
         raise Refusal(CONFLICT, f"{message} {job.id}", "job")

@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 
 class JobCalls(Calls):
     @call("POST", "/v1/jobs", Needs.WRITE, body=Submission, status=201, once=True)
-    def submit(self, spec: JobSpec, key: str = "") -> JobView:
-        """Submits a job. The same key again returns the same job."""
+    def submit(self, spec: JobSpec, key: str = "", *, cancelled: bool = False) -> JobView:
+        """Submits a job. The same key again returns the same job. `cancelled`: the job of this key,
+        which may be on its way, is not to run: it is cancelled, now or from its first moment."""
 
     @call("POST", "/v1/submissions", Needs.WRITE, body=Submissions, once=True)
     def submit_many(self, specs: Sequence[JobSpec], key: str = "") -> list[Submitted]:

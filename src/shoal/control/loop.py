@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from shoal.control.alarms import Alarms
 from shoal.control.blocks import Tracker
@@ -32,6 +33,7 @@ from shoal.database.base import Deposed
 from shoal.machine.paths import asked
 from shoal.model.budget import Spending
 from shoal.model.commands import Envelope
+from shoal.model.neighbor import NeighborReport
 from shoal.model.policy import Policy
 from shoal.model.report import (
     Answer,
@@ -62,6 +64,9 @@ from shoal.ports import (
     StoreFull,
 )
 from shoal.tick import Decision, Stage, Tick
+
+if TYPE_CHECKING:
+    from shoal.control.neighboring.driver import Neighboring
 
 log = logging.getLogger("shoal.control")
 
@@ -124,6 +129,8 @@ class ControlLoop:
         self.sampled: Callable[[str, NodeSample], None] | None = None  # each of them
         self.day: Callable[[str], tuple[int, ...]] = lambda _: ()  # of a service: `ServiceLoad.day`
         self.followers: list[Follower] = []
+        self.cluster = ""  # its id
+        self.neighboring: Neighboring | None = None  # while there are neighbors
         self.people_changed: Callable[[], None] = alone  # tenants, users, tokens, sign-ins
         self.check: Callable[[], None] = alone  # before whatever others can see
         self._engine = engine
@@ -282,6 +289,10 @@ class ControlLoop:
 
     def supplied(self, report: SupplyReport) -> None:
         self.tick.supplied(report)
+        self._pace.now()
+
+    def heard_neighbors(self, reports: Sequence[NeighborReport]) -> None:
+        self.tick.neighbors(reports)
         self._pace.now()
 
     def spent(self, spendings: tuple[Spending, ...]) -> None:

@@ -27,6 +27,7 @@ from shoal.ports import StoreError
 if TYPE_CHECKING:
     from shoal.database.lease import Lease
 
+NEIGHBORS = "neighbors.json"  # a setting: other clusters, and our tokens there
 KEYS = "keys"  # a setting: what the heads' keys have in common
 SPOOL = "audit.waiting"  # lines of the audit log that the database has not got yet
 

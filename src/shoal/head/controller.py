@@ -10,11 +10,11 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import uvloop
@@ -38,7 +38,7 @@ from shoal.control.sockets import Doors
 from shoal.control.store.events import EventStore
 from shoal.control.store.marks import Numbers
 from shoal.control.store.sqlite import SqliteStore, begin_check
-from shoal.control.stores import Stores, stores_of
+from shoal.control.stores import NEIGHBORS, Stores, stores_of
 from shoal.control.supervise import DAMAGED_CODE, HOPELESS_CODE, RESTARTS_ENV, STAND_BY_CODE
 from shoal.control.supplying import Supplying, build_supplier
 from shoal.core.state.events.log import Event
@@ -157,11 +157,11 @@ async def _lead(
         won.heads.loop, linked.heads = loop, won.heads.urls
     alarm = partial(loop.alarms.raise_, "ledger")
     ledger = await read(LiveLedger, stores.ledger, stores.settings, store, loop, alarm)
-    loop.secrets = await read(stores.secrets, loop.alarms)
+    loop.secrets, loop.cluster = await read(stores.secrets, loop.alarms), home.cluster_id()
     outputs = OutputStore(home.outputs)
     loop.files = desk = FileDesk(loop, outputs, engine.invite)
     desk.recall()
-    posting = await read(Posting, loop, stores, home.cluster_id(), clock.now_ms)
+    posting = await read(Posting, loop, stores, loop.cluster, clock.now_ms)
     bars = Bars(stores.bars, store, loop, partial(loop.alarms.show, "time line"))
     loop.sampled = ledger.sampled
     ledger.quotas = lambda: quotas_of(loop.tick.state)
@@ -181,6 +181,7 @@ async def _lead(
     await asyncio.sleep(0)  # the agents start while the API is still being imported
     history = await read(History, loop, stores.history)
     loop.day = history.day
+    await _begin_neighbors(loop, stores, read)
     reading.shutdown(wait=False)
     heads = won.heads if won is not None else None
     more = history, ledger, doors, encryption, config, engine, posting, heads, bars
@@ -198,6 +199,8 @@ async def _lead(
     await asyncio.wait([loop_task, api_task], return_when=asyncio.FIRST_COMPLETED)
     server.end()
     await asyncio.wait([api_task])
+    if loop.neighboring is not None:
+        await loop.neighboring.close()
     await engine.close()
     for task in (*tasks, loop_task):
         task.cancel()
@@ -208,6 +211,20 @@ async def _lead(
     outputs.close()
     ledger.close()
     store.close()
+
+
+async def _begin_neighbors(
+    loop: ControlLoop, stores: Stores, read: Callable[..., Awaitable[Any]]
+) -> None:
+    """What drives them is loaded only if there are some. A cluster does without them if it must."""
+    try:
+        if await read(stores.settings.get, NEIGHBORS):
+            from shoal.control.neighboring.driver import start
+            from shoal.control.neighboring.known import read_known
+
+            start(loop, stores.settings, await read(read_known, stores.settings))
+    except StoreError as error:
+        loop.alarms.raise_("neighbors", f"jobs of neighbors are not followed: {error}")
 
 
 def _loop(

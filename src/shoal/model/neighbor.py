@@ -21,6 +21,7 @@ OFFERED_MAX = 32  # jobs that one neighbor is asked about at a time
 ANY = "any"
 STAYS = "stays"  # a job with the label stays=eu goes to neighbors with the label region=eu only
 REGION = "region"
+HOME = "home"  # a label of a job that another cluster handed over: its hand-over
 PRICE_UNIT = 1_000_000  # prices are in millionths of the price list's currency, per GPU-hour
 CUT_MS_MIN = 60_000
 TEXT_MAX = 300
@@ -88,6 +89,13 @@ def stays_home(spec: JobSpec) -> str:
     folders = [volume for volume in spec.volumes if not parse(volume).url]
     if folders:
         return f"the volume {folders[0]} is a folder of this cluster; give its URL instead"
+    files = [secret for secret in spec.secrets if "=" not in secret]
+    if files:
+        return f"the secret {files[0]} is a file; name a variable: {files[0]}=VARIABLE"
+    if spec.encrypt:
+        return "its files are encrypted with a key of this cluster"
+    if HOME in spec.labels:
+        return "another cluster has handed it over"
     return ""
 
 
@@ -183,3 +191,17 @@ def spec_there(spec: JobSpec, tenant: str) -> JobSpec:
         scheduled_ms=0,
         priority=min(spec.priority, 0),
     )
+
+
+_MARK = re.compile(r"([0-9a-f]{8})[.](j[0-9]{1,15}(?:[.][0-9]{1,15})?)[.]([0-9]{1,15})")
+
+
+def mark_of(cluster: str, job: str, attempt: int) -> str:
+    """The same as the value of a label."""
+    return f"{cluster}.{job}.{attempt}"
+
+
+def marked(mark: str) -> tuple[str, str, int] | None:
+    """The cluster, the job and the attempt."""
+    found = _MARK.fullmatch(mark)
+    return (found[1], found[2], int(found[3])) if found else None

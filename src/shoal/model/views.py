@@ -285,10 +285,12 @@ class Problem(msgspec.Struct, kw_only=True):
 
 
 class Submission(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """`key` is chosen by the client: sending it again is safe and returns the same job."""
+    """`key` is chosen by the client: sending it again is safe and returns the same job.
+    `cancelled`: that job is not to run, whether it has come before or comes now."""
 
     spec: JobSpec
     key: str = ""
+    cancelled: bool = False
 
 
 class Submissions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -1,0 +1,251 @@
+"""The API of neighbors: who they are, what they offer, what of ours is there."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import re
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from shoal.api.audit import note
+from shoal.api.handling import handles
+from shoal.api.http import Request
+from shoal.api.problems import Refusal, accepted
+from shoal.api.reach import Reach
+from shoal.calls.neighbors import NeighborCalls
+from shoal.client import transport
+from shoal.client.transport import Endpoint, ShoalError
+from shoal.control.jointoken import parts
+from shoal.control.reach import is_loopback
+from shoal.control.stores import Stores
+from shoal.model.job import JOB_NAME_PATTERN, Job, Restart
+from shoal.model.neighbor import ANY, NEIGHBORS_MAX
+from shoal.model.neighbor_views import AwayView, GoneView, NeighborView, NewNeighbor
+from shoal.model.report import DeclareGone
+from shoal.model.resources import plural
+from shoal.model.views import Done
+from shoal.ports import StoreError
+
+if TYPE_CHECKING:
+    from shoal.control.neighboring.driver import Neighboring
+    from shoal.control.neighboring.known import Known
+    from shoal.control.neighboring.site import OffersSeen, Site
+
+NAME_CHARACTERS_MAX = 40
+SHOWN_MAX = 100  # jobs of one neighbor
+LINES_MAX = 20
+NAME = re.compile(JOB_NAME_PATTERN)
+NOT_NAMES = (ANY, "here", "home")
+
+
+class Neighbors:
+    @handles(NeighborCalls.neighbors)
+    def listing(self, reach: Reach) -> list[NeighborView]:
+        driver = reach.loop.neighboring
+        return [view_of(reach, site) for site in driver.sites.values()] if driver else []
+
+    @handles(NeighborCalls.set_neighbor)
+    async def set(
+        self,
+        request: Request,
+        reach: Reach,
+        stores: Stores | None,
+        name: str,
+        data: NewNeighbor,
+    ) -> NeighborView:
+        loop = reach.loop
+        if len(name) > NAME_CHARACTERS_MAX or not NAME.fullmatch(name) or name in NOT_NAMES:
+            raise Refusal(
+                422, f"{name[:64]!r} is not a name for a neighbor; use one like east", "name"
+            )
+        if stores is None:
+            raise Refusal(404, "this controller keeps no neighbors")
+        note(request.scope, on=name)
+        from shoal.control.neighboring.driver import start
+
+        known, offers = await _asked(data)
+        _refuse(loop.cluster, loop.neighboring, name, known)
+        driver = loop.neighboring or start(loop, stores.settings, {})
+        try:
+            await driver.put(name, msgspec.structs.replace(known, since_ms=loop.clock.now_ms()))
+        except StoreError as error:
+            if not driver.sites:
+                await driver.close()
+            raise Refusal(507, f"cannot be kept: {error}", "name") from None
+        await loop.settled()
+        site = driver.sites[name]
+        site.offers, site.heard_ms = offers, loop.clock.now_ms()
+        return view_of(reach, site)
+
+    @handles(NeighborCalls.neighbor_gone)
+    def gone(self, reach: Reach, name: str) -> GoneView:
+        site, jobs = _site(reach, name), _jobs_at(reach, name)
+        return GoneView(name=name, lines=gone_lines(site, jobs), jobs=[job.id for job in jobs])
+
+    @handles(NeighborCalls.remove_neighbor)
+    async def remove(self, request: Request, reach: Reach, name: str, gone: bool = False) -> Done:
+        loop, driver = reach.loop, reach.loop.neighboring
+        _site(reach, name)
+        note(request.scope, on=name)
+        jobs = _jobs_at(reach, name)
+        if jobs and not gone:
+            there = f"{plural(len(jobs), 'job')} of ours {'are' if len(jobs) > 1 else 'is'} there"
+            fix = "cancel or await them, or declare it gone: shoal neighbor remove --gone"
+            raise Refusal(422, f"{there}, first {jobs[0].id}; {fix} {name}", "name")
+        assert driver is not None, "it has this neighbor"
+        await driver.remove(name)
+        # Nothing more can be handed over to it, so this finds all that is there.
+        answer = accepted(await loop.request(DeclareGone(name, reach.name)))
+        return Done(id=name, note=answer.note if jobs else "")
+
+
+async def _asked(data: NewNeighbor) -> tuple[Known, OffersSeen]:
+    """It answers, with the certificate that the token names, and accepts the token."""
+    from shoal.calls.cluster import ClusterCalls
+    from shoal.control.neighboring.known import Known, problem_with_version
+    from shoal.control.neighboring.site import OffersSeen
+    from shoal.control.neighboring.wire import Wire
+
+    secret, dot, pin = data.token.strip().partition(".")
+    if not parts(secret)[0]:
+        message = "is not a token of a neighbor; there, run: shoal neighbor invite NAME"
+        raise Refusal(422, message, "token")
+    try:
+        endpoint = transport.at(data.url.strip(), secret)
+        if not endpoint.secure and not is_loopback(endpoint.host):
+            raise ShoalError(f"{endpoint.url} is not encrypted; use https://")
+        if endpoint.secure and dot:
+            endpoint = await asyncio.to_thread(pinned, endpoint, transport.read_fingerprint(pin))
+        wire = Wire(endpoint.url, secret, endpoint.certificate)
+        try:
+            offers = await wire.ask(OffersSeen, ClusterCalls.offers, [])
+        finally:
+            wire.close()
+    except ValueError:
+        message = "is damaged: what follows its dot is not the fingerprint of a certificate"
+        raise Refusal(422, message, "token") from None
+    except ShoalError as error:
+        raise Refusal(422, str(error), "url") from None
+    if problem := problem_with_version(offers.version):
+        raise Refusal(422, f"{data.url}: {problem}", "url")
+    return (
+        Known(
+            url=endpoint.url,
+            token=secret,
+            certificate=endpoint.certificate,
+            cluster=offers.cluster,
+        ),
+        offers,
+    )
+
+
+def pinned(endpoint: Endpoint, fingerprint: str) -> Endpoint:
+    """With the certificate that has this fingerprint. Blocks."""
+    try:
+        shown = transport.presented(endpoint)
+    except (OSError, http.client.HTTPException) as error:
+        raise ShoalError(f"{endpoint.url} does not answer ({error})") from None
+    for certificate in (shown.anchor, shown.leaf):
+        if transport.fingerprint(certificate) == fingerprint:
+            return msgspec.structs.replace(endpoint, certificate=certificate)
+    found = transport.fingerprint(shown.leaf)
+    message = f"the certificate at {endpoint.url} is not the one that the token names"
+    raise ShoalError(f"{message} (expected {fingerprint}, found {found}); nothing was sent to it")
+
+
+def _refuse(cluster: str, driver: Neighboring | None, name: str, known: Known) -> None:
+    if not known.cluster:
+        raise Refusal(422, "does not say which cluster it is; upgrade it", "url")
+    if known.cluster == cluster:
+        raise Refusal(422, "is this cluster itself", "url")
+    there = driver.known if driver is not None else {}
+    for other, one in there.items():
+        if other == name and one.cluster != known.cluster:
+            fix = f"choose another name, or first: shoal neighbor remove {name}"
+            raise Refusal(422, f"{name} is another cluster ({one.url}); {fix}", "name")
+        if other != name and one.cluster == known.cluster:
+            raise Refusal(422, f"is a neighbor already, as {other}", "url")
+    if name not in there and len(there) >= NEIGHBORS_MAX:
+        raise Refusal(422, f"a cluster has at most {NEIGHBORS_MAX} neighbors", "name")
+
+
+def _site(reach: Reach, name: str) -> Site:
+    driver = reach.loop.neighboring
+    site = driver.sites.get(name) if driver is not None else None
+    if site is None:
+        message = f"there is no neighbor {name[:64]!r}; see: shoal neighbor list"
+        raise Refusal(404, message, "name")
+    return site
+
+
+def _jobs_at(reach: Reach, name: str) -> list[Job]:
+    state = reach.loop.state
+    jobs = (state.jobs[job_id] for job_id in state.away)
+    return [job for job in jobs if job.away is not None and job.away.neighbor == name]
+
+
+def gone_lines(site: Site, jobs: list[Job]) -> list[str]:
+    """What a person takes on who declares it gone."""
+    lines = [f"{site.name} is forgotten, with our token there; end the token there, too"]
+    if not jobs:
+        return [*lines, "no job of ours is there"]
+    again = [job for job in jobs if not _never(job)]
+    ended = [job.id for job in jobs if _never(job)]
+    if again:
+        names = _named([job.id for job in again])
+        lines.append(
+            f"these wait here again and may run twice if {site.name} still runs them: {names}"
+        )
+    if ended:
+        names = _named(ended)
+        lines.append(f"these are cancelled, because they must not run twice: {names}")
+    lines.append("output that they have left there and not here is lost")
+    return lines
+
+
+def _never(job: Job) -> bool:
+    """As the core decides it."""
+    ran = job.away is not None and job.away.running_ms is not None
+    return job.spec.restart is Restart.NEVER and ran
+
+
+def _named(ids: list[str]) -> str:
+    more = len(ids) - LINES_MAX
+    return ", ".join(ids[:LINES_MAX]) + (f" and {more} more" if more > 0 else "")
+
+
+def view_of(reach: Reach, site: Site) -> NeighborView:
+    jobs, offers = _jobs_at(reach, site.name), site.offers
+    shown = [job for job in jobs if reach.sees(job)][:SHOWN_MAX]
+    heard = site.heard_ms and max(0, reach.loop.clock.now_ms() - site.heard_ms)
+    view = NeighborView(
+        name=site.name,
+        url=site.known.url,
+        cluster=site.known.cluster,
+        round_trip_ms=site.round_trip_ms,
+        heard_ms_ago=heard if site.heard_ms else -1,
+        problem=site.problem,
+        count=len(jobs),
+        jobs=[away_view(site, job) for job in shown],
+    )
+    if offers is not None:
+        view.version, view.currency = offers.version[:20], offers.currency[:10]
+        view.gpus, view.gpus_free = offers.gpus, offers.gpus_free
+        view.waiting, view.price, view.labels = offers.waiting, offers.price, offers.labels
+    return view
+
+
+def away_view(site: Site, job: Job) -> AwayView:
+    away = job.away
+    assert away is not None, job.id
+    there = site.there.get((job.id, job.attempt))
+    return AwayView(
+        job=job.id,
+        id=away.id,
+        state=there.phase if there is not None else "",
+        since_ms=away.since_ms,
+        gpus=job.spec.gpus * job.spec.members,
+        withdrawn=away.withdrawn,
+    )

@@ -1,0 +1,1 @@
+"""Other clusters that run jobs of this one: who they are, what is sent to them, what they say."""

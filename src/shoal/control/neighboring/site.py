@@ -1,0 +1,423 @@
+"""One neighbor: what of ours is sent to it, and what it says of that.
+
+Everything here follows from the state and may be done again: a submission carries the key of its
+hand-over, a file that has come is not fetched twice. What is remembered saves only calls."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Iterable, Sequence
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from shoal.calls.cluster import ClusterCalls
+from shoal.calls.jobs import JobCalls
+from shoal.client.transport import ShoalError, Unreachable
+from shoal.control.loop import ControlLoop, Unreadable
+from shoal.control.neighboring.carrying import Carrier, Incomplete
+from shoal.control.neighboring.known import Known, problem_with_version
+from shoal.control.neighboring.wire import NOT_FOUND, Wire, one_line
+from shoal.model.away import Away
+from shoal.model.durations import HOUR_MS
+from shoal.model.finding import JobFilter
+from shoal.model.job import DEFAULT_TENANT, JOB_LABELS_MAX, JobSpec, Outcome, Phase
+from shoal.model.ledger import CostView
+from shoal.model.neighbor import (
+    HOME,
+    PRICE_UNIT,
+    TEXT_MAX,
+    Ending,
+    HandedJob,
+    NeighborReport,
+    Offer,
+    key_of,
+    mark_of,
+    marked,
+    spec_there,
+)
+
+log = logging.getLogger("shoal.neighbors")
+
+ROUND_S_MAX = 60.0
+AT_ONCE = 8  # calls to one neighbor
+FOLLOWED_MAX = 256  # hand-overs in one round; the others are next
+LISTED_MAX = 10_000
+STRANGERS_S = 30.0  # between two looks for jobs of ours there that we do not know
+PAUSE_S, PAUSE_S_MAX = 1.0, 15.0  # after a failure
+AMOUNT_MAX = 10**15  # of whatever a neighbor counts
+
+T = TypeVar("T")
+
+
+class Out(NamedTuple):
+    """A job that the state has at this neighbor. `hidden`: its secrets as they are named there,
+    with where their values are here."""
+
+    job: str
+    attempt: int
+    away: Away
+    spec: JobSpec
+    hidden: dict[str, tuple[str, int, str]]
+
+
+class Plan(NamedTuple):
+    """What the state wants of a neighbor at one moment."""
+
+    asked: list[tuple[str, JobSpec]]
+    out: list[Out]
+
+
+class OffersSeen(msgspec.Struct):
+    """What of an answer to offers matters here."""
+
+    class One(msgspec.Struct):
+        start_ms: int | None = None
+        why: str = ""
+        price: float | None = None
+
+    offers: list[One]
+    now_ms: int
+    version: str
+    gpus: int = 0
+    gpus_free: int = 0
+    cluster: str = ""
+    currency: str = ""
+    waiting: int = 0
+    price: float | None = None
+    labels: dict[str, str] = {}
+
+
+class Seen(msgspec.Struct):
+    """A job there."""
+
+    id: str
+    state: str
+    why: str = ""
+    code: int | None = None
+    attempt: int = 0
+    running_ms: int | None = None
+    finished_ms: int | None = None
+    until_ms: int = 0
+    labels: dict[str, str] = {}
+
+
+class LeaseSeen(msgspec.Struct):
+    until_ms: int
+
+
+class There:
+    """What is known of a hand-over."""
+
+    def __init__(self) -> None:
+        self.id = ""
+        self.phase = ""
+        self.attempt = 0
+        self.until_ms = 0
+        self.refused = ""
+        self.ended: Ending | None = None
+        self.left = False  # what it left is here
+        self.ready: asyncio.Task[None] | None = None  # its package and secrets are on their way
+        self.fetched: asyncio.Task[str] | None = None  # what it left is on its way
+
+    def stop(self) -> None:
+        for task in (self.ready, self.fetched):
+            if task is not None:
+                task.cancel()
+
+
+class Site:
+    def __init__(self, loop: ControlLoop, cluster: str, name: str, known: Known) -> None:
+        self.name, self.known = name, known
+        self.wire = Wire(known.url, known.token, known.certificate)
+        self.carrier = Carrier(loop, cluster, name, self.wire)
+        self.task: asyncio.Task[NeighborReport] | None = None
+        self.offers: OffersSeen | None = None  # the newest
+        self.heard_ms = self.round_trip_ms = 0
+        self.problem = ""
+        self.there: dict[tuple[str, int], There] = {}
+        self._loop, self._cluster = loop, cluster
+        self._few = asyncio.Semaphore(AT_ONCE)
+        self._looked = 0.0  # for strangers
+        self._pause_s = self._not_before = 0.0
+
+    async def close(self) -> None:
+        tasks = [self.task] if self.task is not None else []
+        for there in self.there.values():
+            there.stop()
+        for task in tasks:
+            task.cancel()
+        self.wire.close()
+
+    @property
+    def due(self) -> bool:
+        """No round is under way, and none has just failed."""
+        return self.task is None and time.monotonic() >= self._not_before
+
+    async def round(self, plan: Plan) -> NeighborReport:
+        try:
+            async with asyncio.timeout(ROUND_S_MAX):
+                offers = await self._offers(plan.asked)
+                jobs = await self._follow(plan.out)
+        except (ShoalError, TimeoutError) as error:
+            self._pause_s = min(PAUSE_S_MAX, self._pause_s * 2 or PAUSE_S)
+            self._not_before = time.monotonic() + self._pause_s
+            self.problem = one_line(str(error) or "it has not answered in time", TEXT_MAX)
+            return NeighborReport(name=self.name, problem=self.problem)
+        self._pause_s, self.problem = 0.0, ""
+        self.heard_ms = self._loop.clock.now_ms()
+        self.round_trip_ms, self.wire.fastest_ms = self.wire.fastest_ms, 0
+        assert self.offers is not None, "they have just come"
+        return NeighborReport(
+            name=self.name,
+            clock_ms=self.offers.now_ms,
+            gpus=amount(self.offers.gpus),
+            gpus_free=amount(self.offers.gpus_free),
+            round_trip_ms=self.round_trip_ms,
+            shoal=one_line(self.offers.version, 40),
+            offers=offers,
+            jobs=tuple(jobs),
+        )
+
+    # -- what it would do ------------------------------------------------------------------------
+
+    async def _offers(self, asked: Sequence[tuple[str, JobSpec]]) -> tuple[Offer, ...]:
+        shapes = [shape_of(spec) for _, spec in asked]
+        found = await self.wire.ask(OffersSeen, ClusterCalls.offers, shapes)
+        if problem := problem_with_version(found.version):
+            raise ShoalError(problem)
+        if self.known.cluster != found.cluster:
+            text = f"{self.known.url} is another cluster now"
+            raise ShoalError(f"{text}; add it again, or declare {self.name} gone")
+        self.offers = found
+        return tuple(
+            Offer(
+                job=job,
+                start_ms=None if one.start_ms is None else amount(one.start_ms),
+                price=price_of(one.price),
+                why=one_line(one.why, TEXT_MAX),
+            )
+            for (job, _), one in zip(asked, found.offers, strict=False)
+        )
+
+    # -- what it has -----------------------------------------------------------------------------
+
+    async def _follow(self, outs: Sequence[Out]) -> list[HandedJob]:
+        current = {(out.job, out.attempt) for out in outs}
+        for gone in [key for key in self.there if key not in current]:
+            self.there.pop(gone).stop()
+        look = time.monotonic() - self._looked >= STRANGERS_S
+        rows: dict[str, Seen] = {}
+        if look or any(out.away.id for out in outs):
+            rows = await self._rows()
+        if look:
+            await self._withdraw_strangers(rows.values())
+            self._looked = time.monotonic()
+        await self.carrier.hide(out.hidden for out in outs if not out.away.withdrawn)
+        self.carrier.keep_packages({out.spec.package for out in outs})
+        # Those that were followed last are at the end.
+        turns = sorted(outs, key=lambda out: (out.job, out.attempt) in self.there)[:FOLLOWED_MAX]
+        return await self._together(self._one(out, rows) for out in turns)
+
+    async def _together(self, works: Iterable[Awaitable[T]]) -> list[T]:
+        async def few(work: Awaitable[T]) -> T:
+            async with self._few:
+                return await work
+
+        found = await asyncio.gather(*(few(work) for work in works), return_exceptions=True)
+        for one in found:
+            if isinstance(one, BaseException):
+                raise one
+        return [one for one in found if not isinstance(one, BaseException)]
+
+    async def _rows(self) -> dict[str, Seen]:
+        wanted = JobFilter(labels=(HOME,))
+        found = await self.wire.ask(list[Seen], JobCalls.jobs, limit=LISTED_MAX, wanted=wanted)
+        return {one.id: one for one in found}
+
+    async def _one(self, out: Out, rows: dict[str, Seen]) -> HandedJob:
+        there = self.there.setdefault((out.job, out.attempt), There())
+        there.id = there.id or out.away.id
+        there.refused, seen = "", None
+        try:
+            if there.ended is None:
+                seen = await self._look(out, there, rows)
+        except Unreachable:
+            raise
+        except ShoalError as error:
+            there.refused = one_line(str(error), TEXT_MAX)
+            there.ready = None
+        if seen is not None:
+            there.id, there.attempt = one_line(seen.id, 64), amount(seen.attempt)
+            there.phase = one_line(seen.state, 32)
+            there.until_ms = max(there.until_ms, amount(seen.until_ms))
+            if seen.finished_ms is not None:
+                there.ended = await self._ending(out, seen)
+        return HandedJob(
+            job=out.job,
+            attempt=out.attempt,
+            id=there.id,
+            phase=there.phase,
+            why=one_line(seen.why, TEXT_MAX) if seen is not None else "",
+            until_ms=there.until_ms,
+            refused=there.refused,
+            ended=await self._left(out, there) if there.ended is not None else None,
+        )
+
+    async def _look(self, out: Out, there: There, rows: dict[str, Seen]) -> Seen | None:
+        row = rows.get(there.id) if there.id else None
+        if out.away.withdrawn:
+            if row is not None and row.state == Phase.STOPPING:
+                return row
+            there.stop()
+            return await self._submit(out, cancelled=True)
+        if not there.id:
+            if not await self._ready(out, there):
+                return None
+            there.ready = None
+            return await self._submit(out)
+        seen = row
+        if seen is None:
+            try:
+                seen = await self.wire.ask(Seen, JobCalls.job, there.id)
+            except ShoalError as error:
+                if error.status == NOT_FOUND:
+                    raise ShoalError(f"it does not know {there.id} any more") from None
+                raise
+        if out.away.until_there_ms > there.until_ms and seen.finished_ms is None:
+            until_ms = out.away.until_there_ms
+            lease = await self.wire.ask(LeaseSeen, JobCalls.renew_lease, there.id, until_ms)
+            there.until_ms = amount(lease.until_ms)
+        return seen
+
+    async def _submit(self, out: Out, *, cancelled: bool = False) -> Seen:
+        key = key_of(self._cluster, out.job, out.attempt)
+        if cancelled:  # it is never run, so it needs nothing that the neighbor could lack
+            never = JobSpec(command=("true",), name=out.spec.name)
+            never = self._marked(never, out)
+            return await self.wire.ask(Seen, JobCalls.submit, never, key, cancelled=True)
+        spec = self._marked(
+            self.carrier.renamed(spec_there(out.spec, DEFAULT_TENANT), out.hidden), out
+        )
+        more = {"until_ms": out.away.until_there_ms} if out.away.until_there_ms else {}
+        self._loop.check()
+        return await self.wire.ask(Seen, JobCalls.submit, spec, key, **more)
+
+    def _marked(self, spec: JobSpec, out: Out) -> JobSpec:
+        labels = dict(list(spec.labels.items())[: JOB_LABELS_MAX - 1])
+        labels[HOME] = mark_of(self._cluster, out.job, out.attempt)
+        return msgspec.structs.replace(spec, labels=labels)
+
+    async def _ready(self, out: Out, there: There) -> bool:
+        """What it needs is there; otherwise it is on its way."""
+        if self.carrier.has_all(out.spec.package, out.hidden):
+            return True
+        if there.ready is None:
+            there.ready = asyncio.create_task(self.carrier.bring(out.spec.package, out.hidden))
+        await asyncio.wait([there.ready], timeout=1.0)
+        if not there.ready.done():
+            return False
+        done, there.ready = there.ready, None
+        await done  # raises what went wrong
+        return True
+
+    # -- what it leaves --------------------------------------------------------------------------
+
+    async def _ending(self, out: Out, seen: Seen) -> Ending:
+        try:
+            outcome = Outcome(seen.state)
+        except ValueError:
+            raise Unreachable(f"{self.name} says that {seen.id} is {seen.state[:20]!r}") from None
+        gpu_ms = money = 0
+        began = bool(seen.attempt) or seen.running_ms is not None
+        if began:
+            with contextlib.suppress(ShoalError):
+                cost = await self.wire.ask(CostView, JobCalls.cost, seen.id)
+                gpu_ms, money = amount(cost.gpu_ms), amount((cost.cost or 0) * PRICE_UNIT)
+        if not money and out.away.price:
+            money = out.away.price * gpu_ms // HOUR_MS
+        # Another record than the one that was known: nobody can say what that one has done.
+        lost = bool(out.away.id) and out.away.id != seen.id
+        return Ending(
+            outcome=outcome,
+            code=max(-255, min(255, seen.code or 0)),
+            why=one_line(seen.why, TEXT_MAX),
+            started=began or lost or out.away.running_ms is not None,
+            gpu_ms=gpu_ms,
+            money=money,
+        )
+
+    async def _left(self, out: Out, there: There) -> Ending | None:
+        """The end, once all that the job left there is here."""
+        assert there.ended is not None
+        if there.left or not there.ended.started or not there.attempt:
+            return there.ended
+        if there.fetched is None:
+            work = self.carrier.fetch(out.job, out.attempt, out.spec, there.id, there.attempt)
+            there.fetched = asyncio.create_task(work)
+        await asyncio.wait([there.fetched], timeout=1.0)
+        if not there.fetched.done():
+            return None
+        done, there.fetched = there.fetched, None
+        try:
+            missing = await done
+        except Incomplete as error:
+            log.warning("what %s left at %s: %s", out.job, self.name, error)
+            return None  # in the next round
+        if missing:
+            why = "; ".join(filter(None, (there.ended.why, missing)))[:TEXT_MAX]
+            there.ended = msgspec.structs.replace(there.ended, why=why)
+        there.left = True
+        return there.ended
+
+    async def _withdraw_strangers(self, rows: Iterable[Seen]) -> None:
+        """Jobs of ours there that the state does not have there: this cluster was restored from a
+        backup, say. They were listed before the state is read here, and a hand-over is stored
+        before it is sent, so nobody is about to claim them."""
+        found = [(one, mark) for one in rows if (mark := marked(one.labels.get(HOME, "")))]
+        ours = [(one, mark) for one, mark in found if mark[0] == self._cluster]
+        if not ours:
+            return
+        try:
+            await self._loop.settled()
+        except Unreadable:
+            return
+        jobs = self._loop.state.jobs
+        for one, (_, job_id, attempt) in ours:
+            job = jobs.get(job_id)
+            known = job is not None and job.attempt == attempt and job.away is not None
+            if known and job is not None and job.away is not None:
+                known = job.away.neighbor == self.name
+            if not known and one.state != Phase.STOPPING:
+                self._loop.check()
+                log.warning("%s at %s is not known here; it is cancelled", one.id, self.name)
+                await self.wire.ask(Seen, JobCalls.cancel, one.id)
+
+
+def shape_of(spec: JobSpec) -> JobSpec:
+    """What a neighbor that has not got the job may know of it."""
+    return msgspec.structs.replace(
+        spec_there(spec, DEFAULT_TENANT),
+        command=("true",),
+        name=None,
+        env={},
+        labels={},
+        secrets=(),
+        package="",
+        workdir="",
+        requirements="",
+        volumes=(),
+        volume_shard=(),
+        volume_lazy=(),
+    )
+
+
+def amount(number: float) -> int:
+    return int(max(0, min(AMOUNT_MAX, number)))
+
+
+def price_of(price: float | None) -> int | None:
+    return None if price is None else amount(price * PRICE_UNIT)
