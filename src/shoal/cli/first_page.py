@@ -88,6 +88,8 @@ THEMES = {
         "login": ("login", "Log in to a cluster on another machine."),
         "logout": ("login", "Forget the token of a cluster."),
         "context": ("login", "List your clusters, or choose which one commands use."),
+        "neighbor": ("neighbor", "Give jobs to other clusters, or take theirs."),
+        "clusters": ("neighbor", "List this cluster and its neighbors: GPUs, queues, prices."),
         "completion": ("login", "Print shell completion for verbs and names."),
     },
     "Planning": {

@@ -86,7 +86,7 @@ def login(
         accepted = _accepted_any(contexts.reached(known).all_urls, fingerprint, known.certificate)
     else:
         accepted = _accepted_any(url.split(","), fingerprint, "")
-        name = contexts.checked_name(given or _name_of(accepted.url))
+        name = contexts.checked_name(given or name_of(accepted.url))
         _refuse_other(name, accepted.url)
     if oidc and token_file is not None:
         raise Failure("--oidc: gives you a token; leave --token-file out", USAGE)
@@ -158,7 +158,7 @@ def _show(home: Path, json: bool) -> None:
         show.line(login_line(address))
 
 
-def _name_of(url: str) -> str:
+def name_of(url: str) -> str:
     """The host's first part, or its whole address."""
     import ipaddress
 

@@ -1,0 +1,399 @@
+"""Two real clusters with TLS between them: jobs go there and come back, once, whatever dies or is cut
+in between; and neighbors that lie harm nobody else."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import socket
+import tarfile
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+from harness.waiting import until
+
+from shoal import __version__
+from shoal.client import Address, ShoalError
+from shoal.control.home import ClusterConfig
+from shoal.model.identity import Role
+from shoal.model.people import NewToken
+from tests.live.cluster import Live, live_cluster, virtual_nodes
+
+WEST = "west"
+
+
+class Cable:
+    """What lies between the clusters. While it is cut, nothing passes and nobody is told."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._whole = threading.Event()
+        self._whole.set()
+        self.holds = False  # what home sends is held back ...
+        self.drops = False  # ... and lost, if home's end is closed by then
+        self.held = threading.Event()
+        self._door = socket.create_server(("127.0.0.1", 0))
+        self.port = self._door.getsockname()[1]
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def cut(self) -> None:
+        self._whole.clear()
+
+    def mend(self) -> None:
+        self.holds = self.drops = False
+        self.held.clear()
+        self._whole.set()
+
+    def close(self) -> None:
+        self.mend()
+        self._door.close()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._door.accept()
+                threading.Thread(target=self._join, args=(near,), daemon=True).start()
+
+    def _join(self, near: socket.socket) -> None:
+        try:
+            far = socket.create_connection(("127.0.0.1", self._port))
+        except OSError:
+            near.close()
+            return
+        for one, other, outward in ((near, far, True), (far, near, False)):
+            threading.Thread(target=self._pass, args=(one, other, outward), daemon=True).start()
+
+    def _pass(self, one: socket.socket, other: socket.socket, outward: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := one.recv(65536):
+                self._whole.wait()
+                if outward and self.holds:
+                    self.held.set()
+                    while self.holds:
+                        time.sleep(0.01)
+                    if self.drops:
+                        break
+                other.sendall(data)
+            self._whole.wait()
+        for end in (one, other):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+
+class Pair(NamedTuple):
+    home: Live
+    west: Live
+    cable: Cable
+    token: str
+
+    def add(self, name: str = WEST) -> None:
+        self.home.client.set_neighbor(name, f"https://127.0.0.1:{self.cable.port}", self.token)
+
+    def submit(self, script: str, **fields: Any) -> str:
+        return self.home.run(script, cluster=WEST, **fields)
+
+    def away(self, job: str) -> str:
+        """Its name there; empty if it is not known there yet, or is not there."""
+        shown = [one for view in self.home.client.neighbors() for one in view.jobs]
+        return next((one.id for one in shown if one.job == job), "")
+
+    def until_there(self, job: str) -> str:
+        return until(lambda: self.away(job), f"{job} has not been taken")
+
+    def until_handed(self, job: str) -> None:
+        state = lambda: self.home.client.job(job).state  # noqa: E731
+        until(lambda: state() == "away", f"{job} was not handed over")
+
+    def ended(self, job: str) -> str:
+        return self.home.wait(job)
+
+
+def invited(west: Live) -> tuple[int, str]:
+    """The port of its API, and the token with the fingerprint, as `shoal neighbor invite` has it."""
+    west.client.add_tenant("home")
+    west.client.add_user("home", {"home": Role.MEMBER})
+    made = west.client.add_token(
+        NewToken(user="home", tenant="home", role=Role.MEMBER, only="neighbor")
+    )
+    address = msgspec.json.decode(west.home.address.read_bytes(), type=Address)
+    port = int(address.url.rpartition(":")[2])
+    return port, f"{made.secret}.{address.fingerprint.removeprefix('sha256:')}"
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Pair]:
+    there = ClusterConfig(nodes=virtual_nodes(1), host="0.0.0.0", port=0)
+    with live_cluster(nodes=1) as home, live_cluster(config=there) as west:
+        port, token = invited(west)
+        cable = Cable(port)
+        found = Pair(home, west, cable, token)
+        found.add()
+        try:
+            yield found
+        finally:
+            cable.close()
+
+
+def once(path: Path, *more: str) -> str:
+    """A script that writes a line when it runs."""
+    return "; ".join([f"echo run >> {path}", *more])
+
+
+def runs(path: Path) -> int:
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def packed(**files: str) -> tuple[str, bytes]:
+    body = io.BytesIO()
+    with tarfile.open(fileobj=body, mode="w") as archive:
+        for name, text in files.items():
+            entry = tarfile.TarInfo(name.replace("_", "."))
+            entry.size = len(text)
+            archive.addfile(entry, io.BytesIO(text.encode()))
+    return hashlib.sha256(body.getvalue()).hexdigest(), body.getvalue()
+
+
+def test_a_job_goes_there_with_what_it_needs_and_comes_back_with_what_it_made(pair: Pair) -> None:
+    home, west = pair.home.client, pair.west.client
+    package, archive = packed(data_txt="from home\n")
+    home.put_package(package, archive)
+    home.set_secret("hf-token", b"a secret of home")
+    job = pair.submit(
+        'cat data.txt; echo "${#HF} bytes"; echo result > $SHOAL_OUTPUT/out.txt; sleep 0.5; exit 3',
+        package=package,
+        secrets=("hf-token=HF",),
+        name="train",
+    )
+    there = pair.until_there(job)
+    assert west.job(there).tenant == "home"
+    assert pair.ended(job) == "failed"
+    ended = home.job(job)
+    assert (ended.code, ended.attempt, "west" in ended.why) == (3, 1, True), ended.why
+    assert pair.home.output(job) == "from home\n16 bytes\n"
+    assert [file.path for file in home.files(job).files] == ["out.txt"]
+    assert home.file_part(job, "out.txt").data == b"result\n"
+    names = lambda: [one.name for one in west.secrets(tenant="home")]  # noqa: E731
+    until(lambda: not names(), "its secret stays there", names)
+
+
+def test_output_is_followed_from_home_and_a_cancel_reaches_the_job(pair: Pair) -> None:
+    home = pair.home.client
+    job = pair.submit("echo begun; sleep 600")
+    there = pair.until_there(job)
+    until(lambda: home.logs(job, wait_s=2).data == b"begun\n", "no output")
+    with pytest.raises(ShoalError, match=f"runs at west as {there}"):
+        home.request("POST", f"/v1/jobs/{job}/sessions", dict, SESSION)
+    home.cancel(job)
+    assert pair.ended(job) == "cancelled"
+    assert pair.west.wait(there) == "cancelled"
+
+
+SESSION = b'{"kind": "exec", "meeting": "%s", "key": "%s"}' % (b"0" * 32, b"k" * 32)
+
+
+@pytest.mark.parametrize("drops", [True, False], ids=["before-the-send", "after-the-send"])
+def test_home_dies_while_it_hands_over(pair: Pair, tmp_path: Path, *, drops: bool) -> None:
+    """What it was sending is lost, or comes without anybody to hear the answer."""
+    ran = tmp_path / "ran"
+    pair.cable.drops = drops
+    job = pair.submit(once(ran))
+    pair.until_handed(job) if drops else None
+    pair.cable.holds = True
+    until(lambda: pair.cable.held.is_set() or pair.home.client.job(job).finished_ms, "no word")
+    pair.home.kill_controller()
+    pair.cable.holds = False
+    pair.cable.mend()
+    assert pair.ended(job) == "succeeded"
+    assert runs(ran) == 1
+
+
+def test_home_dies_while_the_job_runs_there_and_before_its_end_is_stored(
+    pair: Pair, tmp_path: Path
+) -> None:
+    ran, ends = tmp_path / "ran", tmp_path / "ends"
+    job = pair.submit(once(ran, f"until [ -e {ends} ]; do sleep 0.05; done", "echo done"))
+    there = pair.until_there(job)
+    pair.home.kill_controller()
+    pair.cable.cut()
+    ends.touch()
+    assert pair.west.wait(there) == "succeeded"
+    assert pair.home.client.job(job).state == "away"
+    pair.home.kill_controller()
+    pair.cable.mend()
+    assert pair.ended(job) == "succeeded"
+    assert (runs(ran), pair.home.output(job)) == (1, "done\n")
+
+
+def test_the_host_dies_while_it_is_given_a_job_and_while_it_runs_it(
+    pair: Pair, tmp_path: Path
+) -> None:
+    ran, ends = tmp_path / "ran", tmp_path / "ends"
+    job = pair.submit(once(ran, f"until [ -e {ends} ]; do sleep 0.05; done"))
+    pair.until_handed(job)
+    pair.west.kill_controller()
+    there = pair.until_there(job)
+    until(lambda: runs(ran), "it does not run")
+    pair.west.kill_controller()
+    ends.touch()
+    assert pair.ended(job) == "succeeded"
+    assert pair.west.client.job(there).state == "succeeded"
+    assert runs(ran) == 1
+
+
+def test_a_cut_while_it_is_given_a_job_and_a_cancel_meanwhile(pair: Pair, tmp_path: Path) -> None:
+    """Both are cancelled at home while nothing passes: one runs there, the other may be there."""
+    ran, late = tmp_path / "ran", tmp_path / "late"
+    runs_there = pair.submit(once(ran, "sleep 600"))
+    there = pair.until_there(runs_there)
+    until(lambda: runs(ran), "it does not run")
+    on_its_way = pair.submit(once(late, "sleep 600"))
+    pair.until_handed(on_its_way)
+    pair.cable.cut()
+    for job in (runs_there, on_its_way):
+        pair.home.client.cancel(job)
+        assert pair.home.client.job(job).state == "away"  # nobody knows yet
+    assert pair.west.client.job(there).finished_ms is None
+    pair.cable.mend()
+    assert pair.ended(runs_there) == pair.ended(on_its_way) == "cancelled"
+    assert pair.west.wait(there) == "cancelled"
+    assert runs(ran) == 1 and runs(late) <= 1
+    live = pair.west.client.jobs()
+    assert not live, live
+
+
+def test_neighbors_are_refused_that_cannot_be_neighbors(pair: Pair) -> None:
+    home, url = pair.home.client, f"https://127.0.0.1:{pair.cable.port}"
+    for name, at, token, why in (
+        ("again", url, pair.token, "is a neighbor already, as west"),
+        ("any", url, pair.token, "not a name"),
+        ("other", url, f"{pair.token[:-4]}0000", "not the one that the token names"),
+        ("other", url, "shoal_00000000_wrong", "token"),
+        ("other", "http://192.0.2.1:7700", pair.token, "not encrypted"),
+    ):
+        with pytest.raises(ShoalError, match=why):
+            home.set_neighbor(name, at, token)
+    own = pair.west.client
+    with pytest.raises(ShoalError, match="is this cluster itself"):
+        own.set_neighbor("self", url, pair.token)
+
+
+def test_a_neighbor_is_declared_gone(pair: Pair, tmp_path: Path) -> None:
+    """Its jobs of ours wait here again. If it comes back, what it still runs of them is ended."""
+    ran = tmp_path / "ran"
+    job = pair.submit(once(ran, "sleep 600"))
+    there = pair.until_there(job)
+    until(lambda: runs(ran), "it does not run")
+    home = pair.home.client
+    with pytest.raises(ShoalError, match="1 job of ours is there"):
+        home.remove_neighbor(WEST)
+    pair.cable.cut()
+    assert any(job in line and "twice" in line for line in home.neighbor_gone(WEST).lines)
+    assert home.remove_neighbor(WEST, gone=True).note == "1 of our jobs were there"
+    until(lambda: home.job(job).state == "waiting", "it is not back")
+    assert not home.neighbors()
+    home.cancel(job)
+    assert pair.ended(job) == "cancelled"
+    pair.cable.mend()
+    pair.add()
+    assert pair.west.wait(there) == "cancelled"
+
+
+# -- hosts that lie ----------------------------------------------------------------------------------
+
+
+class Liar(BaseHTTPRequestHandler):
+    """Answers as a host does, but for what it was told to do otherwise."""
+
+    protocol_version = "HTTP/1.1"
+    does: str
+    cluster: str
+    ours: str
+
+    def do_GET(self) -> None:  # noqa: N802
+        stranger = {
+            "id": "j1",
+            "state": "succeeded",
+            "finished_ms": 1,
+            "labels": {"home": self.ours},
+        }
+        self._answer([{**stranger, "tenant": "root"}])
+
+    def do_POST(self) -> None:  # noqa: N802
+        size = int(self.headers.get("content-length", "0"))
+        asked = msgspec.json.decode(self.rfile.read(size) or b"[]")
+        if self.path == "/v1/offers":
+            if self.does == "hangs" and asked:
+                time.sleep(3600)
+            offers = [{"start_ms": 0, "price": 0.0, "why": "\x1b[31m"}] * (len(asked) + 5)
+            self._answer(
+                {"offers": offers, "now_ms": 1, "version": __version__, "cluster": self.cluster}
+            )
+        elif self.does == "floods":
+            self.send_response(201)
+            self.send_header("transfer-encoding", "chunked")
+            self.end_headers()
+            piece = b"10000\r\n" + b"[" * 0x10000 + b"\r\n"
+            with contextlib.suppress(OSError):
+                for _ in range(300 << 4):
+                    self.wfile.write(piece)
+        else:
+            self._answer(
+                {"id": "j7\n", "state": "nonsense", "finished_ms": 5, "attempt": -(10**30)}
+            )
+
+    def _answer(self, body: Any) -> None:
+        data = msgspec.json.encode(body)
+        self.send_response(200)
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_hosts_that_lie_flood_or_hang_harm_nobody_else(pair: Pair, tmp_path: Path) -> None:
+    home, ran = pair.home.client, tmp_path / "ran"
+    good = pair.submit(once(ran, "sleep 1"))
+    pair.until_there(good)
+    cluster = (pair.home.home.path / "cluster-id").read_text().strip()
+    servers = []
+    for number, does in enumerate(("hangs", "floods", "talks-nonsense")):
+        ours = f"{cluster}.{good}.1"
+        kind = type("Kind", (Liar,), {"does": does, "cluster": f"0000000{number}", "ours": ours})
+        servers.append(ThreadingHTTPServer(("127.0.0.1", 0), kind))
+        servers[-1].daemon_threads = True
+        threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{servers[-1].server_port}"
+        home.set_neighbor(does, url, "shoal_00000000_whatever")
+    bad = [
+        home.submit(pair.home.spec("true", cluster=one)).id for one in ("floods", "talks-nonsense")
+    ]
+    asked = home.submit(pair.home.spec("true", cluster="hangs")).id
+    for job in bad:
+        pair.until_handed(job)
+    assert pair.ended(good) == "succeeded"
+    assert runs(ran) == 1
+    job = pair.submit(once(ran))
+    assert pair.ended(job) == "succeeded"
+    problems = lambda: {one.name: one.problem for one in home.neighbors()}  # noqa: E731
+    until(lambda: all(problems()[one.name] for one in home.neighbors() if one.name != WEST))
+    assert not problems()[WEST]
+    assert home.job(asked).state == "waiting"
+    for job, name in zip(bad, ("floods", "talks-nonsense"), strict=True):
+        home.remove_neighbor(name, gone=True)
+        home.cancel(job)
+        assert pair.ended(job) == "cancelled"
+    home.remove_neighbor("hangs")
+    home.cancel(asked)
+    for server in servers:
+        server.shutdown()
+        server.server_close()
