@@ -1,5 +1,5 @@
-"""Two real clusters with TLS between them: jobs go there and come back, once, whatever dies or is cut
-in between; and neighbors that lie harm nobody else."""
+"""Two real clusters with TLS between them: jobs go there and come back, once, whatever dies or is
+cut in between; and neighbors that lie harm nobody else."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class Pair(NamedTuple):
 
 
 def invited(west: Live) -> tuple[int, str]:
-    """The port of its API, and the token with the fingerprint, as `shoal neighbor invite` has it."""
+    """The port of its API, and the token with the fingerprint, as `neighbor invite` prints it."""
     west.client.add_tenant("home")
     west.client.add_user("home", {"home": Role.MEMBER})
     made = west.client.add_token(
@@ -306,7 +306,7 @@ def test_a_neighbor_is_declared_gone(pair: Pair, tmp_path: Path) -> None:
     assert pair.west.wait(there) == "cancelled"
 
 
-# -- hosts that lie ----------------------------------------------------------------------------------
+# -- hosts that lie --------------------------------------------------------------------------------
 
 
 class Liar(BaseHTTPRequestHandler):
@@ -317,7 +317,7 @@ class Liar(BaseHTTPRequestHandler):
     cluster: str
     ours: str
 
-    def do_GET(self) -> None:  # noqa: N802
+    def do_GET(self) -> None:
         stranger = {
             "id": "j1",
             "state": "succeeded",
@@ -326,7 +326,7 @@ class Liar(BaseHTTPRequestHandler):
         }
         self._answer([{**stranger, "tenant": "root"}])
 
-    def do_POST(self) -> None:  # noqa: N802
+    def do_POST(self) -> None:
         size = int(self.headers.get("content-length", "0"))
         asked = msgspec.json.decode(self.rfile.read(size) or b"[]")
         if self.path == "/v1/offers":

@@ -1,5 +1,5 @@
-"""Drives the neighbors: asks what they offer, sends what the state has handed over, and reports what
-they say to the loop. It is made with the first neighbor, and gone with the last.
+"""Drives the neighbors: asks what they offer, sends what the state has handed over, and reports
+what they say to the loop. It is made with the first neighbor, and gone with the last.
 
 Each neighbor has a task of its own, so that one that hangs holds up nobody: what the others say in
 a round goes to the loop together, and what a slow one says goes with a later round."""

@@ -1,5 +1,5 @@
-"""The neighbors that this cluster knows, with their tokens: a private file of the home, or a setting
-in the heads' database."""
+"""The neighbors that this cluster knows, with their tokens: a private file of the home, or a
+setting in the heads' database."""
 
 from __future__ import annotations
 
