@@ -38,6 +38,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     parent: Annotated[str, msgspec.Meta(max_length=63)] = ""
     weight: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
     quota_gpus: Count = 0
+    gpus_max: Count = 0  # GPUs that it and its branches may hold at a time; 0: no limit of its own
     # What the tenant and its branches may use in a period; 0: no limit.
     budget_gpu_hours: Amount = 0
     budget_money: Amount = 0  # in the currency of the price list

@@ -24,6 +24,7 @@ from shoal.core.scheduling.holding import holds_queue
 from shoal.core.scheduling.keep import keeper_of
 from shoal.core.scheduling.order import place_in_line
 from shoal.core.state.expect import run_ms
+from shoal.core.state.gpu_caps import cap_text, capped_by
 from shoal.core.state.queue import gang_of
 from shoal.core.state.state import Node, State
 from shoal.model.durations import duration_text
@@ -31,7 +32,7 @@ from shoal.model.job import Job, MemberRef, Phase
 from shoal.model.node import NodeHealth, NodeIntent
 from shoal.model.policy import Policy
 from shoal.model.reason import private, quoted, tenant_part
-from shoal.model.resources import plural
+from shoal.model.resources import WHOLE_GPU_MILLI, plural
 
 NO_NODES = "no node has joined the cluster yet"
 
@@ -44,6 +45,7 @@ class Waits(enum.StrEnum):
     AFTER = "for other jobs to end"
     CLAIM = "for room that is being freed"
     BUDGET = "for the budget of"
+    CAP = "for the cap on GPUs of"
     NO_NODES = "for the first node to join"
     CLOSED = "for nodes that are closed or lost"
     LABELS = "for nodes with matching labels and taints"
@@ -131,6 +133,10 @@ def reason_of(state: State, job: Job, policy: Policy, now_ms: int) -> Reason | N
         payer = tenant_part(tenant)
         text = f"the budget of {payer} is used up; see: shoal report --by tenant"
         return Reason(Waits.BUDGET, text, payer)
+    if job.number in state.queue.capped_lane:
+        top = capped_by(state, job.spec.tenant, gang_of(job).gpu_milli)
+        need = f"it needs {gang_of(job).gpu_milli / WHOLE_GPU_MILLI:g}"
+        return Reason(Waits.CAP, f"{cap_text(state, top)}, and {need}", tenant_part(top))
     if not state.nodes:
         return _ordered(state, job, now_ms) or Reason(Waits.NO_NODES, NO_NODES)
     if job.number not in state.queue.lane:
