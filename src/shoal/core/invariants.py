@@ -298,7 +298,7 @@ def _verify_gpu_caps(state: State) -> None:
         )
         claims = state.claims.get(job.id, ())
         own = max(own, sum(len(slice_.gpus) * slice_.gpu_milli for slice_ in claims))
-        held.update({name: own for name in _lineage(state, job.spec.tenant)})
+        held.update(dict.fromkeys(_lineage(state, job.spec.tenant), own))
     caps = {tenant.name: 1000 * tenant.gpus_max for tenant in state.policy.tenants}
     for lanes, held_back in ((state.queue.lanes, False), (state.queue.capped, True)):
         for tenant, _, gang, *_ in lanes:

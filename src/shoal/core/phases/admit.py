@@ -12,7 +12,13 @@ from shoal.core.features.array import (
     retry,
     too_many_arrays,
 )
-from shoal.core.features.caps import above_cap, above_gpus_max, too_large, too_many, too_many_replicas
+from shoal.core.features.caps import (
+    above_cap,
+    above_gpus_max,
+    too_large,
+    too_many,
+    too_many_replicas,
+)
 from shoal.core.features.ends import forget_set_end, lose, reason, set_end
 from shoal.core.features.fabric.tours import begin_tour
 from shoal.core.features.identity import change_identity, change_keys, void_keys

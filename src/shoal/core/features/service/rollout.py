@@ -64,9 +64,7 @@ def _lacks_room(round_: Round, service: Service, job: Job) -> bool:
         and job.spec.version == service.version
         and job.submitted_ms < round_.now_ms
         and job.id not in round_.state.claims
-        and (
-            job.number in round_.state.queue.lane or job.number in round_.state.queue.capped_lane
-        )
+        and (job.number in round_.state.queue.lane or job.number in round_.state.queue.capped_lane)
     )
 
 
