@@ -31,6 +31,7 @@ from shoal.api.meeting import Meeting, Meetings, Sessions, urls_of
 from shoal.api.metrics import metrics
 from shoal.api.moment import MOMENTS, Moments
 from shoal.api.notices import Rules
+from shoal.api.offers import Offers
 from shoal.api.packages import Packages, refuse_unknown_package
 from shoal.api.page import HANDLERS, provided
 from shoal.api.policy import Policies
@@ -229,6 +230,7 @@ def _refuse_entry(reach: Reach, entry: GatewayEntry, spec: ServiceSpec) -> None:
 ROUTES: list[type | Handler] = [
     Cluster,
     HeadsOfCluster,
+    Offers,
     Events,
     Jobs,
     Logs,

@@ -88,6 +88,7 @@ THEMES = {
         "login": ("login", "Log in to a cluster on another machine."),
         "logout": ("login", "Forget the token of a cluster."),
         "context": ("login", "List your clusters, or choose which one commands use."),
+        "neighbor": ("neighbor", "Let another cluster hand over jobs to this one."),
         "completion": ("login", "Print shell completion for verbs and names."),
     },
     "Planning": {

@@ -134,9 +134,7 @@ def reason_of(state: State, job: Job, policy: Policy, now_ms: int) -> Reason | N
         text = f"the budget of {payer} is used up; see: shoal report --by tenant"
         return Reason(Waits.BUDGET, text, payer)
     if job.number in state.queue.capped_lane:
-        top = capped_by(state, job.spec.tenant, gang_of(job).gpu_milli)
-        need = f"it needs {gang_of(job).gpu_milli / WHOLE_GPU_MILLI:g}"
-        return Reason(Waits.CAP, f"{cap_text(state, top)}, and {need}", tenant_part(top))
+        return _capped(state, job)
     if not state.nodes:
         return _ordered(state, job, now_ms) or Reason(Waits.NO_NODES, NO_NODES)
     if job.number not in state.queue.lane:
@@ -147,6 +145,22 @@ def reason_of(state: State, job: Job, policy: Policy, now_ms: int) -> Reason | N
         or _set_aside(state, job, now_ms)
         or _spared(state, job, now_ms)
     )
+
+
+def barrier(state: State, job: Job, now_ms: int) -> Reason | None:
+    """What would keep a job that is not there yet from starting, whatever else waits."""
+    if state.accounts.held_by(job.spec.tenant) or not state.nodes:
+        return reason_of(state, job, state.policy, now_ms)
+    return _capped(state, job) or _no_room(state, job, now_ms)
+
+
+def _capped(state: State, job: Job) -> Reason | None:
+    need_milli = gang_of(job).gpu_milli
+    top = capped_by(state, job.spec.tenant, need_milli)
+    if not top:
+        return None
+    text = f"{cap_text(state, top)}, and it needs {need_milli / WHOLE_GPU_MILLI:g}"
+    return Reason(Waits.CAP, text, tenant_part(top))
 
 
 def _spared(state: State, job: Job, now_ms: int) -> Reason | None:

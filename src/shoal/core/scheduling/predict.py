@@ -67,7 +67,7 @@ def predict(state: State, job: Job, now_ms: int) -> Prediction | None:
 
 def _leads(state: State, job: Job, ahead: list[Job]) -> bool:
     """Whether others may be stopped for it now, or put to sleep."""
-    if not state.queue.leads(job):
+    if job.id in state.jobs and not state.queue.leads(job):  # one that is not there yet may lead
         return False
     if state.policy.turn_cost_percent:  # whoever sleeps next does so for the first in line
         return not ahead
