@@ -106,6 +106,8 @@ def _stand(state: State, job: Job) -> None:
         state.agenda.joined(lane)
         if capped_by(state, spec.tenant, lane.gang.gpu_milli):
             _hold_back(state, lane)
+    else:
+        forget_reservation(state, job)
 
 
 def leave_queue(state: State, job: Job) -> None:
@@ -170,7 +172,7 @@ def judge_caps(state: State, tenant: str = "") -> None:
 def _hold_back(state: State, lane: Lane) -> None:
     """A job on hold is not in the queue and has no reservation."""
     queue = state.queue
-    for job in [state.jobs[job_id] for job_id in state.reservations]:
+    for job in [job for job_id in state.reservations if (job := state.jobs.get(job_id))]:
         if queue.lane.get(job.number) == lane:
             forget_reservation(state, job)
     queue.hold_back(lane)
