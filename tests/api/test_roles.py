@@ -10,11 +10,9 @@ import msgspec
 import pytest
 from harness.waiting import until
 
-from shoal.api.access import ONLY_NEIGHBOR, new_token
+from shoal.api.access import ONLY_NEIGHBOR
 from shoal.calls.call import Needs
-from shoal.model.identity import Role, Token, User
-from shoal.model.report import SetToken, SetUser
-from tests.api.server import Reply, Server, serving
+from tests.api.server import Reply, serving
 from tests.api.world import OURS, POLICY, World
 
 STRANGERS = ("nobody", "wrong", "expired", "revoked")
@@ -288,18 +286,8 @@ REFUSES_ALL = {
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     with serving(tmp_path_factory.mktemp("roles") / "home", POLICY) as server:
         made = World(server)
-        made.tokens["neighbor"] = neighbors_token(server, OURS)
+        made.tokens["neighbor"] = server.token("nora", OURS, only="neighbor")
         yield made
-
-
-def neighbors_token(server: Server, tenant: str, user: str = "nora") -> str:
-    token_id, secret, hash_ = new_token()
-    server.ask(SetUser(User(name=user, roles={tenant: Role.MEMBER}), add=True))
-    token = Token(
-        id=token_id, user=user, tenant=tenant, role=Role.MEMBER, hash=hash_, only="neighbor"
-    )
-    server.ask(SetToken(token))
-    return secret
 
 
 class Route(NamedTuple):

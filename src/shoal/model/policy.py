@@ -253,7 +253,9 @@ def problem_with(policy: Policy) -> str | None:
                 if not re.fullmatch(pattern, one):
                     return f"tenants.{tenant.name}.{field}: {one!r} is not like {like}, or *"
     for one in _listed(policy.site):
-        if not re.fullmatch(CONDITION_PATTERN, one) or len(term_of(one).values) != 1 or "!" in one:
+        term = term_of(one)
+        known = term.holds and len(term.values) == 1 and term.values[0]
+        if not known or not re.fullmatch(CONDITION_PATTERN, one):
             return f"site: {one!r} is not a label like region=eu"
     parents = {tenant.name: tenant.parent for tenant in policy.tenants}
     for tenant in policy.tenants:
