@@ -80,7 +80,7 @@ def verify_touched(state: State, events: Iterable[Event]) -> None:
             if isinstance(event, JobPlaced | JobWaking | JobAdopted):
                 gained[job_id] = None
         elif isinstance(event, PolicyChanged):
-            gained.clear()  # that was by the caps before
+            gained = {}  # that was by the caps before
     for job_id in jobs:
         job = state.jobs.get(job_id)
         if job is not None:

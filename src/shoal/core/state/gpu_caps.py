@@ -46,9 +46,9 @@ def held_under(state: State, name: str, *, without: str = "") -> int:
 
 def cap_text(state: State, name: str) -> str:
     """What the tenant holds of what it may, for reasons."""
-    held = held_under(state, name) / WHOLE_GPU_MILLI
+    held = f"{held_under(state, name) / WHOLE_GPU_MILLI:g}"
     most = plural(state.policy.tenant(name).gpus_max, "GPU")
-    return f"{tenant_part(name)} holds {held:g} of at most {most} (gpus_max in the policy)"
+    return f"{tenant_part(name)} holds {held} of at most {most} (gpus_max in the policy)"
 
 
 def milli_of(given: tuple[Slice, ...]) -> int:
