@@ -39,6 +39,8 @@ def reference(_: str) -> str:
     for needs in Needs:
         names = ", ".join(f"`{one.name}`" for one in TABLE if one.may is needs)
         lines.append(f"| {needs.value} | {names} |")
+    names = ", ".join(f"`{one.name}`" for one in TABLE if one.neighbor)
+    lines += ["", f"A token for a [neighbor](../neighbors.md) is good for these alone: {names}."]
     for title, group in GROUPS.items():
         lines += ["", f"## {title}", ""]
         if group not in (PageCalls, MachineCalls):

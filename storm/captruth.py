@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 
 import msgspec
 
@@ -12,15 +13,17 @@ from shoal.core.state.events.log import Event
 from shoal.core.state.events.queue import JobSubmitted
 from shoal.core.state.events.runs import JobAdopted, JobFinished, JobPlaced, JobRequeued
 from shoal.core.state.events.services import ServiceSet, ServiceStopped
+from shoal.core.state.events.sleep import JobWaking
 from shoal.model.ids import array_of
 from shoal.model.policy import Policy, Tenant
+from storm.jobtruth import JobTruth
 from storm.lives import Untruth
 
 CAPPED_PART = 0.25  # of the histories have tenants with caps
 
 
 def capped(rng: random.Random, policy: Policy) -> Policy:
-    """In some histories the tenants may have only few jobs."""
+    """In some histories the tenants may have only few jobs and few GPUs."""
     if rng.random() > CAPPED_PART:
         return policy
     tenants = policy.tenants or (Tenant(name="red"), Tenant(name="default"))
@@ -30,12 +33,21 @@ def capped(rng: random.Random, policy: Policy) -> Policy:
         )
         for tenant in tenants
     )
+    some = tuple(
+        msgspec.structs.replace(tenant, gpus_max=rng.choice((0, 0, 1, 2, 4, 8))) for tenant in some
+    )
     return msgspec.structs.replace(policy, tenants=some)
 
 
+def without_gpu_caps(policy: Policy) -> Policy:
+    """Jobs that were there before a cap was lowered may be too large for it, and wait forever."""
+    tenants = tuple(msgspec.structs.replace(one, gpus_max=0) for one in policy.tenants)
+    return msgspec.structs.replace(policy, tenants=tenants)
+
+
 class CapTruth:
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
+    def __init__(self, policy: Policy, jobs: Mapping[str, JobTruth]) -> None:
+        self._policy, self._jobs = policy, jobs
         self._tenants: dict[str, str] = {}  # of live jobs, without replicas
         self._waiting: dict[str, None] = {}
         self._services: dict[str, tuple[str, int]] = {}  # tenant, most replicas
@@ -62,6 +74,9 @@ class CapTruth:
                 self._verify(event.job, event.spec.tenant, more=not first)
             case JobPlaced() | JobAdopted():
                 self._waiting.pop(event.job, None)
+                self._verify_gpus(event.job)
+            case JobWaking():
+                self._verify_gpus(event.job)
             case JobRequeued() if event.job in self._tenants:
                 self._waiting[event.job] = None
             case JobFinished():
@@ -93,6 +108,20 @@ class CapTruth:
                 )
             seen.append(name)
             name = tenant.parent
+
+    def _verify_gpus(self, what: str) -> None:
+        """It has just been given GPUs: its tenant must hold no more than it may."""
+        job = self._jobs[what]
+        for tenant in self._policy.tenants if job.spec.gpus else ():
+            if tenant.gpus_max and self._is_under(job.spec.tenant, tenant.name):
+                held = sum(
+                    len(slice_.gpus) * slice_.gpu_milli
+                    for other in self._jobs.values()
+                    if not other.asleep and self._is_under(other.spec.tenant, tenant.name)
+                    for slice_ in other.held
+                )
+                if held > 1000 * tenant.gpus_max:
+                    raise Untruth(f"{what} was given GPUs: {tenant.name} now holds {held} milli")
 
     def _count(self, top: str) -> tuple[int, int]:
         mine = [job for job, name in self._tenants.items() if self._is_under(name, top)]

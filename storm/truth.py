@@ -69,9 +69,10 @@ class Truth(Witness):
     def __init__(self, timeline: Timeline, policy: Policy) -> None:
         self.lives = Lives()
         self.services = ServiceTruth(self.lives)
-        self.budgets, self._caps = BudgetTruth(policy), CapTruth(policy)
+        self.budgets = BudgetTruth(policy)
         self.after, self._waits, self.arrays = AfterTruth(), WaitTruth(), ArrayTruth()
         self.jobs: dict[str, JobTruth] = {}
+        self._caps = CapTruth(policy, self.jobs)
         self.unfinished: dict[str, None] = {}
         self._timeline, self._policy, self.fabric = timeline, policy, FabricTruth(policy)
         self._keys: dict[str, str] = {}

@@ -15,6 +15,7 @@ from shoal.model.job import JobSpec, Restart, Within
 from shoal.model.node import NodeIntent, NodeSpec
 from shoal.model.policy import Places, Policy, version_of
 from shoal.model.report import Accepted, Answer, Cancel, Refused, SetIntent, SetPolicy, Submit
+from storm.captruth import without_gpu_caps
 from storm.labels import area_of
 from storm.lives import Untruth
 from storm.node import Fate
@@ -151,7 +152,7 @@ class Users:
         for key in self._too_large:
             self._cancel(key)
         controller = self._world.controller  # a job that needs every node would wait for ever
-        controller.obey(msgspec.structs.replace(controller.policy, spares=0))
+        controller.obey(without_gpu_caps(msgspec.structs.replace(controller.policy, spares=0)))
 
     def _open_all(self) -> None:
         """Only those that were closed: opening a node would end its quarantine, too. Jobs that need

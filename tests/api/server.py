@@ -36,7 +36,7 @@ from shoal.core.state.state import State
 from shoal.database.settings import FileSettings
 from shoal.engines.linked.engine import LinkedEngine
 from shoal.ledger.live import LiveLedger
-from shoal.model.identity import Role, Token, User
+from shoal.model.identity import Only, Role, Token, User
 from shoal.model.policy import Policy
 from shoal.model.report import Accepted, AddTenant, Request, SetToken, SetUser
 from tests.control.test_loop import BookEngine, HandClock
@@ -163,13 +163,26 @@ class Server:
     def tenant(self, name: str) -> None:
         self.ask(AddTenant(name))
 
-    def token(self, user: str, tenant: str, role: Role = Role.MEMBER, until_ms: int = 0) -> str:
+    def token(
+        self,
+        user: str,
+        tenant: str,
+        role: Role = Role.MEMBER,
+        until_ms: int = 0,
+        only: Only = "",
+    ) -> str:
         """A new token of a user, who is made as needed."""
         if user not in self.loop.tick.state.identity.users:
             self.ask(SetUser(User(name=user, roles={tenant: role}), add=True))
         token_id, token, hash_ = new_token()
         made = Token(
-            id=token_id, user=user, tenant=tenant, role=role, hash=hash_, until_ms=until_ms
+            id=token_id,
+            user=user,
+            tenant=tenant,
+            role=role,
+            hash=hash_,
+            until_ms=until_ms,
+            only=only,
         )
         self.ask(SetToken(made))
         return token

@@ -10,12 +10,13 @@ import msgspec
 import pytest
 from harness.waiting import until
 
+from shoal.api.access import ONLY_NEIGHBOR
 from shoal.calls.call import Needs
 from tests.api.server import Reply, serving
 from tests.api.world import OURS, POLICY, World
 
 STRANGERS = ("nobody", "wrong", "expired", "revoked")
-LIMITED = ("viewer", "member")  # they see one tenant
+LIMITED = ("viewer", "member", "neighbor")  # they see one tenant
 ALL_SEEING = ("viewer of all", "admin", "operator")  # in this order: the last may change anything
 SENDERS = (*STRANGERS, *LIMITED, *ALL_SEEING)
 WRITERS = ("member", "admin", "operator")
@@ -37,6 +38,9 @@ class Ask(NamedTuple):
 
 TABLE: dict[tuple[str, str], tuple[Ask, ...]] = {
     ("GET", "/v1/status"): (Ask("/v1/status"),),
+    ("POST", "/v1/offers"): (
+        Ask("/v1/offers", [JOB, {**JOB, "gpus": 4}, {**JOB, "tenant": "zebratenant"}]),
+    ),
     ("GET", "/v1/nodes"): (Ask("/v1/nodes"),),
     ("POST", "/v1/nodes/{node}/{verb}"): (Ask("/v1/nodes/n1/uncordon"),),
     ("POST", "/v1/nodes/{node}/labels"): (Ask("/v1/nodes/n1/labels", {"labels": {"pool": "a"}}),),
@@ -281,20 +285,30 @@ REFUSES_ALL = {
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     with serving(tmp_path_factory.mktemp("roles") / "home", POLICY) as server:
-        yield World(server)
+        made = World(server)
+        made.tokens["neighbor"] = server.token("nora", OURS, only="neighbor")
+        yield made
 
 
-def routes(world: World) -> Iterator[tuple[str, str, Needs]]:
+class Route(NamedTuple):
+    method: str
+    path: str
+    needs: Needs
+    neighbor: bool = False
+
+
+def routes(world: World) -> Iterator[Route]:
     """Websockets have the same guard; their own tests open them."""
     for handler in world.server.app.handlers:
-        assert handler.call is not None
-        yield handler.call.method, handler.call.path, handler.call.may
+        call = handler.call
+        assert call is not None
+        yield Route(call.method, call.path, call.may, call.neighbor)
     for path in ("/schema", "/schema/openapi.json"):
-        yield "GET", path, Needs.OPEN
+        yield Route("GET", path, Needs.OPEN)
 
 
 def test_every_route_says_what_it_needs_and_is_in_the_table(world: World) -> None:
-    assert {(method, path) for method, path, _ in routes(world)} == set(TABLE)
+    assert {(route.method, route.path) for route in routes(world)} == set(TABLE)
 
 
 def send(world: World, who: str, method: str, ask: Ask, ids: dict[str, str]) -> Reply:
@@ -334,9 +348,12 @@ def first_piece(world: World, who: str) -> Reply:
         connection.close()
 
 
-def may(who: str, needs: Needs) -> bool:
+def may(who: str, route: Route) -> bool:
+    needs = route.needs
     if who in STRANGERS:
         return needs is Needs.OPEN
+    if who == "neighbor":
+        return needs is Needs.OPEN or route.neighbor
     return {
         Needs.READ_ALL: who in ALL_SEEING,
         Needs.WRITE: who in WRITERS,
@@ -345,13 +362,15 @@ def may(who: str, needs: Needs) -> bool:
     }.get(needs, True)
 
 
-def holds(world: World, who: str, method: str, path: str, needs: Needs, ask: Ask) -> None:
+def holds(world: World, who: str, route: Route, ask: Ask) -> None:
     """Asks for ours, and for theirs where a name is asked for; looks at everything that comes."""
+    method, path, _, _ = route
     ours = send(world, who, method, ask, world.ours)
     where = f"{who}: {method} {ask.path}"
     answers = [(ours, "")]
-    if not may(who, needs):
+    if not may(who, route):
         assert ours.status == (401 if who in STRANGERS else 403), where
+        assert who != "neighbor" or ONLY_NEIGHBOR.encode() in ours.body, (where, ours)
     elif (method, path) not in REFUSES_ALL:
         assert ours.status not in (401, 403), (where, ours)
     name = ask.path.partition("{")[2].partition("}")[0]
@@ -359,7 +378,7 @@ def holds(world: World, who: str, method: str, path: str, needs: Needs, ask: Ask
         asked = world.theirs[name]
         theirs = send(world, who, method, ask, world.theirs)
         answers.append((theirs, asked))
-        if may(who, needs) and who in LIMITED and ask.same:
+        if may(who, route) and who in LIMITED and ask.same:
             never = send(world, who, method, ask, {**world.theirs, name: ask.none})
             assert theirs.status == never.status, where
             assert theirs.body.replace(asked.encode(), ask.none.encode()) == never.body, where
@@ -375,11 +394,11 @@ def holds(world: World, who: str, method: str, path: str, needs: Needs, ask: Ask
 
 def test_nobody_gets_more_than_their_role_and_tenant_allow(world: World) -> None:
     """Readers first: what later senders change, earlier ones have seen whole."""
-    known = sorted(routes(world), key=lambda route: route[0] != "GET")
+    known = sorted(routes(world), key=lambda route: route.method != "GET")
     for changes in (False, True):
         for who in SENDERS:
-            for method, path, needs in known:
-                if (method != "GET") is changes:
-                    for ask in TABLE[method, path]:
-                        holds(world, who, method, path, needs, ask)
+            for route in known:
+                if (route.method != "GET") is changes:
+                    for ask in TABLE[route.method, route.path]:
+                        holds(world, who, route, ask)
     assert world.server.call(world.tokens["them"], "GET", "/v1/me").status == 200

@@ -145,6 +145,10 @@ TRIES: dict[str, list[Try]] = {
     "audit": [Try((), "tenant")],
     "whoami": [Try((), "operator")],
     "login": [Try(("--help",), "log in")],  # test_login.py logs in
+    "neighbor": [
+        Try(("invite", "east", "--gpus-max", "2"), "shoal neighbor add https://"),
+        Try(("revoke", "east"), "revoked 1 token of east"),
+    ],
     "logout": [Try(("--help",), "token")],
     "context": [Try(("list",), "far")],
     "oidc": [Try((), "has no sign-in by OpenID Connect", 1)],

@@ -95,9 +95,11 @@ def indexes(state: State) -> dict[str, Any]:
     # Lanes may differ: a job is put beside those that looked alike when it joined.
     queue = state.queue
     # A delayed job whose time has come is let into its lane by the next step.
-    due = {number for number in queue.lane if state.job_numbered(number).not_before_ms}
+    standing = (*queue.lane, *queue.capped_lane)
+    due = {number for number in standing if state.job_numbered(number).not_before_ms}
     delayed = sorted({number for _, number in queue.delayed} | due)
     found["queue"] = (sorted(set(queue.lane) - due), delayed, sorted(queue.held))
+    found["capped"] = sorted(set(queue.capped_lane) - due)
     found["after"] = (sorted(queue.parked), state.dependents, state.flows)
     found["dues"] = state.dues[:1]
     found["limits"] = sorted(due for due in set(state.limits) if running(state, due))

@@ -16,12 +16,13 @@ import shoal.tick
 from shoal.core.books import quarantine
 from shoal.core.features import budget, ends, health, identity, workflow
 from shoal.core.features import reclaim as idle
+from shoal.core.features.service import rollout
 from shoal.core.nodebook import Action, NodeBook
 from shoal.core.phases import admit, heal, observe, reconcile
-from shoal.core.scheduling import again, cycle, elastic, fit, preempt
+from shoal.core.scheduling import again, cycle, elastic, fit, preempt, sleepers
 from shoal.core.scheduling.fit import GangFit
 from shoal.core.scheduling.order import Walk
-from shoal.core.state import ending, queue
+from shoal.core.state import apply_queue, ending, queue
 from shoal.core.state.accounts import Accounts
 from shoal.core.state.ending import stop
 from shoal.core.state.events import nodes
@@ -265,6 +266,13 @@ def ignore_the_caps(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(admit, "too_many", lambda *_, **__: None)
 
 
+def ignore_the_caps_on_gpus(patch: pytest.MonkeyPatch) -> None:
+    for module in (apply_queue, cycle, observe, rollout, sleepers):
+        patch.setattr(module, "capped_by", lambda *_, **__: "")
+    patch.setattr(apply_queue, "room_under_caps", lambda *_: None)
+    patch.setattr(elastic, "room_under_caps", lambda *_: None)
+
+
 def miscount_jobs_that_wait_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Tally, "wait", lambda *_: None)
 
@@ -431,6 +439,7 @@ CAUGHT_BY_WHAT_HAPPENED: list[tuple[Mutate, str]] = [
     (forget_what_was_saved, "goes back from step"),
     (start_who_has_no_budget_left, "starts, though the budget of .* is gone"),
     (ignore_the_caps, "too many by its cap"),
+    (ignore_the_caps_on_gpus, "was given GPUs: .* now holds"),
     (call_anybody_idle, "is said to be idle"),
     (hold_who_has_spent_little, "of its budget, but BudgetHeld"),
     (run_again_what_is_done, "has done its work in attempt"),

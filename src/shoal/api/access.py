@@ -48,6 +48,7 @@ CONNECTION_RETRY_S = 5  # a connection without a request is closed after this lo
 WRONG = (
     "the token is missing or wrong; get one from an admin (the operator's: file token in the home)"
 )
+ONLY_NEIGHBOR = "this token is for a neighboring cluster: it hands over jobs and follows them"
 INVITE_OVER = "this invite was accepted, was removed or has expired; ask for another"
 WRONG_KEY = (
     "the join token or key is wrong or was replaced; copy the file join-token of the head's home"
@@ -123,6 +124,8 @@ class Access:
         enter(self.quotas, connection, handler, who, session.name if session else "")
         if session is not None and connection.scope.get("method") not in SAFE_METHODS:
             self.refuse_forgery(connection, session)
+        if who.only and (handler.call is None or not handler.call.neighbor):
+            raise Refusal(403, ONLY_NEIGHBOR, "token")
         if not who.may(needs):
             raise Refusal(403, _lacking(who, needs))
 
@@ -192,7 +195,7 @@ class Access:
         role = identity.role(token)
         if role is None:
             return None
-        return acting(identity, token.user, token.tenant, role, token.id)
+        return acting(identity, token.user, token.tenant, role, token.id, token.only)
 
     def of_session(self, session: Session | None) -> Principal | None:
         if session is None:
@@ -236,7 +239,7 @@ class Access:
         self.refuse_foreign(connection)
         who = THE_OPERATOR if hmac.compare_digest(token.encode(), self._token) else None
         who = who or self.bearer(token) or self._redeem(code)
-        if who is None or who.key:
+        if who is None or who.key or who.only:
             wrong = WRONG if token else "this link was used or has expired; get another: shoal page"
             raise self.guessed(connection, wrong)
         return self.begin(connection, who)

@@ -32,6 +32,7 @@ from shoal.api.metrics import metrics
 from shoal.api.moment import MOMENTS, Moments
 from shoal.api.neighbors import Neighbors
 from shoal.api.notices import Rules
+from shoal.api.offers import Offers
 from shoal.api.packages import Packages, refuse_unknown_package
 from shoal.api.page import HANDLERS, provided
 from shoal.api.policy import Policies
@@ -231,6 +232,7 @@ ROUTES: list[type | Handler] = [
     Cluster,
     HeadsOfCluster,
     Neighbors,
+    Offers,
     Events,
     Jobs,
     Logs,

@@ -151,6 +151,7 @@ class Tokens:
             hash=hash_,
             until_ms=_until_ms(loop, who, data.lifetime_ms),
             note=data.note,
+            only=data.only,
         )
         note(request.scope, on=f"{token_id} of {user.name}")
         accepted(await loop.request(SetToken(token, who=who.user)))
@@ -278,6 +279,7 @@ def token_view(loop: ControlLoop, token: Token) -> TokenView:
         until_ms=token.until_ms,
         note=token.note,
         invite=token.invite,
+        only=token.only,
         void=_void(loop.state.identity, token, loop.clock.now_ms()),
     )
 

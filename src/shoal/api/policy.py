@@ -188,6 +188,7 @@ TENANT_ABOUT = {
     "parent": "the tenant whose share, quota and budget it is part of",
     "weight": "its share beside its siblings",
     "quota_gpus": "GPUs it is guaranteed; idle ones beyond that may be borrowed",
+    "gpus_max": "GPUs that it and its branches may hold at a time; 0: no limit of its own",
     "budget_gpu_hours": "GPU-hours that it and its branches may use in a period; 0: no limit",
     "budget_money": "what they may cost in a period, by the price list; 0: no limit",
     "budget_tokens": "tokens that its keys may use in a period; 0: no limit",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from shoal.calls.call import Needs
-from shoal.model.identity import EVERY_TENANT, OPERATOR, Identity, NodeKey, Role, Token, User
+from shoal.model.identity import EVERY_TENANT, OPERATOR, Identity, NodeKey, Only, Role, Token, User
 from shoal.model.ids import number_of
 
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")  # these change nothing
@@ -25,6 +25,7 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     node: str = ""
     first_job: int = 0  # of a tenant whose name another had before, and since when it has it
     since_ms: int = 0
+    only: Only = ""
 
     @property
     def admin(self) -> bool:
@@ -76,7 +77,9 @@ class Proof(msgspec.Struct, frozen=True):
     session: Session | None = None
 
 
-def acting(identity: Identity, user: str, tenant: str, role: Role, token: str = "") -> Principal:
+def acting(
+    identity: Identity, user: str, tenant: str, role: Role, token: str = "", only: Only = ""
+) -> Principal:
     """Whoever acts for a tenant sees nothing of an earlier one of its name."""
     record = identity.tenants.get(tenant)
     again = record is not None and record.first_job
@@ -87,6 +90,7 @@ def acting(identity: Identity, user: str, tenant: str, role: Role, token: str = 
         token=token,
         first_job=record.first_job if record and again else 0,
         since_ms=record.since_ms if record and again else 0,
+        only=only,
     )
 
 

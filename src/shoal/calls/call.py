@@ -72,10 +72,12 @@ class Call:
         *,
         streams: bool,
         once: bool,
+        neighbor: bool,
     ) -> None:
         self.function = function
         self.method, self.path, self.status = method, path, status
         self.may, self.head, self.streams = may, head, streams
+        self.neighbor = neighbor
         self._body, self._renamed, self._once = body, renamed, once
         self.headed, self._late = headed, late
 
@@ -167,6 +169,7 @@ class Call:
             path = f"{path}?{query}" if query else path
             if isinstance(whole, bytes):
                 return Request(path, whole, OCTETS)
+            whole = _given(whole) if isinstance(whole, list) else whole
             return Request(path, msgspec.json.encode(whole) if self._body else None)
         fields = {name: _given(value) for name, value in values.items()}
         return Request(path, msgspec.json.encode(fields, enc_hook=_plain))
@@ -229,12 +232,14 @@ def call(
     renamed: Mapping[str, str] | None = None,
     headed: tuple[str, ...] = (),
     late: str = "",
+    neighbor: bool = False,
 ) -> Callable[[Callable[P, Answer]], Callable[P, Answer]]:
     """`body` names the parameter that is the body, or is a struct whose fields are the parameters.
     `once`: an empty `key` is replaced by a random one, so that repeating the call is safe.
     `renamed`: parameters that have another name in the path or the query. `headed`: parameters of
     the query that the client does not offer, because the answer to them is in headers. `late`: the
-    module of its types, if only a client that makes the call should load it."""
+    module of its types, if only a client that makes the call should load it. `neighbor`: a token
+    for a neighbor is good for it."""
 
     def declare(function: Callable[P, Answer]) -> Callable[P, Answer]:
         declared = Call(
@@ -250,6 +255,7 @@ def call(
             late,
             streams=streams,
             once=once,
+            neighbor=neighbor,
         )
 
         @functools.wraps(function)

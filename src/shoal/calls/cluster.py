@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from shoal.calls.call import Calls, Head, Needs, call
 from shoal.model.fabric import FabricView, NetworkRequest
@@ -22,6 +22,7 @@ from shoal.model.views import CheckView, Done, HeadView, NodeView, ServiceView, 
 
 if TYPE_CHECKING:
     from shoal.calls.histories import EventsView
+    from shoal.model.offers import OffersView
 
 
 class ClusterCalls(Calls):
@@ -102,6 +103,11 @@ class ClusterCalls(Calls):
     @call("GET", "/v1/supply", Needs.READ_ALL)
     def supply(self) -> SuppliesView:
         """Supplies of the policy, and those that it no longer has but that still bring nodes."""
+
+    @call("POST", "/v1/offers", Needs.WRITE, body="specs", late="shoal.model.offers", neighbor=True)
+    def offers(self, specs: list[Any]) -> OffersView:
+        """When each of these jobs would start here if the sender submitted it now, and at which
+        price. A spec is one of a submission; at most 32. Nothing is changed."""
 
     @call("GET", "/v1/heads", Needs.READ, head=Head.ANY)
     def heads(self) -> list[HeadView]:

@@ -32,18 +32,18 @@ if TYPE_CHECKING:
 
 
 class JobCalls(Calls):
-    @call("POST", "/v1/jobs", Needs.WRITE, body=Submission, status=201, once=True)
+    @call("POST", "/v1/jobs", Needs.WRITE, body=Submission, status=201, once=True, neighbor=True)
     def submit(self, spec: JobSpec, key: str = "", *, cancelled: bool = False) -> JobView:
         """Submits a job. The same key again returns the same job. `cancelled`: the job of this key,
         which may be on its way, is not to run: it is cancelled, now or from its first moment."""
 
-    @call("POST", "/v1/submissions", Needs.WRITE, body=Submissions, once=True)
+    @call("POST", "/v1/submissions", Needs.WRITE, body=Submissions, once=True, neighbor=True)
     def submit_many(self, specs: Sequence[JobSpec], key: str = "") -> list[Submitted]:
         """Submits up to 1,000 jobs (4 MiB) at once, each for itself. The answers are in the order
         of the specs; the refusal of one says nothing about the others. The same key again returns
         the same jobs. For the same command with other arguments, an array is lighter still."""
 
-    @call("GET", "/v1/jobs", Needs.READ, headed=("sort", "cursor", "count", "group"))
+    @call("GET", "/v1/jobs", Needs.READ, headed=("sort", "cursor", "count", "group"), neighbor=True)
     def jobs(
         self,
         *,
@@ -63,12 +63,12 @@ class JobCalls(Calls):
         only may). `shoal-left-out` is there if too many match to sort all of them. `group`: only
         jobs that wait for this, by its `key` in the queue."""
 
-    @call("GET", "/v1/jobs/{job_id}", Needs.READ, head=Head.ENDED)
+    @call("GET", "/v1/jobs/{job_id}", Needs.READ, head=Head.ENDED, neighbor=True)
     def job(self, job_id: str, *, wait_for: str = "", wait_s: float = 0) -> JobView:
         """A job. With `wait_for` ("running", "asleep" or "finished") it returns when the job has
         reached that state, or after `wait_s` (30 at most): look at the state."""
 
-    @call("POST", "/v1/jobs/{job_id}/cancel", Needs.WRITE)
+    @call("POST", "/v1/jobs/{job_id}/cancel", Needs.WRITE, neighbor=True)
     def cancel(self, job_id: str) -> Done:
         """Stops a job, live or waiting."""
 
@@ -90,11 +90,11 @@ class JobCalls(Calls):
     def retry(self, job_id: str) -> Done:
         """Runs elements of an array again that ended without success: one (j7.3), or all (j7)."""
 
-    @call("GET", "/v1/jobs/{job_id}/why", Needs.READ, late="shoal.calls.histories")
+    @call("GET", "/v1/jobs/{job_id}/why", Needs.READ, late="shoal.calls.histories", neighbor=True)
     def why(self, job_id: str) -> WhyView:
         """Why the job waits, or where it runs and why there."""
 
-    @call("GET", "/v1/jobs/{job_id}/explanation", Needs.READ, head=Head.ENDED)
+    @call("GET", "/v1/jobs/{job_id}/explanation", Needs.READ, head=Head.ENDED, neighbor=True)
     def explanation(self, job_id: str) -> Explanation:
         """What happened to the job: attempts, causes, the last lines of the first failure, cost."""
 
@@ -106,11 +106,11 @@ class JobCalls(Calls):
     def note_job(self, job_id: str, text: str) -> Done:
         """Writes a note about a job, live or ended; an empty text removes all of its notes."""
 
-    @call("POST", "/v1/jobs/{job_id}/sessions", Needs.WRITE, body="request")
+    @call("POST", "/v1/jobs/{job_id}/sessions", Needs.WRITE, body="request", neighbor=True)
     def open_session(self, job_id: str, request: SessionRequest) -> SessionView:
         """Has the member's node enter a meeting that the sender holds: see shoal.sessions."""
 
-    @call("GET", "/v1/jobs/{job_id}/logs", Needs.READ, head=Head.ENDED)
+    @call("GET", "/v1/jobs/{job_id}/logs", Needs.READ, head=Head.ENDED, neighbor=True)
     def logs(
         self,
         job_id: str,
@@ -126,11 +126,20 @@ class JobCalls(Calls):
         If there is nothing yet, it waits up to `wait_s` for more. `grep`: only lines that contain
         this text. `since_ms`: only output written since then."""
 
-    @call("GET", "/v1/jobs/{job_id}/files", Needs.READ, head=Head.ENDED, renamed={"kind": "folder"})
+    @call(
+        "GET",
+        "/v1/jobs/{job_id}/files",
+        Needs.READ,
+        head=Head.ENDED,
+        renamed={"kind": "folder"},
+        neighbor=True,
+    )
     def files(self, job_id: str, path: str = "", *, kind: Kind = Kind.OUTPUT) -> FilesView:
         """The files that the job has kept: all, or those at and below `path`."""
 
-    @call("GET", "/v1/jobs/{job_id}/files/part", Needs.READ, renamed={"kind": "folder"})
+    @call(
+        "GET", "/v1/jobs/{job_id}/files/part", Needs.READ, renamed={"kind": "folder"}, neighbor=True
+    )
     def file_part(
         self, job_id: str, path: str, offset: int = 0, *, kind: Kind = Kind.OUTPUT
     ) -> FilePart:
@@ -161,15 +170,15 @@ class JobCalls(Calls):
         last.METRIC, index, state, step, gpu_time or cost; with "-" before it, the largest first.
         Without it, the best come first. At most 1,000 in an answer; `offset` gives the others."""
 
-    @call("GET", "/v1/jobs/{job_id}/cost", Needs.READ)
+    @call("GET", "/v1/jobs/{job_id}/cost", Needs.READ, neighbor=True)
     def cost(self, job_id: str) -> CostView:
         """What the job has cost so far."""
 
-    @call("GET", "/v1/packages/{package}", Needs.READ)
+    @call("GET", "/v1/packages/{package}", Needs.READ, neighbor=True)
     def package(self, package: str) -> PackageView:
         """Whether the controller has a packed working directory, so that it need not be sent."""
 
-    @call("PUT", "/v1/packages/{package}", Needs.WRITE, body="archive")
+    @call("PUT", "/v1/packages/{package}", Needs.WRITE, body="archive", neighbor=True)
     def put_package(self, package: str, archive: bytes) -> PackageView:
         """Sends a packed working directory; its SHA-256 is its name. `send_package` sends a file,
         and only if the controller does not have it."""

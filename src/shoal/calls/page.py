@@ -218,11 +218,17 @@ class MachineCalls(Calls):
     def link(self) -> None:
         """A node's link with its head."""
 
-    @call(WEBSOCKET, "/v1/meetings/{meeting}/host", Needs.WRITE, streams=True)
+    @call(WEBSOCKET, "/v1/meetings/{meeting}/host", Needs.WRITE, streams=True, neighbor=True)
     def hold_meeting(self, meeting: str) -> None:
         """Holds a meeting, at which members of a job call their sender."""
 
-    @call(WEBSOCKET, "/v1/meetings/{meeting}/guests/{guest:int}", Needs.WRITE, streams=True)
+    @call(
+        WEBSOCKET,
+        "/v1/meetings/{meeting}/guests/{guest:int}",
+        Needs.WRITE,
+        streams=True,
+        neighbor=True,
+    )
     def receive_guest(self, meeting: str, guest: int) -> None:
         """The connection with one guest of a meeting."""
 

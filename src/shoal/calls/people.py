@@ -161,15 +161,15 @@ class PeopleCalls(Calls):
 class SecretCalls(Calls):
     """`tenant`: an admin may name any; without one it is the sender's own."""
 
-    @call("GET", "/v1/secrets", Needs.WRITE)
+    @call("GET", "/v1/secrets", Needs.WRITE, neighbor=True)
     def secrets(self, *, tenant: str = "") -> list[SecretView]:
         """The names of secrets, without their values."""
 
-    @call("PUT", "/v1/secrets/{name}", Needs.WRITE, body="value")
+    @call("PUT", "/v1/secrets/{name}", Needs.WRITE, body="value", neighbor=True)
     def set_secret(self, name: str, value: bytes, *, tenant: str = "") -> SecretView:
         """Sets a secret, byte for byte. Members that start from now on get this value."""
 
-    @call("DELETE", "/v1/secrets/{name}", Needs.WRITE)
+    @call("DELETE", "/v1/secrets/{name}", Needs.WRITE, neighbor=True)
     def remove_secret(self, name: str, *, tenant: str = "") -> Done:
         """Removes a secret. Members that have it keep it until they end."""
 

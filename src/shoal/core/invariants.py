@@ -22,8 +22,10 @@ from shoal.core.features.sleep import (
 from shoal.core.features.supply.orders import ordered_violation, orders_violation
 from shoal.core.features.workflow import workflow_violation
 from shoal.core.state.events.base import NodeEvent
+from shoal.core.state.events.cluster import PolicyChanged
 from shoal.core.state.events.log import Event
-from shoal.core.state.events.runs import JobPlaced
+from shoal.core.state.events.runs import JobAdopted, JobPlaced
+from shoal.core.state.events.sleep import JobWaking
 from shoal.core.state.room import Domain
 from shoal.core.state.state import Node, State
 from shoal.model.budget import BudgetLevel
@@ -69,6 +71,7 @@ def verify_touched(state: State, events: Iterable[Event]) -> None:
     """The same for only what one step touched: cheap enough to run live after every step."""
     jobs: dict[str, None] = {}
     nodes: dict[str, None] = {}
+    gained: dict[str, None] = {}
     for event in events:
         if isinstance(event, NodeEvent):
             nodes[event.node] = None
@@ -76,11 +79,18 @@ def verify_touched(state: State, events: Iterable[Event]) -> None:
             jobs[job_id] = None
             if isinstance(event, JobPlaced) and job_id in state.jobs:
                 _verify_placed(state, event)
+            if isinstance(event, JobPlaced | JobWaking | JobAdopted):
+                gained[job_id] = None
+        elif isinstance(event, PolicyChanged):
+            gained = {}  # that was by the caps before
     for job_id in jobs:
         job = state.jobs.get(job_id)
         if job is not None:
             _verify_job(job)
             nodes.update(dict.fromkeys(member.slice.node for member in job.members))
+    for job_id in gained if state.accounts.caps else ():
+        if job_id in state.jobs:
+            _verify_cap(state, state.jobs[job_id])
     _verify_nodes(state, nodes)
     _verify_counts(state)
     if problem := ordered_violation(state, events) or doze_violation(state, events):
@@ -91,6 +101,16 @@ def _verify_placed(state: State, event: JobPlaced) -> None:
     spec, nodes = state.jobs[event.job].spec, (slice_.node for slice_ in event.slices)
     if problem := placement_violation(state, spec, nodes):
         raise Violation(f"{event.job} was placed against its wishes: {problem}")
+
+
+def _verify_cap(state: State, job: Job) -> None:
+    """Whoever gets GPUs in a step stays within every cap above it. A cap that was lowered stops
+    nobody, so more may be held after other steps."""
+    for tenant in state.policy.tenants if job.spec.gpus else ():
+        if tenant.gpus_max and tenant.name in _lineage(state, job.spec.tenant):
+            account = state.accounts.sums.get(tenant.name)
+            if account is not None and account.gpu_milli > 1000 * tenant.gpus_max:
+                raise Violation(f"{job.id} has GPUs beyond the cap of {tenant.name}")
 
 
 def _verify_job(job: Job) -> None:
@@ -259,9 +279,37 @@ def _verify_indexes(state: State) -> None:
     for number in state.queue.held:
         if not _held(state, state.jobs[state.numbers[number]]):
             raise Violation(f"{state.numbers[number]} is held, but there is some budget left")
+    queued += [number for line in state.queue.capped.values() for _, number in line]
+    _verify_gpu_caps(state)
     if sorted(queued) != waiting:
         raise Violation("the queue does not match the waiting jobs")
     _verify_tally(state)
+
+
+def _verify_gpu_caps(state: State) -> None:
+    """What a cap leaves decides which lanes are held back."""
+    if not any(tenant.gpus_max for tenant in state.policy.tenants):
+        if state.queue.capped:
+            raise Violation("jobs are held back for a cap on GPUs, and there is none")
+        return
+    held: Counter[str] = Counter()
+    for job in state.jobs.values():
+        own = sum(
+            len(member.slice.gpus) * member.slice.gpu_milli
+            for member in job.members
+            if member.status in (MemberStatus.PENDING, MemberStatus.ALIVE) and not member.lent
+        )
+        claims = state.claims.get(job.id, ())
+        own = max(own, sum(len(slice_.gpus) * slice_.gpu_milli for slice_ in claims))
+        held.update(dict.fromkeys(_lineage(state, job.spec.tenant), own))
+    caps = {tenant.name: 1000 * tenant.gpus_max for tenant in state.policy.tenants}
+    for lanes, held_back in ((state.queue.lanes, False), (state.queue.capped, True)):
+        for tenant, _, gang, *_ in lanes:
+            need = gang.members * gang.demand.gpus * (gang.demand.gpu_milli or 1000)
+            names = [name for name in _lineage(state, tenant) if caps.get(name)]
+            over = need > 0 and any(held[name] + need > caps[name] for name in names)
+            if over != held_back:
+                raise Violation(f"{tenant}: what is held back does not match its cap on GPUs")
 
 
 def _verify_tally(state: State) -> None:

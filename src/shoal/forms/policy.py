@@ -78,6 +78,7 @@ ABOUT = {
     "supply": "nodes that Slurm, Kubernetes or Ray brings when they are wanted",
     "budget_stops": "also stop running jobs whose budget is used up",
     "others": "what a tenant sees of others' jobs: nothing, or the tenants that use the nodes",
+    "site": "labels of this cluster that neighbors are told, e.g. region=eu, power=hydro",
     "processes_max": "processes and threads of a member; 0: no limit",
     "cpu_hard": "true: a member never gets more CPU than it asked for, even if some is idle",
     "gpu_over": "a member that uses more of a shared GPU than it asked for: end it, or warn",

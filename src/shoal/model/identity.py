@@ -8,7 +8,7 @@ with that role or a lesser one. The operator, who started the cluster, needs no 
 from __future__ import annotations
 
 import enum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -42,6 +42,9 @@ UserName = Annotated[
 TenantOrAll = Annotated[
     str, msgspec.Meta(max_length=63, pattern=r"^(\*|[A-Za-z0-9][A-Za-z0-9._-]*)(?!\n)$")
 ]
+
+
+Only = Literal["", "neighbor"]
 
 
 # A service's name is the first label of its host name and the first part of its path.
@@ -94,7 +97,8 @@ class User(msgspec.Struct, frozen=True, kw_only=True):
 class Token(msgspec.Struct, frozen=True, kw_only=True):
     """`hash` is the SHA-256 of the secret part, in hex: the token itself is stored nowhere. A
     token that ends at `until_ms` (0: never) or whose user lost the role in its tenant is void. An
-    `invite` lets nobody in: whoever shows its secret gets another one instead, once."""
+    `invite` lets nobody in: whoever shows its secret gets another one instead, once. `only`: it is
+    good for nothing but what such a sender does (docs/neighbors.md)."""
 
     id: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]{8,16}(?!\n)$")]
     user: UserName
@@ -105,6 +109,7 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
     since_ms: int = 0
     note: Annotated[str, msgspec.Meta(max_length=200)] = ""
     invite: bool = False
+    only: Only = ""
 
 
 class NodeKey(msgspec.Struct, frozen=True, kw_only=True):

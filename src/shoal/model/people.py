@@ -11,6 +11,7 @@ from shoal.model.identity import (
     INVITE_MS_MAX,
     KEY_SERVICES_MAX,
     Name,
+    Only,
     Per,
     Role,
     ServiceName,
@@ -60,6 +61,7 @@ class TokenView(msgspec.Struct, kw_only=True):
     note: str
     void: str = ""
     invite: bool = False  # nobody has accepted it yet
+    only: Only = ""
 
 
 class SecretTokenView(msgspec.Struct, kw_only=True):
@@ -95,6 +97,7 @@ class NewToken(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     role: Role | None = None
     lifetime_ms: LifetimeMs = 0
     note: Annotated[str, msgspec.Meta(max_length=200)] = ""
+    only: Only = ""
 
 
 class ApiKeyView(msgspec.Struct, kw_only=True):

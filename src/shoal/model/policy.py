@@ -12,6 +12,7 @@ import msgspec
 
 from shoal.model.budget import BudgetPeriod
 from shoal.model.job import JOB_NAME_PATTERN
+from shoal.model.labels import CONDITION_PATTERN, term_of
 from shoal.model.neighbor import NEIGHBORS_MAX, Neighbor
 from shoal.model.supply import SUPPLIES_MAX, Supply, problem_with_supplies
 
@@ -39,6 +40,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     parent: Annotated[str, msgspec.Meta(max_length=63)] = ""
     weight: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
     quota_gpus: Count = 0
+    gpus_max: Count = 0  # GPUs that it and its branches may hold at a time; 0: no limit of its own
     # What the tenant and its branches may use in a period; 0: no limit.
     budget_gpu_hours: Amount = 0
     budget_money: Amount = 0  # in the currency of the price list
@@ -155,6 +157,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tenants: Annotated[tuple[Tenant, ...], msgspec.Meta(max_length=TENANTS_MAX)] = ()
     budget_stops: bool = False  # running jobs of a tenant without budget stop and wait, too
     others: Others = Others.NOTHING
+    # Labels of this cluster that neighbors are told: `region=eu, power=hydro`.
+    site: Annotated[str, msgspec.Meta(max_length=2_000)] = ""
     # Processes and threads of a member; 0: no limit.
     processes_max: Annotated[int, msgspec.Meta(ge=0, le=4_194_304)] = 16_384
     cpu_hard: bool = False  # a member gets no more CPU than it asked for, even if some is idle
@@ -220,6 +224,10 @@ def grants_port(lineage: Iterable[Tenant], port: int) -> bool:
     return False
 
 
+def site_labels(policy: Policy) -> dict[str, str]:
+    return {term.key: term.values[0] for term in map(term_of, _listed(policy.site))}
+
+
 def _listed(text: str) -> list[str]:
     return [part.strip().lower() for part in text.split(",") if part.strip()]
 
@@ -255,6 +263,11 @@ def problem_with(policy: Policy) -> str | None:
             for one in _listed(getattr(tenant, field)):
                 if not re.fullmatch(pattern, one):
                     return f"tenants.{tenant.name}.{field}: {one!r} is not like {like}, or *"
+    for one in _listed(policy.site):
+        term = term_of(one)
+        known = term.holds and len(term.values) == 1 and term.values[0]
+        if not known or not re.fullmatch(CONDITION_PATTERN, one):
+            return f"site: {one!r} is not a label like region=eu"
     parents = {tenant.name: tenant.parent for tenant in policy.tenants}
     for tenant in policy.tenants:
         if tenant.parent and tenant.parent not in names:

@@ -196,6 +196,7 @@ class AsyncClient:
     note_job = _call(Client.note_job)
     notice_key = _call(Client.notice_key)
     notice_settings = _call(Client.notice_settings)
+    offers = _call(Client.offers)
     oidc = _call(Client.oidc)
     open_session = _call(Client.open_session)
     package = _call(Client.package)

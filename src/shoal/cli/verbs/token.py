@@ -287,7 +287,7 @@ def _list(client: Client, json: bool) -> None:
                 view.role.value,
                 day_text(view.since_ms),
                 show.Cell(f"void: {view.void}", "red") if view.void else ends,
-                "invite, not accepted yet" if view.invite else view.note,
+                "invite, not accepted yet" if view.invite else view.note or view.only,
             ]
         )
     titles = ("TOKEN", "USER", "TENANT", "ROLE", "ADDED", "EXPIRES", "NOTE")

@@ -12,6 +12,7 @@ from shoal.core.answers.trial import Trial, Trials, submitted, tried
 from shoal.core.features.workflow import has_others
 from shoal.core.scheduling.ends import too_short
 from shoal.core.scheduling.fit import fit, shortage
+from shoal.core.state.gpu_caps import capped_by
 from shoal.core.state.queue import gang_of_spec
 from shoal.core.state.state import Node, State
 from shoal.model.health import Standing
@@ -37,6 +38,11 @@ def advise(state: State, job: Job, now_ms: int) -> list[Remedy]:
     if tenant := state.accounts.held_by(job.spec.tenant):  # no smaller request gets past it
         text = f"an admin can raise the budget of {tenant_part(tenant)} in the policy"
         return [Remedy(text=text, tenant=tenant, how="policy")]
+    if job.number in state.queue.capped_lane:
+        top = capped_by(state, job.spec.tenant, gang_of_spec(job.spec).gpu_milli)
+        text = f"an admin can raise gpus_max of {tenant_part(top)} in the policy"
+        smaller = _smaller(state, job, now_ms, Trials()) if not job.spec.service else ()
+        return [*smaller, Remedy(text=text, tenant=top, how="policy")]
     if job.number not in state.queue.lane or not shortage(state, gang_of_spec(job.spec)):
         return []  # the queue holds it, and its reason says enough
     trials = Trials()

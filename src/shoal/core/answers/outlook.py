@@ -17,6 +17,7 @@ NO_TIME = frozenset(
 )
 
 
+UNKNOWN = "its start cannot be predicted: jobs ahead have no --time-limit, --estimate or history"
 ROOM_MS = 2_000  # a retry that finds room within this time starts when it is due
 
 
@@ -50,9 +51,7 @@ def outlook(state: State, job: Job, policy: Policy, now_ms: int) -> Outlook:
         return Outlook(why, start, early_ms, late_ms)
     if reason is not None and reason.kind in (Waits.RETRY, Waits.BEGIN):
         return Outlook(why)
-    return Outlook(
-        why, "its start cannot be predicted: jobs ahead have no --time-limit, --estimate or history"
-    )
+    return Outlook(why, UNKNOWN)
 
 
 def _after_retry(job: Job, early_ms: int, late_ms: int, now_ms: int) -> str:

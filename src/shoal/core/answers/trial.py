@@ -18,6 +18,7 @@ from shoal.core.scheduling.holding import could_ever
 from shoal.core.scheduling.order import place_in_line
 from shoal.core.state.apply_room import Opened, Overlay
 from shoal.core.state.expect import run_ms
+from shoal.core.state.gpu_caps import capped_by
 from shoal.core.state.queue import Gang, Lane, gang_of
 from shoal.core.state.state import Node, Rank, State
 from shoal.model.array import ELEMENT_NUMBERS
@@ -80,6 +81,8 @@ def tried(
         if avoid is None:
             return None
         gang = gang_of(job)
+        if capped_by(state, job.spec.tenant, line.taking(gang)):
+            return None
         plan = fit(state, gang, kept_from(state, job, now_ms) | avoid)
         if plan is None:
             return None
@@ -125,6 +128,18 @@ class _Line:
                     room.change(slice_, -1, exclusive=other.spec.whole_nodes)
                 self.started.append(other)
         return not (self._blocked and self._opened and _may_stop_others(state))
+
+    def taking(self, gang: Gang) -> int:
+        """What it and those before it take of what a cap on GPUs leaves to its tenant."""
+        state = self._state
+        tops = {one.name for one in state.accounts.lineage(self._job.spec.tenant) if one.gpus_max}
+        if not tops or not gang.gpu_milli:
+            return 0
+        return gang.gpu_milli + sum(
+            gang_of(other).gpu_milli * max(1, -(-other.spec.members_max // other.spec.members))
+            for other in self.started
+            if any(one.name in tops for one in state.accounts.lineage(other.spec.tenant))
+        )
 
     def _plan(self, other: Job, gang: Gang) -> GangFit | None:
         """As much as it may take."""

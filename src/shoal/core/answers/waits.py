@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from shoal.core.answers.why import Reason, Waits, reason_of
+from shoal.core.state.gpu_caps import capped_by
 from shoal.core.state.state import State
 from shoal.model.policy import Policy
 from shoal.model.reason import tenant_part
@@ -55,6 +56,11 @@ def groups_of(state: State, policy: Policy, now_ms: int, tenant: str = "") -> li
     for payer, numbers in budgets.items():
         name = tenant_part(payer)
         add((f"for the budget of {name}", Waits.BUDGET.name.lower(), name), numbers, len(numbers))
+    for lane, line in queue.capped.items():
+        if tenant in ("", lane.tenant):
+            name = tenant_part(capped_by(state, lane.tenant, lane.gang.gpu_milli))
+            why = (f"{Waits.CAP.value} {name}", Waits.CAP.name.lower(), name)
+            add(why, [number for _, number in line], len(line))
     delayed = own(number for _, number in sorted(queue.delayed))
     told(Waits.RETRY, [number for number in delayed if of_number(number).attempt])
     told(Waits.BEGIN, [number for number in delayed if not of_number(number).attempt])

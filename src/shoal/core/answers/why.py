@@ -25,6 +25,7 @@ from shoal.core.scheduling.holding import holds_queue
 from shoal.core.scheduling.keep import keeper_of
 from shoal.core.scheduling.order import place_in_line
 from shoal.core.state.expect import run_ms
+from shoal.core.state.gpu_caps import cap_text, capped_by
 from shoal.core.state.queue import gang_of
 from shoal.core.state.state import Node, State
 from shoal.model.durations import duration_text
@@ -32,7 +33,7 @@ from shoal.model.job import Job, MemberRef, Phase
 from shoal.model.node import NodeHealth, NodeIntent
 from shoal.model.policy import Policy
 from shoal.model.reason import private, quoted, tenant_part
-from shoal.model.resources import plural
+from shoal.model.resources import WHOLE_GPU_MILLI, plural
 
 NO_NODES = "no node has joined the cluster yet"
 
@@ -45,6 +46,7 @@ class Waits(enum.StrEnum):
     AFTER = "for other jobs to end"
     CLAIM = "for room that is being freed"
     BUDGET = "for the budget of"
+    CAP = "for the cap on GPUs of"
     NO_NODES = "for the first node to join"
     CLOSED = "for nodes that are closed or lost"
     LABELS = "for nodes with matching labels and taints"
@@ -139,6 +141,8 @@ def reason_of(state: State, job: Job, policy: Policy, now_ms: int) -> Reason | N
     if job.number in state.queue.outbound:
         text = neighbors_note(state, job, policy, now_ms)
         return Reason(Waits.NEIGHBOR, text or f"only {job.spec.cluster} may run it")
+    if job.number in state.queue.capped_lane:
+        return _capped(state, job)
     if not state.nodes:
         return _ordered(state, job, now_ms) or Reason(Waits.NO_NODES, NO_NODES)
     if job.number not in state.queue.lane:
@@ -149,6 +153,22 @@ def reason_of(state: State, job: Job, policy: Policy, now_ms: int) -> Reason | N
         or _set_aside(state, job, now_ms)
         or _spared(state, job, now_ms)
     )
+
+
+def barrier(state: State, job: Job, now_ms: int) -> Reason | None:
+    """What would keep a job that is not there yet from starting, whatever else waits."""
+    if state.accounts.held_by(job.spec.tenant) or not state.nodes:
+        return reason_of(state, job, state.policy, now_ms)
+    return _capped(state, job) or _no_room(state, job, now_ms)
+
+
+def _capped(state: State, job: Job) -> Reason | None:
+    need_milli = gang_of(job).gpu_milli
+    top = capped_by(state, job.spec.tenant, need_milli)
+    if not top:
+        return None
+    text = f"{cap_text(state, top)}, and it needs {need_milli / WHOLE_GPU_MILLI:g}"
+    return Reason(Waits.CAP, text, tenant_part(top))
 
 
 def _spared(state: State, job: Job, now_ms: int) -> Reason | None:

@@ -32,7 +32,7 @@ def callers_of(state: State) -> tuple[Caller, ...]:
     users = [
         Caller(id=token.id, hash=token.hash, tenant=token.tenant, until_ms=token.until_ms)
         for token in identity.tokens.values()
-        if not token.invite and identity.role(token) is not None
+        if not token.invite and not token.only and identity.role(token) is not None
     ]
     return (*users, *map(caller_of, identity.api_keys.values()))
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from shoal.core.state.accounts import Accounts
+from shoal.core.state.queue import gang_of_spec
 from shoal.core.state.sizes import Sizes, service_bytes
 from shoal.core.state.state import State
 from shoal.core.state.tally import EVERYONE, Tally
 from shoal.model.identity import EVERY_TENANT
 from shoal.model.job import JobSpec
 from shoal.model.report import Full, Refused
+from shoal.model.resources import WHOLE_GPU_MILLI
 from shoal.model.service import ServiceSpec
 
 SHARE = 4
@@ -36,6 +38,23 @@ def above_cap(state: State, spec: JobSpec, scope: str) -> Refused | None:
         return None
     text = f"is at most {most} for the tenant {spec.tenant}, not {spec.priority}"
     return Refused("priority", f"{text}; an admin may ask for more")
+
+
+def above_gpus_max(state: State, spec: JobSpec) -> Refused | None:
+    """Would the job never start, because of a cap on the GPUs of its tenant or of an ancestor?"""
+    capped = [one for one in state.accounts.lineage(spec.tenant) if one.gpus_max]
+    if not capped:
+        return None
+    least = min(capped, key=lambda one: one.gpus_max)
+    asked = gang_of_spec(spec).gpu_milli
+    may = f"{least.name} may hold {least.gpus_max} at a time (gpus_max in the policy)"
+    if asked > least.gpus_max * WHOLE_GPU_MILLI:
+        return Refused("gpus", f"asks for {asked / WHOLE_GPU_MILLI:g} GPUs in all, but {may}")
+    most = max((kind.gpus for kind in state.capacity if spec.demand.suits(kind)), default=0)
+    if spec.whole_nodes and spec.gpus < most:
+        fix = f"ask for {most} GPUs per member, or leave whole_nodes out"
+        return Refused("whole_nodes", f"takes GPUs that it does not ask for, but {may}; {fix}")
+    return None
 
 
 def too_many(
@@ -137,11 +156,14 @@ def caps_of(state: State, sees: Callable[[str], bool]) -> list[str]:
     """One line for each tenant with a cap that the reader may see, the fullest first."""
     lines: list[tuple[int, str]] = []
     for tenant in state.policy.tenants:
+        held = state.accounts.sums.get(tenant.name)
+        gpus = -(-held.gpu_milli // WHOLE_GPU_MILLI) if held is not None else 0
         parts = [
             (counts.get(tenant.name, 0), most, noun)
             for counts, most, noun in (
                 (state.tally.live, tenant.jobs_max, "live jobs"),
                 (state.tally.waiting, tenant.waiting_max, "waiting jobs"),
+                ({tenant.name: gpus}, tenant.gpus_max, "GPUs"),
             )
             if most
         ]

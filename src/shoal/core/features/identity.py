@@ -215,6 +215,8 @@ def _set_token(round_: Round, request: SetToken) -> Answer:
         if user is None:
             return _no("user", token.user)
         role = role_in(user, token.tenant)
+        if token.only and (token.tenant == EVERY_TENANT or token.role is Role.ADMIN):
+            return Refused("only", "a token for a neighbor acts for one tenant; name it")
         if role is None or role.rank < token.role.rank:
             has = f"is {role.value}" if role else "has no role"
             where = "every tenant" if token.tenant == EVERY_TENANT else token.tenant
@@ -388,6 +390,8 @@ def identity_violation(state: State) -> str:
             return f"the invite {token.id} does not expire"
         if token.user not in identity.users or token.tenant not in (*identity.tenants, "*"):
             return f"the token {token.id} has outlived its user or its tenant"
+        if token.only and token.tenant == "*":
+            return f"the token {token.id} of a neighbor is for every tenant"
     if both := sorted(set(identity.tenants) & set(identity.removed)):
         return f"the tenant {both[0]} is there, and was removed"
     for record in identity.tenants.values():

@@ -12,7 +12,13 @@ from shoal.core.features.array import (
     retry,
     too_many_arrays,
 )
-from shoal.core.features.caps import above_cap, too_large, too_many, too_many_replicas
+from shoal.core.features.caps import (
+    above_cap,
+    above_gpus_max,
+    too_large,
+    too_many,
+    too_many_replicas,
+)
 from shoal.core.features.ends import forget_set_end, lose, reason, set_end
 from shoal.core.features.fabric.tours import begin_tour
 from shoal.core.features.identity import change_identity, change_keys, void_keys
@@ -183,6 +189,7 @@ def _replica_problem(round_: Round, request: SetService) -> Refused | None:
         or reserved_secrets(spec, spec.env, replica=True)
         or spec_problem(spec)
         or shape_problem(spec)
+        or above_gpus_max(round_.state, spec)
         or impossible(round_.state, spec)
         or too_many_replicas(round_.state, request.spec)
     )
@@ -291,7 +298,8 @@ def job_problem(round_: Round, spec: JobSpec, scope: str) -> Refused | None:
         or spec_problem(spec)
         or shape_problem(spec)
         or cluster_problem(spec)
-        or (impossible(round_.state, spec) if not spec.cluster else None)
+        or above_gpus_max(state, spec)
+        or (impossible(state, spec) if not spec.cluster else None)
         or after_problem(round_, spec, scope)
         or (too_many_arrays(round_.state, spec.tenant) if spec.sweep is not None else None)
     )

@@ -7,7 +7,7 @@ from shoal.core.features.health import suspect
 from shoal.core.features.sleep import touch
 from shoal.core.scheduling.ends import end_text, goes_on, must_leave
 from shoal.core.scheduling.leave import leave
-from shoal.core.scheduling.sleepers import has_to_finish, idle_on_given_back
+from shoal.core.scheduling.sleepers import cap_of, has_to_finish, idle_on_given_back
 from shoal.core.scheduling.sleeping import bed, rouse
 from shoal.core.state.ending import CANCELLED_CODE, is_served, stop
 from shoal.core.state.events.runs import JobFinished, JobRequeued
@@ -68,7 +68,8 @@ def _end(round_: Round, job: Job, cause: StopCause, why: str) -> None:
     asleep = job.phase is Phase.ASLEEP and not job.full_ms
     if cause is StopCause.DRAIN and asleep and goes_on(job):
         given = bed(round_.state, job)
-        if given is not None and job.id not in round_.state.claims:
+        free = job.id not in round_.state.claims and not cap_of(round_.state, job)
+        if given is not None and free:
             rouse(round_, job, given, f", to save its work and stop: {why}")
             return
     stop(round_, job, cause, why)

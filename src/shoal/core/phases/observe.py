@@ -15,6 +15,7 @@ from shoal.core.state.events.runs import (
     MemberLost,
     MembersStarted,
 )
+from shoal.core.state.gpu_caps import capped_by, milli_of
 from shoal.core.state.own_members import Strays, present, split
 from shoal.core.state.round import Round
 from shoal.core.state.state import Node, State
@@ -192,7 +193,10 @@ def _adoption(node: Node, job: Job, inventory: NodeReport) -> str:
 
 
 def _still_free(state: State, node: Node, job: Job) -> bool:
-    """A late command may have started the job where something else was placed since."""
+    """A late command may have started the job where something else was placed since, and its tenant
+    may have other GPUs by now."""
+    if capped_by(state, job.spec.tenant, milli_of(tuple(one.slice for one in job.members))):
+        return False
     room = state.rooms[node.index].copy()
     for member in job.members:
         room.change(member.slice, -1)

@@ -31,6 +31,7 @@ from shoal.core.state.apply_queue import wake_delayed
 from shoal.core.state.ends import margin_ms
 from shoal.core.state.events.queue import JobPromoted, JobUnclaimed
 from shoal.core.state.events.runs import JobPlaced
+from shoal.core.state.gpu_caps import capped_by, milli_of
 from shoal.core.state.heard import Starting
 from shoal.core.state.queue import Gang, Lane, gang_of
 from shoal.core.state.room import Room
@@ -39,6 +40,7 @@ from shoal.core.state.state import Node, Rank, State
 from shoal.model.durations import duration_text
 from shoal.model.ids import number_of
 from shoal.model.job import Job, Phase
+from shoal.model.reason import tenant_part
 from shoal.model.resources import Slice, plural
 
 # After this many cycles that look only at changes, one looks at the whole queue.
@@ -69,7 +71,9 @@ def _promote(round_: Round) -> None:
     """Name the elder, if the policy has one and the oldest job has waited for too long."""
     state, now_ms = round_.state, round_.now_ms
     number = state.queue.first()
-    if number is None or state.elder is not None or not state.ordering.elders:
+    if number is None or not state.ordering.elders:
+        return
+    if state.elder is not None and state.jobs[state.elder].number not in state.queue.capped_lane:
         return
     job = state.job_numbered(number)
     patience_ms = state.patience_ms(now_ms)
@@ -117,6 +121,8 @@ def _walk(round_: Round, lanes: list[Lane], budget: int, sleepers: Sleepers) -> 
     while (head := walk.next()) is not None:
         place, job, lane = head
         sleepers.wake(job)
+        if lane not in state.queue.lanes:
+            continue  # what has started since uses up a cap on GPUs
         while apart and apart[-1][0] < place:
             other = apart.pop()[1]
             later = place_in_line(state, state.jobs[other], now_ms)
@@ -393,6 +399,8 @@ def start_claimed(round_: Round) -> None:
             _unclaim(round_, job_id, "a node with room for it has other labels or taints now")
         elif job.phase not in (Phase.WAITING, Phase.ASLEEP):
             continue  # it is being resized and has not stopped yet
+        elif top := capped_by(state, job.spec.tenant, milli_of(given), without=job_id):
+            _unclaim(round_, job_id, f"{tenant_part(top)} may hold no more GPUs")
         elif not any(map(_short, rooms, given)) and not (
             _in_use(state, job, nodes)
             if job.spec.whole_nodes

@@ -10,6 +10,7 @@ from shoal.core.scheduling.fit import GangFit, fit, room_for, slices
 from shoal.core.scheduling.weak_links import doubtful
 from shoal.core.state.events.queue import JobClaimed
 from shoal.core.state.events.runs import JobStopping
+from shoal.core.state.gpu_caps import room_under_caps
 from shoal.core.state.queue import Gang, gang_of
 from shoal.core.state.round import Round
 from shoal.core.state.saving import unsaved_ms
@@ -35,12 +36,21 @@ def widest(state: State, job: Job, gang: Gang, avoid: Collection[int]) -> GangFi
     else:
         lost = 0
     room = room_for(state.cluster, gang, job.spec.members_max + lost) - lost
+    room = min(room, gang.members + _allowed(state, job, gang, gang.gpu_milli))
     for members in (room, (gang.members + room) // 2):
         if members > gang.members:
             plan = fit(state, gang._replace(members=members), avoid)
             if plan is not None:
                 return plan
     return None
+
+
+def _allowed(state: State, job: Job, gang: Gang, taken_milli: int = 0) -> int:
+    """How many more members caps on GPUs allow, beside what it takes anyway."""
+    room = room_under_caps(state, job.spec.tenant)
+    if room is None or not gang.gpu_milli:
+        return job.spec.members_max
+    return max(0, room - taken_milli) * gang.members // gang.gpu_milli
 
 
 def grow(round_: Round) -> None:
@@ -62,6 +72,7 @@ def grow(round_: Round) -> None:
         spares = spares_beside(state, job, now_ms) | short | doubts
         most = job.spec.members_max - len(job.members)
         more = max(0, room_for(state.cluster, gang, most + lost) - lost)
+        more = min(more, _allowed(state, job, gang))
         if not all(gang.demand.suits(_kind_under(state, slice_)) for slice_ in held):
             continue  # a node's labels have changed: the gang could not start there again
         plan = fit(state, gang._replace(members=more), spares, held) if more else None

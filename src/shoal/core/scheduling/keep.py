@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shoal.core.scheduling.order import place_in_line
+from shoal.core.scheduling.sleepers import cap_of
 from shoal.core.state.state import Rank, State
 from shoal.model.job import Job, Member, Phase
 from shoal.model.node import NodeHealth
@@ -27,7 +28,8 @@ def late_sleepers(state: State, now_ms: int) -> list[Job]:
         job = state.jobs[job_id]
         if job.wanted_ms is None or now_ms - job.wanted_ms < state.policy.patience_ms:
             break
-        if job_id not in state.claims and not state.accounts.held_by(job.spec.tenant):
+        held = state.accounts.held_by(job.spec.tenant) or cap_of(state, job)
+        if job_id not in state.claims and not held:
             found.append(job)
         if len(found) == KEEPERS_MAX:
             break

@@ -22,6 +22,8 @@ from shoal.core.scheduling.sleeping import cost_ms, sleep_ms, turn_ms
 from shoal.core.scheduling.turns import turns_due
 from shoal.core.scheduling.victims import Victim
 from shoal.core.state.expect import left_ms, run_ms
+from shoal.core.state.gpu_caps import cap_left, capped_by, held_by_job, is_under
+from shoal.core.state.queue import gang_of
 from shoal.core.state.room import Level
 from shoal.core.state.state import Node, Rank, State
 from shoal.model.job import Job, Phase
@@ -49,6 +51,8 @@ def predict(state: State, job: Job, now_ms: int) -> Prediction | None:
         return None
     if job.id in state.claims:
         return _when_let_go(state, job, now_ms)
+    if top := capped_by(state, job.spec.tenant, gang_of(job).gpu_milli):
+        return _under_cap(state, job, top, now_ms)
     openings = [first_opening(state, job, now_ms, percent) for percent in (TYPICAL, SAFE)]
     early, late = (None if opening is None else opening.start_ms for opening in openings)
     least_ms = max(now_ms, job.not_before_ms)
@@ -67,7 +71,7 @@ def predict(state: State, job: Job, now_ms: int) -> Prediction | None:
 
 def _leads(state: State, job: Job, ahead: list[Job]) -> bool:
     """Whether others may be stopped for it now, or put to sleep."""
-    if not state.queue.leads(job):
+    if job.id in state.jobs and not state.queue.leads(job):  # one that is not there yet may lead
         return False
     if state.policy.turn_cost_percent:  # whoever sleeps next does so for the first in line
         return not ahead
@@ -153,9 +157,25 @@ def _turn_ms(state: State, job: Job, ahead: list[Job], now_ms: int, percent: int
     # Whoever gets a turn is taken to have it for as long as the longest of those that run.
     lenders = [state.jobs[job_id] for job_id in lent_ms]
     turn = max((turn_ms(state, one) + cost_ms(state, one) for one in lenders), default=None)
+    line = [
+        (other, counts.asked(other) * len(seen) // max(1, len(nodes))) for other in (*ahead, job)
+    ]
+    return _served_ms(state, line, free, ends, now_ms, percent, turn)
+
+
+def _served_ms(
+    state: State,
+    line: list[tuple[Job, int]],
+    free: int,
+    ends: list[tuple[int, int]],
+    now_ms: int,
+    percent: int,
+    turn: int | None = None,
+) -> int | None:
+    """When the last in the line starts, if each takes so much of what is free and of what becomes
+    free. `turn`: how long each runs at most."""
     at_ms = now_ms
-    for other in (*ahead, job):
-        need = counts.asked(other) * len(seen) // max(1, len(nodes))
+    for other, need in line:
         while free < need:
             if not ends:
                 return None
@@ -167,6 +187,33 @@ def _turn_ms(state: State, job: Job, ahead: list[Job], now_ms: int, percent: int
         if known := [length_ms for length_ms in lasts if length_ms is not None]:
             heapq.heappush(ends, (at_ms + max(1, min(known)), need))
     return at_ms
+
+
+def _under_cap(state: State, job: Job, top: str, now_ms: int) -> Prediction | None:
+    """Those under the cap of a tenant that come before it start first, as its GPUs come back; and
+    there has to be room on the nodes."""
+    mine = line_key(state, job, now_ms)
+    lanes = [lane for lane in state.queue.capped if is_under(state, lane.tenant, top)]
+    numbers = [number for lane in lanes for _, number in state.queue.capped[lane][:AHEAD_MAX]]
+    others = [state.job_numbered(number) for number in numbers]
+    ahead = [(key, one) for one in others if (key := line_key(state, one, now_ms)) < mine]
+    line = [(one, gang_of(one).gpu_milli) for _, one in sorted(ahead, key=lambda entry: entry[0])]
+    line.append((job, gang_of(job).gpu_milli))
+    times: list[int] = []
+    for percent, room_percent in ((TYPICAL, TYPICAL), (LONG, SAFE)):
+        ends = [
+            (now_ms + left, held_by_job(one))
+            for one in state.jobs.values()
+            if one.active and is_under(state, one.spec.tenant, top) and held_by_job(one)
+            if (left := _left_ms(state, one, now_ms, percent)) is not None
+        ]
+        heapq.heapify(ends)
+        free = cap_left(state, top)
+        at_ms = _served_ms(state, line[-AHEAD_MAX:], free, ends, now_ms, percent)
+        opening = first_opening(state, job, now_ms, room_percent)
+        if at_ms is not None and opening is not None:
+            times.append(max(at_ms, opening.start_ms, now_ms, job.not_before_ms))
+    return Prediction(min(times), max(times)) if times else None
 
 
 def _lent_ms(state: State, job: Job, now_ms: int) -> dict[str, int]:

@@ -6,6 +6,7 @@
 - One that must not run twice (`restart: never`) is woken to finish, as if it had never slept.
 - One that slept because it was idle ends with a node that is given back, as if it could not sleep.
 - One whose tenant has used up its budget stays asleep, but for what it needs to leave its node.
+- One whose tenant may hold no more GPUs stays asleep, whatever happens to its node.
 - One whose node is lost is lost with it.
 - One whose GPU somebody else fills stays asleep, and is tried again later.
 """
@@ -13,6 +14,7 @@
 from __future__ import annotations
 
 from shoal.core.state.ends import finishes_ms
+from shoal.core.state.gpu_caps import capped_by, milli_of
 from shoal.core.state.state import Node, State
 from shoal.model.durations import duration_text
 from shoal.model.job import Job, Phase, Restart, SleepCause
@@ -37,6 +39,14 @@ def budget_of(state: State, job: Job, now_ms: int) -> str:
     """The tenant whose budget keeps it asleep; empty if none."""
     tenant = state.accounts.held_by(job.spec.tenant)
     return "" if tenant and has_to_finish(state, job, now_ms) else tenant
+
+
+def cap_of(state: State, job: Job) -> str:
+    """The tenant that may hold no more GPUs, so that the sleeper cannot wake; empty if none."""
+    if not state.accounts.caps:
+        return ""
+    needs = milli_of(tuple(member.slice for member in job.members if not member.over))
+    return capped_by(state, job.spec.tenant, needs, without=job.id)
 
 
 def idle_on_given_back(state: State, job: Job) -> str:

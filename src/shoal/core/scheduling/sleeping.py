@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from shoal.core.scheduling.sleepers import budget_of
+from shoal.core.scheduling.sleepers import budget_of, cap_of
 from shoal.core.state.events.sleep import JobDozing, JobWaking
+from shoal.core.state.gpu_caps import cap_text
 from shoal.core.state.room import Room
 from shoal.core.state.round import Round
 from shoal.core.state.state import Node, State
@@ -183,6 +184,8 @@ def bed_problem(state: State, job: Job, now_ms: int) -> str:
     """Why a sleeper that is to wake cannot; empty if it can."""
     if tenant := budget_of(state, job, now_ms):
         return f"the budget of {tenant_part(tenant)} is used up; see: shoal report --by tenant"
+    if tenant := cap_of(state, job):
+        return cap_text(state, tenant)
     for member in job.members:
         node = state.nodes[member.slice.node]
         if not member.over and node.health is not NodeHealth.READY:

@@ -12,6 +12,7 @@ from collections.abc import Container, Iterable, Iterator
 from itertools import islice
 
 from shoal.core.scheduling.keep import line_key
+from shoal.core.scheduling.sleepers import cap_of
 from shoal.core.scheduling.sleeping import turn_ms, why_not
 from shoal.core.scheduling.victims import VICTIMS_MAX, Victim, asleep_of, of_use, scope
 from shoal.core.state.queue import Gang
@@ -93,7 +94,7 @@ def _first(round_: Round, job: Job) -> tuple[Gang, Container[int]] | None:
         return None
     first = state.jobs.get(state.agenda.turn_for)
     waits = first is not None and (first.number in state.queue.lane or first.id in state.wakeful)
-    if first is None or not waits or first.id in state.claims:
+    if first is None or not waits or first.id in state.claims or cap_of(state, first):
         state.agenda.turn_for = None
         return None
     if line_key(state, job, now_ms) < line_key(state, first, now_ms):

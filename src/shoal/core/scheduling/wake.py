@@ -12,7 +12,7 @@ from shoal.core.scheduling.fit import fit, slices
 from shoal.core.scheduling.keep import line_key
 from shoal.core.scheduling.order import takes_turns
 from shoal.core.scheduling.preempt import preempt
-from shoal.core.scheduling.sleepers import budget_of
+from shoal.core.scheduling.sleepers import budget_of, cap_of
 from shoal.core.scheduling.sleeping import bed, rouse
 from shoal.core.state.events.base import NodeEvent
 from shoal.core.state.events.budgets import BudgetFreed
@@ -64,6 +64,9 @@ class Sleepers:
             return  # it was stopped for another in this cycle
         state.agenda.beds.pop(job.id, None)
         if job.id in state.claims or budget_of(state, job, self._round.now_ms):
+            return
+        if cap_of(state, job):
+            state.agenda.beds[job.id] = None  # what others hold may change on any node
             return
         if job.full_ms > self._round.now_ms:
             state.agenda.beds[job.id] = None

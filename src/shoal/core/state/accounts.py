@@ -58,6 +58,7 @@ class Accounts:
         policy = self._policy
         self._half_life_ms = policy.half_life_ms
         self.quotas = any(tenant.quota_gpus for tenant in policy.tenants)
+        self.caps = any(tenant.gpus_max for tenant in policy.tenants)
         self._lineages = {name: policy.lineage(name) for name in self._lineages}
         self.sums: dict[str, Account] = {}
         now_ms = max((account.at_ms for account in self.own.values()), default=0)

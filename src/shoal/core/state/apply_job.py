@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shoal.core.state.apply_queue import judge_caps
 from shoal.core.state.apply_room import release
 from shoal.core.state.state import State
 from shoal.model.job import Job, Outcome, StopCause
@@ -25,6 +26,8 @@ def account(state: State, job: Job, members: int, at_ms: int, penalty: int = 0) 
     gpus = len(first.gpus) * first.gpu_milli
     share = job.share * members
     state.accounts.change(job.spec.tenant, share, gpus * members, at_ms, penalty)
+    if state.accounts.caps:
+        judge_caps(state, job.spec.tenant)
 
 
 def recount(state: State) -> None:

@@ -10,6 +10,7 @@ from shoal.core.state.apply_array import drop_from, element_added, element_dropp
 from shoal.core.state.apply_labels import ask, ask_no_more
 from shoal.core.state.apply_room import change, hold
 from shoal.core.state.estimates import SPANS, begin_ms, key_of, octave, span
+from shoal.core.state.gpu_caps import capped_by, is_under, room_under_caps
 from shoal.core.state.queue import Lane
 from shoal.core.state.state import Functions, State
 from shoal.core.state.tally import Tally
@@ -25,6 +26,7 @@ def adopt_policy(state: State, policy: Policy) -> None:
     state.accounts.obey(policy)
     if before.tenants != policy.tenants:
         _count_again(state)
+        judge_caps(state)
     _obey_order(state)
     agenda = state.agenda
     agenda.hope()
@@ -74,9 +76,10 @@ def _obey_order(state: State) -> None:
 def _reorder(state: State) -> None:
     """Every waiting job gets a new place."""
     queue = state.queue
-    numbers = [*queue.lane, *queue.held]  # those that are outbound have no order
+    # Those that are outbound have no order.
+    numbers = [*queue.lane, *queue.held, *queue.capped_lane]
     queue.lanes, queue.of_gang, queue.lane, queue.oldest, queue.held = {}, {}, {}, [], {}
-    queue.wishing = {}
+    queue.capped, queue.capped_lane, queue.wishing = {}, {}, {}
     state.agenda.fresh, state.agenda.hopeful = {}, None
     for number in sorted(numbers):
         _stand(state, state.job_numbered(number))
@@ -102,8 +105,14 @@ def _stand(state: State, job: Job) -> None:
     kin = ordering.kin(state, job)
     spec = job.spec
     lane = Lane(spec.tenant, spec.priority, state.caches.specs.gang(spec), kin, job.elder)
-    state.queue.stand(job, lane, ordering.job(job))
-    state.agenda.joined(lane)
+    queue = state.queue
+    queue.stand(job, lane, ordering.job(job))
+    if lane in queue.lanes:
+        state.agenda.joined(lane)
+        if capped_by(state, spec.tenant, lane.gang.gpu_milli):
+            _hold_back(state, lane)
+    else:
+        forget_reservation(state, job)
 
 
 def leave_queue(state: State, job: Job) -> None:
@@ -132,11 +141,48 @@ def judge_holds(state: State) -> None:
                 unclaim(state, job)
             forget_reservation(state, job)
     for job in waiting:
-        if job.number in queue.held or job.number in queue.lane or job.number in queue.outbound:
+        stands = job.number in queue.lane or job.number in queue.capped_lane
+        if stands or job.number in queue.held or job.number in queue.outbound:
             leave_queue(state, job)
             _stand(state, job)
     state.agenda.other_gaps()
     state.agenda.look_ms = 0
+
+
+def judge_caps(state: State, tenant: str = "") -> None:
+    """What a tenant holds has changed, or with no tenant anything: hold back the lanes whose gangs
+    are too large for what is left, and let the others stand again. It costs nothing without caps,
+    and with them as much as there are lanes."""
+    queue, accounts = state.queue, state.accounts
+    if not accounts.caps and not queue.capped:
+        return
+    tops = [one.name for one in accounts.lineage(tenant) if one.gpus_max] if tenant else []
+    if tenant and not tops:
+        return
+    rooms: dict[str, int | None] = {}
+    for lane in (*queue.lanes, *queue.capped):
+        if lane.tenant not in rooms:
+            beside = not tenant or any(is_under(state, lane.tenant, top) for top in tops)
+            rooms[lane.tenant] = room_under_caps(state, lane.tenant) if beside else None
+        room = rooms[lane.tenant]
+        if room is None and tenant:
+            continue  # it is not under these caps
+        fits = room is None or lane.gang.gpu_milli <= max(0, room)
+        if fits and lane in queue.capped:
+            queue.stand_again(lane, lambda number: state.job_numbered(number).submitted_ms)
+            state.agenda.joined(lane)
+        elif not fits and lane in queue.lanes:
+            _hold_back(state, lane)
+
+
+def _hold_back(state: State, lane: Lane) -> None:
+    """A job on hold is not in the queue and has no reservation."""
+    queue = state.queue
+    for job in [job for job_id in state.reservations if (job := state.jobs.get(job_id))]:
+        if queue.lane.get(job.number) == lane:
+            forget_reservation(state, job)
+    queue.hold_back(lane)
+    state.agenda.left(lane, empty=True, last=lane.gang not in queue.of_gang)
 
 
 def add_job(state: State, job: Job) -> None:
@@ -236,11 +282,13 @@ def claim(state: State, job: Job, slices: tuple[Slice, ...]) -> None:
         change(state, slice_, -1, exclusive=job.spec.whole_nodes)
     if job.phase is Phase.WAITING:
         leave_queue(state, job)
+    judge_caps(state, job.spec.tenant)
 
 
 def unclaim(state: State, job: Job) -> None:
     for slice_ in state.claims.pop(job.id):
         change(state, slice_, +1, exclusive=job.spec.whole_nodes)
+    judge_caps(state, job.spec.tenant)
     if job.phase is Phase.WAITING:
         join_queue(state, job)
 

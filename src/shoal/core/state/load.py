@@ -6,7 +6,7 @@ from shoal.core.books.foresight import Foresight, Mix
 from shoal.core.state.accounts import Accounts
 from shoal.core.state.apply_array import add_array
 from shoal.core.state.apply_labels import look_at
-from shoal.core.state.apply_queue import add_job, adopt_policy, claim
+from shoal.core.state.apply_queue import add_job, adopt_policy, claim, judge_caps
 from shoal.core.state.apply_room import add_node
 from shoal.core.state.estimates import Estimates
 from shoal.core.state.events.schedules import add_schedule
@@ -57,6 +57,7 @@ def restore(snapshot: Snapshot, functions: Functions | None = None) -> State:
         add_schedule(state, schedule, schedule.next_ms)
     for job_id, slices in snapshot.claims.items():
         claim(state, state.jobs[job_id], slices)
+    judge_caps(state)
     return state
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
+from collections.abc import Callable
 from typing import NamedTuple
 
 from shoal.model.job import Job, JobSpec, Within
-from shoal.model.resources import Demand
+from shoal.model.resources import WHOLE_GPU_MILLI, Demand
 
 
 class Gang(NamedTuple):
@@ -21,6 +22,12 @@ class Gang(NamedTuple):
     required: bool = False
     spread: str = ""  # over the values of this label
     together: str = ""  # on nodes with one value of this label
+
+    @property
+    def gpu_milli(self) -> int:
+        """GPU-thousandths that it takes at least; a share by memory counts as a whole GPU."""
+        demand = self.demand
+        return self.members * demand.gpus * (demand.gpu_milli or WHOLE_GPU_MILLI)
 
     @property
     def bound(self) -> bool:
@@ -76,19 +83,17 @@ class Queue:
         # younger than its number says.
         self.oldest: list[tuple[int, int]] = []
         self.held: dict[int, None] = {}  # numbers of jobs whose budget is used up
+        # Lanes whose tenants may hold no such gang more, by a cap; and the lanes of their jobs.
+        self.capped: dict[Lane, list[tuple[int, int]]] = {}
+        self.capped_lane: dict[int, Lane] = {}
         self.parked: dict[int, None] = {}  # numbers of jobs that wait for other jobs to end
         self.outbound: dict[int, None] = {}  # numbers of jobs that only a neighbor may run
         self.wishing: dict[int, None] = {}  # numbers of jobs in lanes that may leave, too
 
     @property
     def size(self) -> int:
-        return (
-            len(self.lane)
-            + len(self.delayed)
-            + len(self.held)
-            + len(self.parked)
-            + len(self.outbound)
-        )
+        apart = len(self.capped_lane) + len(self.held) + len(self.parked) + len(self.outbound)
+        return len(self.lane) + len(self.delayed) + apart
 
     def wanting(self, by_ms: int) -> bool:
         """Will a job want room by then?"""
@@ -104,6 +109,10 @@ class Queue:
         return lane is not None and self.lanes[lane][0][1] == job.number
 
     def stand(self, job: Job, lane: Lane, inner: int) -> None:
+        if lane in self.capped:
+            insort(self.capped[lane], (inner, job.number))
+            self.capped_lane[job.number] = lane
+            return
         lane = self.of_gang.setdefault(lane.gang, {}).setdefault(lane, lane)
         self.lane[job.number] = lane
         line, entry = self.lanes.setdefault(lane, []), (inner, job.number)
@@ -114,8 +123,24 @@ class Queue:
         if job.spec.cluster:
             self.wishing[job.number] = None
         heapq.heappush(self.oldest, (job.submitted_ms, job.number))
-        if len(self.oldest) > 2 * len(self.lane) + 64:
-            self.oldest = sorted({entry for entry in self.oldest if entry[1] in self.lane})
+        self._shorten()
+
+    def hold_back(self, lane: Lane) -> None:
+        """Its jobs may not start until `stand_again`."""
+        self.capped[lane] = line = self.lanes.pop(lane)
+        self._leave_gang(lane)
+        for _, number in line:
+            self.capped_lane[number] = self.lane.pop(number)
+        self._tidy()
+
+    def stand_again(self, lane: Lane, submitted_ms: Callable[[int], int]) -> None:
+        self.lanes[lane] = line = self.capped.pop(lane)
+        self.of_gang.setdefault(lane.gang, {})[lane] = lane
+        for _, number in line:
+            self.lane[number] = self.capped_lane.pop(number)
+        self.oldest += [(submitted_ms(number), number) for _, number in line]
+        heapq.heapify(self.oldest)
+        self._shorten()
 
     def delay(self, job: Job) -> None:
         heapq.heappush(self.delayed, (job.not_before_ms, job.number))
@@ -136,12 +161,14 @@ class Queue:
             del line[bisect_left(line, (inner, job.number))]
             if not line:
                 del self.lanes[lane]
-                of_gang = self.of_gang[lane.gang]
-                del of_gang[lane]
-                if not of_gang:
-                    del self.of_gang[lane.gang]
-            while self.oldest and self.oldest[0][1] not in self.lane:
-                heapq.heappop(self.oldest)
+                self._leave_gang(lane)
+            self._tidy()
+        elif job.number in self.capped_lane:
+            self.wishing.pop(job.number, None)
+            line = self.capped[capped := self.capped_lane.pop(job.number)]
+            del line[bisect_left(line, (inner, job.number))]
+            if not line:
+                del self.capped[capped]
         elif job.number in self.held:
             del self.held[job.number]
         elif job.number in self.parked:
@@ -152,6 +179,20 @@ class Queue:
             self.delayed.remove((job.not_before_ms, job.number))
             heapq.heapify(self.delayed)
         return lane
+
+    def _leave_gang(self, lane: Lane) -> None:
+        of_gang = self.of_gang[lane.gang]
+        del of_gang[lane]
+        if not of_gang:
+            del self.of_gang[lane.gang]
+
+    def _shorten(self) -> None:
+        if len(self.oldest) > 2 * len(self.lane) + 64:
+            self.oldest = sorted({entry for entry in self.oldest if entry[1] in self.lane})
+
+    def _tidy(self) -> None:
+        while self.oldest and self.oldest[0][1] not in self.lane:
+            heapq.heappop(self.oldest)
 
     def take_due(self, now_ms: int) -> list[int]:
         """Remove and return the delayed jobs whose time has come."""

@@ -8,6 +8,7 @@ from shoal.core.scheduling.again import kept_from
 from shoal.core.scheduling.fit import GangFit, fit, slices
 from shoal.core.scheduling.spread import apart
 from shoal.core.state.apply_room import Overlay
+from shoal.core.state.gpu_caps import capped_by, held_by_job
 from shoal.core.state.queue import Gang, gang_of
 from shoal.core.state.round import Round
 from shoal.core.state.state import State
@@ -41,14 +42,17 @@ def leave_first(
         return []
     leaving = [job for job in jobs if job.id in service.draining or job.phase is Phase.STOPPING]
     found: list[Job] = []
+    freed_milli = sum(map(held_by_job, leaving))
     with Overlay(state) as overlay:
         _free(overlay, leaving)
         for job in waiting:
             staying = [one for one in old if one not in found][:TRIES_MAX]
-            going = _room_instead(round_, overlay, job, staying, spare - len(found))
+            need_milli = gang_of(job).gpu_milli - freed_milli
+            going = _room_instead(round_, overlay, job, staying, spare - len(found), need_milli)
             if going is None:
                 break  # the others are like it
             found += going
+            freed_milli = sum(map(held_by_job, going)) - need_milli
     return found
 
 
@@ -60,14 +64,15 @@ def _lacks_room(round_: Round, service: Service, job: Job) -> bool:
         and job.spec.version == service.version
         and job.submitted_ms < round_.now_ms
         and job.id not in round_.state.claims
-        and job.number in round_.state.queue.lane
+        and (job.number in round_.state.queue.lane or job.number in round_.state.queue.capped_lane)
     )
 
 
 def _room_instead(
-    round_: Round, overlay: Overlay, job: Job, staying: list[Job], most: int
+    round_: Round, overlay: Overlay, job: Job, staying: list[Job], most: int, need_milli: int
 ) -> list[Job] | None:
-    """Old replicas in whose place it fits: none, one, or several of them. None: it never fits."""
+    """Old replicas in whose place it fits: none, one, or several of them. None: it never fits.
+    `need_milli`: GPUs that caps must leave to it, beside those of replicas that leave anyway."""
     state, gang = round_.state, gang_of(job)
     avoid = kept_from(state, job, round_.now_ms)
     alone = [[one] for one in staying] if most else []
@@ -77,12 +82,14 @@ def _room_instead(
         found = [
             (plan, going)
             for going in tries
-            if (plan := _plan_without(state, overlay, gang, going, avoid)) is not None
+            if not capped_by(state, job.spec.tenant, need_milli - sum(map(held_by_job, going)))
+            and (plan := _plan_without(state, overlay, gang, going, avoid)) is not None
         ]
         if found:
             plan, going = min(found, key=lambda entry: apart(state, entry[0]))
             used = {state.order[index].id for index, _ in plan.nodes}
-            going = [one for one in going if any(m.slice.node in used for m in one.members)]
+            if not capped_by(state, job.spec.tenant, need_milli):
+                going = [one for one in going if any(m.slice.node in used for m in one.members)]
             _free(overlay, going)
             for slice_ in slices(state, plan, gang.demand):
                 overlay.change(slice_, -1, exclusive=gang.whole_nodes)

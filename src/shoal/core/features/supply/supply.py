@@ -12,6 +12,7 @@ from shoal.core.scheduling.order import Walk
 from shoal.core.scheduling.packing import Bin, Bins, empty_level, fits_empty
 from shoal.core.scheduling.sleepers import in_use
 from shoal.core.state.events.supply import NodesOrdered, OrderUnused
+from shoal.core.state.gpu_caps import room_under_caps
 from shoal.core.state.queue import Gang, Lane
 from shoal.core.state.round import Round
 from shoal.core.state.state import Node, State
@@ -229,6 +230,9 @@ class Need:
             for one in reserved
         )
         numbers = [number for _, number in state.queue.lanes[lane][soon:]]
+        room = room_under_caps(state, lane.tenant) if lane.gang.gpu_milli else None
+        if room is not None:
+            numbers = numbers[: room // lane.gang.gpu_milli]
         served = [self._serve_part(lane.gang, *part) for part in self._parts(numbers)]
         if not all(served):  # what is kept for them is not free for the lanes behind
             for one_ in reserved:
