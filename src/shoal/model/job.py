@@ -335,6 +335,15 @@ class StopCause(enum.StrEnum):
     BUDGET = "budget"
     IDLE = "idle"
     HALVING = "halving"  # a trial that is worse than others: it has ended well
+    LEASE = "lease"
+
+    @property
+    def final(self) -> bool:
+        """The job ends with this attempt, whatever its restart rule is."""
+        return self in FINAL_STOPS
+
+
+FINAL_STOPS = (StopCause.CANCEL, StopCause.TIME_LIMIT, StopCause.HALVING, StopCause.LEASE)
 
 
 class SleepCause(enum.StrEnum):
@@ -420,6 +429,7 @@ class Job(msgspec.Struct, kw_only=True):
     full_ms: int = 0  # its GPU had no room for it: it is not woken before this
     refused: str = ""  # why a node could not put this attempt to sleep; it is not asked again
     startup: Startup | None = None  # of this attempt, as far as it was learned
+    until_ms: int = 0  # its lease: it may be alive until then, unless that is renewed; 0: none
 
     @property
     def state(self) -> str:

@@ -91,6 +91,14 @@ class MemberExit(msgspec.Struct, frozen=True):
     fault: Fault = Fault.NONE
     spent: Spent | None = None  # from its last beat, too
     saved_step: int = 0  # and this
+    lease_ms: int = 0  # its node stopped it because this lease was over; 0: it did not
+
+
+class Leased(msgspec.Struct, frozen=True):
+    """A member that may be alive until then by the cluster's clock, as far as its node knows."""
+
+    ref: MemberRef
+    until_ms: int
 
 
 class Getting(msgspec.Struct, frozen=True):
@@ -140,7 +148,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `began`: members with GPUs that are past their start-up, for as long as they live.
     `listens`: replicas that listen on their ports by themselves; None: the agent does not look.
     `holdings`: what the node has on its disk of volumes from URLs. `hangs`: what does not answer;
-    usually nothing."""
+    usually nothing. `leases`: of its members; None: an older agent, which does not end them."""
 
     spec: NodeSpec
     incarnation: int
@@ -170,6 +178,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     began: tuple[Began, ...] = ()
     holdings: tuple[Held, ...] = ()
     hangs: tuple[Hung, ...] = ()
+    leases: tuple[Leased, ...] | None = None
 
 
 class Still(msgspec.Struct, frozen=True, tag=True):
@@ -212,16 +221,27 @@ class PackagePiece(msgspec.Struct, frozen=True):
 
 class Submit(msgspec.Struct, frozen=True):
     """`key`: one key, one job, however often it is sent. `scope`: the only tenant that the sender
-    may act for, which must still be there; "*": any. `instead`: it waits, and is cancelled."""
+    may act for, which must still be there; "*": any. `instead`: it waits, and is cancelled.
+    `until_ms`: the job may be alive until then, unless that is renewed; 0: for as long as it
+    likes."""
 
     spec: JobSpec
     key: str = ""
     scope: str = EVERY_TENANT
     instead: str = ""
+    until_ms: int = 0
 
 
 class Cancel(msgspec.Struct, frozen=True):
     job: str
+    who: str = "a user"
+
+
+class RenewLease(msgspec.Struct, frozen=True):
+    """The job may be alive until then by the cluster's clock."""
+
+    job: str
+    until_ms: int
     who: str = "a user"
 
 
@@ -432,6 +452,7 @@ Request = (
     | SubmitWorkflow
     | CancelWorkflow
     | Cancel
+    | RenewLease
     | Requeue
     | SleepJob
     | WakeJob
