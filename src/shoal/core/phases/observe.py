@@ -70,7 +70,9 @@ def _hear(round_: Round, said: NodeReport) -> NodeReport | None:
     if inventory.hangs or node_id in state.heard.hangs:
         hear_hangs(round_, node_id, inventory.hangs)
     state.heard.said[node_id] = (inventory.incarnation, inventory.sequence)
-    if inventory.leases is not None:
+    if inventory.leases is None:
+        state.heard.leasing.pop(node_id, None)
+    else:
         state.heard.leasing[node_id] = round_.now_ms
     state.heard.versions[node_id] = inventory.shoal
     if inventory.holdings or node_id in state.heard.holdings:
