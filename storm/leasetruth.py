@@ -16,7 +16,7 @@ LATE_MS = 2_000  # as docs/leases.md promises
 
 
 class LeaseTruth:
-    """`on`: nodes with a living agent or keeper. What a killed keeper has left is ended by others."""
+    """`on`: nodes with a living agent. What a killed keeper has left is ended by others."""
 
     def __init__(self, timeline: Timeline, lives: Lives, on: Container[str]) -> None:
         self._timeline, self._lives, self._on = timeline, lives, on
