@@ -15,6 +15,7 @@ from shoal.core.state.state import State
 from shoal.model.commands import Lease, Renew
 from shoal.model.durations import DAY_MS, SECOND_MS, duration_text, moment_text
 from shoal.model.job import Job, JobSpec, MemberRef, Phase, StopCause
+from shoal.model.node import NodeHealth
 from shoal.model.report import Accepted, Answer, NodeReport, Refused, RenewLease
 
 LEASE_MS_MAX = 7 * DAY_MS
@@ -31,10 +32,11 @@ def lease_problem(round_: Round, spec: JobSpec, until_ms: int) -> Refused | None
         return Refused(
             "until_ms", "is for single jobs; submit the elements of the array one by one"
         )
-    heard = round_.state.heard
-    if old := [node for node in heard.said if node not in heard.leasing]:
-        fix = "upgrade it, or remove it"
-        return Refused("until_ms", f"{old[0]} runs an older Shoal that ends no leases; {fix}")
+    heard, nodes = round_.state.heard, round_.state.nodes
+    for node in heard.said:
+        if node not in heard.leasing and nodes[node].health is not NodeHealth.LOST:
+            fix = "upgrade it, or remove it"
+            return Refused("until_ms", f"{node} runs an older Shoal that ends no leases; {fix}")
     return _bounds_problem(round_, until_ms)
 
 
@@ -50,7 +52,7 @@ def _bounds_problem(round_: Round, until_ms: int) -> Refused | None:
 
 
 def renew(round_: Round, request: RenewLease) -> Answer:
-    job = round_.state.jobs.get(request.job)
+    job = round_.state.live(request.job)
     if job is None:
         return no_live_job(round_.state, request.job)
     if not job.until_ms:
