@@ -11,7 +11,7 @@ from harness.waiting import until
 from shoal.client import ShoalError
 from shoal.core.state.events.runs import JobStopping
 from shoal.model.job import StopCause
-from tests.live.cluster import Live, live_cluster
+from tests.live.cluster import live_cluster
 
 DEAF = "trap '' TERM; echo up; while :; do sleep 0.05; done"
 SECOND_MS = 1_000
