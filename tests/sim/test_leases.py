@@ -13,9 +13,11 @@ from shoal.core.features import lease
 from shoal.core.leasebook import Kept, LeaseBook
 from shoal.core.nodebook import NodeBook
 from shoal.core.phases import heal, observe
+from shoal.core.state.ending import stop
+from shoal.core.state.round import Round
 from shoal.core.state.state import State
 from shoal.model.commands import Lease
-from shoal.model.job import Job, MemberRef, StopCause
+from shoal.model.job import Job, MemberRef, Phase, StopCause
 
 SEEDS = 6
 EARLY = (6, 23)  # they show what few others do
@@ -62,8 +64,9 @@ def run_again_after_a_lease(patch: pytest.MonkeyPatch) -> None:
 def take_every_end_by_a_node_for_the_last(patch: pytest.MonkeyPatch) -> None:
     """Though the job was renewed, and only this node did not hear of it."""
 
-    def ended(round_, job, _):  # type: ignore[no-untyped-def]
-        lease.stop(round_, job, StopCause.LEASE, "its lease ended")
+    def ended(round_: Round, job: Job, _: int) -> None:
+        if job.phase is not Phase.STOPPING:
+            stop(round_, job, StopCause.LEASE, "its lease ended")
 
     patch.setattr(observe, "lease_ended", ended)
 
