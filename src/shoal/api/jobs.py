@@ -49,9 +49,27 @@ from shoal.model.explanation import Explanation
 from shoal.model.finding import EVERY_JOB, Found, JobFilter, Mark, Order
 from shoal.model.ids import array_of
 from shoal.model.job import Job, JobSpec, MemberRef, Phase
-from shoal.model.report import Answer, Cancel, Refused, Requeue, SleepJob, Submit, WakeJob
+from shoal.model.report import (
+    Answer,
+    Cancel,
+    Refused,
+    RenewLease,
+    Requeue,
+    SleepJob,
+    Submit,
+    WakeJob,
+)
 from shoal.model.report import Retry as RetryElements
-from shoal.model.views import Done, JobRow, JobView, Submission, Submissions, Submitted
+from shoal.model.views import (
+    Done,
+    JobRow,
+    JobView,
+    LeaseUntil,
+    LeaseView,
+    Submission,
+    Submissions,
+    Submitted,
+)
 
 JOBS_MAX = 10_000
 WAIT_S_MAX = 30.0
@@ -68,7 +86,8 @@ class Jobs:
     async def submit(self, request: Request, reach: Reach, data: Submission) -> JobView:
         if len(data.key) > KEY_MAX:
             raise Refusal(422, f"is longer than {KEY_MAX} characters", "key")
-        job_id = await entered(reach, data.spec, data.key, cancelled=data.cancelled)
+        until_ms, cancelled = data.until_ms, data.cancelled
+        job_id = await entered(reach, data.spec, data.key, until_ms=until_ms, cancelled=cancelled)
         note(request.scope, on=job_id)
         return job_view(reach, reach.job(job_id), explained=False)
 
@@ -142,6 +161,20 @@ class Jobs:
             return Done(id=job.id, note=f"it has already ended: {job.state}")
         answer = accepted(said)
         return Done(id=answer.id, note=answer.note)
+
+    @handles(JobCalls.renew_lease)
+    async def renew_lease(self, reach: Reach, job_id: str, data: LeaseUntil) -> LeaseView:
+        job, loop = reach.job(job_id), reach.loop
+        if job.phase is not Phase.FINISHED:
+            said = await loop.request(RenewLease(job_id, data.until_ms, reach.name))
+            if not (isinstance(said, Refused) and said.missing):
+                note = accepted(said).note
+                await loop.settled()
+                job = reach.job(job_id)
+                now_ms = loop.clock.now_ms()
+                return LeaseView(id=job.id, until_ms=job.until_ms, now_ms=now_ms, note=note)
+            job = await _ended(reach, job_id)  # since we looked
+        raise Refusal(422, f"{job.id} has ended ({job.state})", "job")
 
     @handles(JobCalls.sleep)
     async def sleep(self, reach: Reach, job_id: str) -> Done:
@@ -232,7 +265,13 @@ def _submitted(answer: Answer) -> Submitted:
 
 
 async def entered(
-    reach: Reach, asked: JobSpec, key: str, instead: str = "", *, cancelled: bool = False
+    reach: Reach,
+    asked: JobSpec,
+    key: str,
+    instead: str = "",
+    *,
+    until_ms: int = 0,
+    cancelled: bool = False,
 ) -> str:
     """Submit the job; its id. `instead`: a waiting job in whose place it comes. `cancelled`: it is
     not to run, whether it has come before or comes now."""
@@ -245,6 +284,7 @@ async def entered(
         scoped_key(reach, spec, key),
         reach.tenant,
         instead,
+        until_ms=until_ms,
         cancelled=cancelled,
         who=reach.name,
     )

@@ -64,6 +64,9 @@ class Offers:
             gpus_free=min(status.gpus_free, _left(reach)),
             currency=prices.currency,
             labels=site_labels(loop.policy),
+            cluster=loop.cluster,
+            waiting=loop.state.queue.size,
+            price=min((float(rate) for rate in rates.values() if rate is not None), default=None),
         )
 
 

@@ -262,6 +262,7 @@ class Fault(enum.StrEnum):
     MISSING = "missing"  # its program or folder is missing; another node may have it
     PORT = "port"  # it could not start: another process of the node has its port
     HANGS = "hangs"  # it could not start: a mount of the node that it needs does not answer
+    LEASE = "lease"  # it could not start before its lease was over
     TAKEN = "taken"  # it ran, and another process of the node has taken its port
 
 
@@ -341,6 +342,15 @@ class StopCause(enum.StrEnum):
     BUDGET = "budget"
     IDLE = "idle"
     HALVING = "halving"  # a trial that is worse than others: it has ended well
+    LEASE = "lease"
+
+    @property
+    def final(self) -> bool:
+        """The job ends with this attempt, whatever its restart rule is."""
+        return self in FINAL_STOPS
+
+
+FINAL_STOPS = (StopCause.CANCEL, StopCause.TIME_LIMIT, StopCause.HALVING, StopCause.LEASE)
 
 
 class SleepCause(enum.StrEnum):
@@ -429,6 +439,7 @@ class Job(msgspec.Struct, kw_only=True):
     away: Away | None = None  # this attempt is at a neighbor
     returns: int = 0  # how often it came back without having ended
     away_after_ms: int = 0  # not handed over before this
+    until_ms: int = 0  # its lease: it may be alive until then, unless that is renewed; 0: none
 
     @property
     def state(self) -> str:
