@@ -22,7 +22,7 @@ from shoal.control.reach import is_loopback
 from shoal.control.stores import Stores
 from shoal.model.job import JOB_NAME_PATTERN, Job, Restart
 from shoal.model.neighbor import ANY, NEIGHBORS_MAX
-from shoal.model.neighbor_views import AwayView, GoneView, NeighborView, NewNeighbor
+from shoal.model.neighbor_views import ThereView, GoneView, NeighborView, NewNeighbor
 from shoal.model.report import DeclareGone
 from shoal.model.resources import plural
 from shoal.model.views import Done
@@ -228,7 +228,7 @@ def view_of(reach: Reach, site: Site) -> NeighborView:
         heard_ms_ago=heard if site.heard_ms else -1,
         problem=site.problem,
         count=len(jobs),
-        jobs=[away_view(site, job) for job in shown],
+        jobs=[there_view(site, job) for job in shown],
     )
     if offers is not None:
         view.version, view.currency = offers.version[:20], offers.currency[:10]
@@ -237,11 +237,11 @@ def view_of(reach: Reach, site: Site) -> NeighborView:
     return view
 
 
-def away_view(site: Site, job: Job) -> AwayView:
+def there_view(site: Site, job: Job) -> ThereView:
     away = job.away
     assert away is not None, job.id
     there = site.there.get((job.id, job.attempt))
-    return AwayView(
+    return ThereView(
         job=job.id,
         id=away.id,
         state=there.phase if there is not None else "",

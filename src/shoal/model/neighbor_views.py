@@ -20,7 +20,7 @@ class NewNeighbor(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     token: Annotated[str, msgspec.Meta(max_length=400)]
 
 
-class AwayView(msgspec.Struct, kw_only=True):
+class ThereView(msgspec.Struct, kw_only=True):
     """A job of ours there. `id`: its name there; empty: it is not known to have come. `state`: as
     the neighbor said last."""
 
@@ -51,7 +51,7 @@ class NeighborView(msgspec.Struct, kw_only=True):
     heard_ms_ago: int = -1
     problem: str = ""
     count: int = 0  # jobs of ours there, also those that the sender may not see
-    jobs: list[AwayView] = []
+    jobs: list[ThereView] = []
 
 
 class GoneView(msgspec.Struct, kw_only=True):
