@@ -12,9 +12,10 @@ import msgspec
 from shoal.api.audit import note
 from shoal.api.handling import handles
 from shoal.api.http import Request
-from shoal.api.jobs import KEY_MAX, Key, entered, on_its_own
+from shoal.api.jobs import KEY_MAX, Key
 from shoal.api.problems import Refusal
 from shoal.api.reach import Reach
+from shoal.api.submitting import entered, on_its_own
 from shoal.api.views import job_view
 from shoal.calls.page import PageCalls
 from shoal.forms import units

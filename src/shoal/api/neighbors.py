@@ -22,7 +22,7 @@ from shoal.control.reach import is_loopback
 from shoal.control.stores import Stores
 from shoal.model.job import JOB_NAME_PATTERN, Job, Restart
 from shoal.model.neighbor import ANY, NEIGHBORS_MAX
-from shoal.model.neighbor_views import ThereView, GoneView, NeighborView, NewNeighbor
+from shoal.model.neighbor_views import GoneView, NeighborView, NewNeighbor, ThereView
 from shoal.model.report import DeclareGone
 from shoal.model.resources import plural
 from shoal.model.views import Done
