@@ -108,13 +108,13 @@ class Neighboring:
     async def _run(self) -> None:
         while True:
             self._woken.clear()
-            busy = True
+            busy, begun = True, list[asyncio.Task[NeighborReport]]()
             try:
                 await self._loop.settled()
-                busy = self._begin()
+                busy, begun = self._begin()
             except Unreadable:
                 pass  # the state is being loaded again
-            await self._gather()
+            await self._gather(begun)
             await self._rest(busy)
 
     async def _rest(self, busy: bool) -> None:
@@ -126,14 +126,15 @@ class Neighboring:
         except TimeoutError:
             pass
 
-    def _begin(self) -> bool:
+    def _begin(self) -> tuple[bool, list[asyncio.Task[NeighborReport]]]:
         """A round with each neighbor that has none under way; whether there is anything to do."""
-        plans = self._plans()
+        plans, begun = self._plans(), []
         for name, plan in plans.items():
             site = self.sites[name]
             if site.due:
                 site.task = asyncio.create_task(site.round(plan))
-        return any(plan.asked or plan.out for plan in plans.values())
+                begun.append(site.task)
+        return any(plan.asked or plan.out for plan in plans.values()), begun
 
     def _plans(self) -> dict[str, Plan]:
         state, policy, now_ms = self._loop.state, self._loop.policy, self._loop.clock.now_ms()
@@ -156,11 +157,10 @@ class Neighboring:
         hidden = site.carrier.hidden(spec, since_ms) if spec.secrets else {}
         return Out(job.id, job.attempt, away, spec, hidden)
 
-    async def _gather(self) -> None:
-        """What all have said by now, in one report."""
-        tasks = [site.task for site in self.sites.values() if site.task is not None]
-        if tasks:
-            await asyncio.wait(tasks, timeout=TOGETHER_S)
+    async def _gather(self, begun: Sequence[asyncio.Task[NeighborReport]]) -> None:
+        """What all have said by now, together."""
+        if begun:
+            await asyncio.wait(begun, timeout=TOGETHER_S)
         reports = [report for site in self.sites.values() if (report := self._said(site))]
         if reports:
             self._loop.heard_neighbors(reports)
