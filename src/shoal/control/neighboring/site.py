@@ -20,7 +20,7 @@ from shoal.client.transport import ShoalError, Unreachable
 from shoal.control.loop import ControlLoop, Unreadable
 from shoal.control.neighboring.carrying import Carrier, Incomplete
 from shoal.control.neighboring.known import Known, problem_with_version
-from shoal.control.neighboring.wire import NOT_FOUND, Wire, one_line
+from shoal.control.neighboring.wire import NOT_FOUND, Anything, Wire, one_line
 from shoal.model.away import Away
 from shoal.model.durations import HOUR_MS
 from shoal.model.finding import JobFilter
@@ -399,16 +399,15 @@ class Site:
             await self._loop.settled()
         except Unreadable:
             return
-        jobs = self._loop.state.jobs
-        for one, (_, job_id, attempt) in ours:
-            job = jobs.get(job_id)
-            known = job is not None and job.attempt == attempt and job.away is not None
-            if known and job is not None and job.away is not None:
-                known = job.away.neighbor == self.name
-            if not known and one.state != Phase.STOPPING:
+        jobs = (self._loop.state.jobs[job_id] for job_id in self._loop.state.away)
+        here = {
+            (job.id, job.attempt) for job in jobs if job.away and job.away.neighbor == self.name
+        }
+        for one, (_, job, attempt) in ours:
+            if (job, attempt) not in here and one.state != Phase.STOPPING:
                 self._loop.check()
                 log.warning("%s at %s is not known here; it is cancelled", one.id, self.name)
-                await self.wire.ask(Seen, JobCalls.cancel, one.id)
+                await self.wire.ask(Anything, JobCalls.cancel, one.id)
 
 
 def shape_of(spec: JobSpec) -> JobSpec:
