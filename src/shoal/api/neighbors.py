@@ -72,7 +72,7 @@ class Neighbors:
             await driver.put(name, msgspec.structs.replace(known, since_ms=loop.clock.now_ms()))
         except StoreError as error:
             if not driver.sites:
-                await driver.close()
+                driver.close()
             raise Refusal(507, f"cannot be kept: {error}", "name") from None
         await loop.settled()
         site = driver.sites[name]

@@ -55,12 +55,12 @@ class Neighboring:
     def known(self) -> dict[str, Known]:
         return {name: site.known for name, site in self.sites.items()}
 
-    async def close(self) -> None:
+    def close(self) -> None:
         self._task.cancel()
         if self in self._loop.followers:
             self._loop.followers.remove(self)
         for name in list(self.sites):
-            await self._drop(name)
+            self._drop(name)
         if self._loop.neighboring is self:
             self._loop.neighboring = None
 
@@ -70,7 +70,7 @@ class Neighboring:
         """Stored before it is used."""
         async with self._changing:
             await asyncio.to_thread(write_known, self._settings, {**self.known, name: known})
-            await self._drop(name)
+            self._drop(name)
             self._add(name, known)
         self.wake()
 
@@ -78,17 +78,17 @@ class Neighboring:
         async with self._changing:
             known = {one: value for one, value in self.known.items() if one != name}
             await asyncio.to_thread(write_known, self._settings, known)
-            await self._drop(name)
+            self._drop(name)
         if not self.sites:
-            await self.close()
+            self.close()
 
     def _add(self, name: str, known: Known) -> None:
         self.sites[name] = Site(self._loop, self._loop.cluster, name, known)
 
-    async def _drop(self, name: str) -> None:
+    def _drop(self, name: str) -> None:
         site = self.sites.pop(name, None)
         if site is not None:
-            await site.close()
+            site.close()
             self._loop.alarms.clear(ALARM.format(name))
 
     # -- rounds ----------------------------------------------------------------------------------

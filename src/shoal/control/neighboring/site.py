@@ -91,10 +91,10 @@ class OffersSeen(msgspec.Struct):
 
 
 class Seen(msgspec.Struct):
-    """A job there."""
+    """A job there, or its lease."""
 
     id: str
-    state: str
+    state: str = ""
     why: str = ""
     code: int | None = None
     attempt: int = 0
@@ -102,10 +102,6 @@ class Seen(msgspec.Struct):
     finished_ms: int | None = None
     until_ms: int = 0
     labels: dict[str, str] = {}
-
-
-class LeaseSeen(msgspec.Struct):
-    until_ms: int
 
 
 class There:
@@ -145,12 +141,11 @@ class Site:
         self._looked = 0.0  # for strangers
         self._pause_s = self._not_before = 0.0
 
-    async def close(self) -> None:
-        tasks = [self.task] if self.task is not None else []
+    def close(self) -> None:
         for there in self.there.values():
             there.stop()
-        for task in tasks:
-            task.cancel()
+        if self.task is not None:
+            self.task.cancel()
         self.wire.close()
 
     @property
@@ -281,7 +276,6 @@ class Site:
         if not there.id:
             if not await self._ready(out, there):
                 return None
-            there.ready = None
             return await self._submit(out)
         seen = row
         if seen is None:
@@ -297,7 +291,7 @@ class Site:
 
     async def _renew(self, there: There, until_ms: int) -> None:
         try:
-            lease = await self.wire.ask(LeaseSeen, JobCalls.renew_lease, there.id, until_ms)
+            lease = await self.wire.ask(Seen, JobCalls.renew_lease, there.id, until_ms)
             there.until_ms = amount(lease.until_ms)
         except Unreachable:
             raise
