@@ -120,6 +120,7 @@ class Agent:
         )
         self._book = NodeBook(spec, incarnation, read_exits(directory / MEMBERS))
         self._book.version = VERSION
+        self._book.leases.clock = boot_ms
         self._book.listens = {}
         self._checks = Checks(directory, spec, self._measured)
         self._sampler = Sampler(own_gpus(spec))
@@ -400,6 +401,7 @@ class Agent:
         async def heartbeat() -> None:
             while True:
                 await asyncio.sleep(HEARTBEAT_S)
+                self._end_leases()
                 for job in self.members.processes.tend():
                     self._book.prepared.pop(job, None)
                 self._checks.tend()
@@ -445,8 +447,23 @@ class Agent:
     async def _take_leave(self) -> None:
         """While members end: say that this node ends, so that nothing else is started here."""
         while True:
+            self._end_leases()
             self._tell(self._book.heartbeat)
             await asyncio.sleep(HEARTBEAT_S)
+
+    def _end_leases(self) -> None:
+        """Whatever the head does: it may be dead, or cut off."""
+        for stop in self._book.end_leases():
+            log.warning("%s is stopped: %s", stop.ref, stop.why)
+            try:
+                self.members.stop(stop)
+            except Exception:  # it is tried again, and others must end, too
+                log.exception("%s could not be stopped", stop.ref)
+
+
+def boot_ms() -> int:
+    """A clock that nobody sets, and that goes on while the machine is suspended."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
 
 
 def _labels(spec: NodeSpec) -> dict[str, str]:

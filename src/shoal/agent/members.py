@@ -197,6 +197,8 @@ class Members:
                 self._terminate(member, command)
         elif member.state in NAPPING:
             self._terminate(member, command, obeys=self.naps.stop(member))
+        elif member.state in (State.DUMPING, State.STOPPING) and not command.grace_ms:
+            self._kill(member)  # its lease ends before its grace time does
 
     async def _dump_and_stop(self, member: Member, command: Stop, pid: int) -> None:
         """Save what it is doing while it still does it. That takes bounded time."""
@@ -339,7 +341,8 @@ class Members:
         note(f"{member.ref} ended with code {code}")
         stopped = member.ref in self._book.stopping
         why = self._supplies.secrets.ended(member.ref, why)
-        exit_ = member.end(code, why, beat, fault, stopped=stopped)
+        lease_ms = self._book.leases.lapsed.get(member.ref, 0)
+        exit_ = member.end(code, why, beat, fault, stopped=stopped, lease_ms=lease_ms)
         self._book.ends(member.ref)
         for act in self.left:
             act(member.ref)

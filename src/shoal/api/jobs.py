@@ -49,9 +49,27 @@ from shoal.model.explanation import Explanation
 from shoal.model.finding import EVERY_JOB, Found, JobFilter, Mark, Order
 from shoal.model.ids import array_of
 from shoal.model.job import Job, JobSpec, MemberRef, Phase
-from shoal.model.report import Answer, Cancel, Refused, Requeue, SleepJob, Submit, WakeJob
+from shoal.model.report import (
+    Answer,
+    Cancel,
+    Refused,
+    RenewLease,
+    Requeue,
+    SleepJob,
+    Submit,
+    WakeJob,
+)
 from shoal.model.report import Retry as RetryElements
-from shoal.model.views import Done, JobRow, JobView, Submission, Submissions, Submitted
+from shoal.model.views import (
+    Done,
+    JobRow,
+    JobView,
+    LeaseUntil,
+    LeaseView,
+    Submission,
+    Submissions,
+    Submitted,
+)
 
 JOBS_MAX = 10_000
 WAIT_S_MAX = 30.0
@@ -68,7 +86,7 @@ class Jobs:
     async def submit(self, request: Request, reach: Reach, data: Submission) -> JobView:
         if len(data.key) > KEY_MAX:
             raise Refusal(422, f"is longer than {KEY_MAX} characters", "key")
-        job_id = await entered(reach, data.spec, data.key)
+        job_id = await entered(reach, data.spec, data.key, until_ms=data.until_ms)
         note(request.scope, on=job_id)
         return job_view(reach, reach.job(job_id), explained=False)
 
@@ -142,6 +160,20 @@ class Jobs:
             return Done(id=job.id, note=f"it has already ended: {job.state}")
         answer = accepted(said)
         return Done(id=answer.id, note=answer.note)
+
+    @handles(JobCalls.renew_lease)
+    async def renew_lease(self, reach: Reach, job_id: str, data: LeaseUntil) -> LeaseView:
+        job, loop = reach.job(job_id), reach.loop
+        if job.phase is not Phase.FINISHED:
+            said = await loop.request(RenewLease(job_id, data.until_ms, reach.name))
+            if not (isinstance(said, Refused) and said.missing):
+                note = accepted(said).note
+                await loop.settled()
+                job = reach.job(job_id)
+                now_ms = loop.clock.now_ms()
+                return LeaseView(id=job.id, until_ms=job.until_ms, now_ms=now_ms, note=note)
+            job = await _ended(reach, job_id)  # since we looked
+        raise Refusal(422, f"{job.id} has ended ({job.state})", "job")
 
     @handles(JobCalls.sleep)
     async def sleep(self, reach: Reach, job_id: str) -> Done:
@@ -231,12 +263,14 @@ def _submitted(answer: Answer) -> Submitted:
         return Submitted(problem=refusal.problem, status=refusal.status)
 
 
-async def entered(reach: Reach, asked: JobSpec, key: str, instead: str = "") -> str:
+async def entered(
+    reach: Reach, asked: JobSpec, key: str, instead: str = "", until_ms: int = 0
+) -> str:
     """Submit the job; its id. `instead`: a waiting job in whose place it comes."""
     spec = reach.spec(asked)
     refuse_unknown_package(reach, spec.package)
     refuse_unknown_secrets(reach.loop, spec)
-    wanted = Submit(spec, scoped_key(reach, spec, key), reach.tenant, instead)
+    wanted = Submit(spec, scoped_key(reach, spec, key), reach.tenant, instead, until_ms)
     answer = accepted(await reach.loop.request(wanted))
     await reach.loop.settled()
     note_package(reach, spec.package, spec.tenant)

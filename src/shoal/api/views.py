@@ -95,6 +95,7 @@ def job_view(reach: Reach, job: Job, *, explained: bool = True) -> JobView:
         naps=job.naps,
         slept_ms=job.slept_ms,
         startup=job.startup,
+        until_ms=job.until_ms or msgspec.UNSET,
     )
 
 

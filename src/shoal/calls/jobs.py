@@ -19,6 +19,8 @@ from shoal.model.views import (
     Done,
     JobRow,
     JobView,
+    LeaseUntil,
+    LeaseView,
     LogView,
     PackageView,
     Submission,
@@ -33,8 +35,9 @@ if TYPE_CHECKING:
 
 class JobCalls(Calls):
     @call("POST", "/v1/jobs", Needs.WRITE, body=Submission, status=201, once=True)
-    def submit(self, spec: JobSpec, key: str = "") -> JobView:
-        """Submits a job. The same key again returns the same job."""
+    def submit(self, spec: JobSpec, key: str = "", until_ms: int = 0) -> JobView:
+        """Submits a job. The same key again returns the same job. With `until_ms`, a moment of the
+        cluster's clock, it has a lease: it is stopped then, unless that is renewed."""
 
     @call("POST", "/v1/submissions", Needs.WRITE, body=Submissions, once=True)
     def submit_many(self, specs: Sequence[JobSpec], key: str = "") -> list[Submitted]:
@@ -70,6 +73,11 @@ class JobCalls(Calls):
     @call("POST", "/v1/jobs/{job_id}/cancel", Needs.WRITE)
     def cancel(self, job_id: str) -> Done:
         """Stops a job, live or waiting."""
+
+    @call("POST", "/v1/jobs/{job_id}/lease", Needs.WRITE, body=LeaseUntil)
+    def renew_lease(self, job_id: str, until_ms: int) -> LeaseView:
+        """Lets a job that has a lease live until then, a moment of the cluster's clock, at most 7
+        days ahead. A lease never becomes shorter."""
 
     @call("POST", "/v1/jobs/{job_id}/sleep", Needs.WRITE)
     def sleep(self, job_id: str) -> Done:

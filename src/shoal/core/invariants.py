@@ -11,6 +11,7 @@ from shoal.core.features.ends import ends_violation
 from shoal.core.features.halving import halving_violation
 from shoal.core.features.identity import identity_violation
 from shoal.core.features.labels import labels_violation, placement_violation
+from shoal.core.features.lease import lease_violation
 from shoal.core.features.neighbors import neighbors_violation
 from shoal.core.features.schedules import schedules_violation
 from shoal.core.features.sleep import (
@@ -45,6 +46,7 @@ OF_FEATURES = (
     ends_violation,
     neighbors_violation,
     orders_violation,
+    lease_violation,
 )
 
 

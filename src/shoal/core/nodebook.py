@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from shoal.core.leasebook import LeaseBook
 from shoal.model.blocks import Held
 from shoal.model.commands import (
     Acknowledge,
@@ -16,6 +17,7 @@ from shoal.model.commands import (
     Fence,
     Launch,
     Prepare,
+    Renew,
     Sleep,
     Stop,
     Wake,
@@ -71,6 +73,7 @@ class NodeBook:
         self.woke: dict[MemberRef, Woke] = {}
         self.refused: dict[MemberRef, Refusal] = {}
         self.touched: dict[MemberRef, int] = {}  # since they fell asleep
+        self.leases = LeaseBook()
         self.uses: tuple[Uses, ...] = ()  # for the report
         self.began: tuple[Began, ...] = ()  # too
         self.holdings: tuple[Held, ...] = ()  # too
@@ -119,7 +122,7 @@ class NodeBook:
             del self.prepared[next(iter(self.prepared))]
 
     def _take_one(
-        self, command: Launch | Stop | Sleep | Wake | Acknowledge, todo: list[Action]
+        self, command: Launch | Stop | Sleep | Wake | Renew | Acknowledge, todo: list[Action]
     ) -> None:
         ref = command.ref
         known = ref in self.alive or ref in self.exits
@@ -127,9 +130,12 @@ class NodeBook:
             case Launch():
                 # A node that was given up may still run what the controller has written off. Its
                 # GPUs are taken until that ends; the command comes again with the next report.
-                if not known and self._gpus_free(command):
+                if not known and self._gpus_free(command) and self._may_live(command):
                     self.alive[ref] = command
                     todo.append(command)
+            case Renew():
+                if ref in self.alive:
+                    self.leases.take(ref, command.lease)
             case Stop():
                 if not known:
                     # The controller waits for an end, so what never began ends here.
@@ -152,6 +158,43 @@ class NodeBook:
                 self._wake(command, todo)
             case Acknowledge():
                 self.exits.pop(ref, None)
+
+    def _may_live(self, launch: Launch) -> bool:
+        """If its lease is over, it ends here."""
+        ref = launch.ref
+        if not self.leases.take(ref, launch.lease):
+            return False
+        left_ms = self.leases.left_ms(launch)
+        if left_ms is not None and left_ms <= 0:
+            self.stopping[ref] = None
+            self.leases.lapse(ref)
+            self.exited(ref, STOPPED_BEFORE_START_CODE, "its lease ended before it started")
+            return False
+        return True
+
+    def end_leases(self) -> list[Stop]:
+        """Members whose leases are over are stopped, as by a command. It comes again, without a
+        grace time, while they live on after that."""
+        todo = []
+        for ref in self.alive if self.leases else ():
+            left_ms = self.leases.left_ms(launch := self.alive[ref])
+            if left_ms is None or left_ms > 0 or ref in self.ended:
+                continue
+            grace_ms = max(0, left_ms + launch.stop_grace_ms)
+            if ref in self.stopping and grace_ms:
+                continue
+            self.stopping[ref] = None
+            self.leases.lapse(ref)
+            todo.append(
+                Stop(
+                    node=launch.node,
+                    incarnation=self.incarnation,
+                    ref=ref,
+                    grace_ms=grace_ms,
+                    why="its lease is over",
+                )
+            )
+        return todo
 
     def _may_doze(self, ref: MemberRef) -> bool:
         """It runs, is not about to end, and is not known to be unable to sleep."""
@@ -244,7 +287,10 @@ class NodeBook:
         stopped = ref in self.stopping and ref not in self.ended
         self.stopping.pop(ref, None)
         self.ended.pop(ref, None)
-        self.exits[ref] = MemberExit(ref, code, why, stopped, step, fault, spent, saved_step)
+        lease_ms = self.leases.forget(ref)
+        self.exits[ref] = MemberExit(
+            ref, code, why, stopped, step, fault, spent, saved_step, lease_ms
+        )
 
     def measured(self, result: CheckResult) -> None:
         self._drop_pairs()
@@ -266,6 +312,7 @@ class NodeBook:
         idle: tuple[Idle, ...] = (),
     ) -> NodeReport:
         self._sequence += 1
+        self.leases.reports(self._sequence)
         self._stills = 0
         self._pairs_told += 1
         if self._pairs_told > PAIRS_TOLD_MAX:
@@ -324,5 +371,6 @@ class NodeBook:
             began=self.began,
             holdings=self.holdings,
             hangs=self.hangs,
+            leases=self.leases.told(),
             listens=None if self.listens is None else tuple(self.listens),
         )

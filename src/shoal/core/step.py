@@ -10,6 +10,7 @@ from shoal.core.features.ends import close_ending, dismissals
 from shoal.core.features.fabric.tours import end_tours, tours_wanted
 from shoal.core.features.halving import halve
 from shoal.core.features.health import checks_wanted, paced, watch
+from shoal.core.features.lease import end_leases
 from shoal.core.features.neighbors import hand_over, hear_neighbors
 from shoal.core.features.notices import report_waits
 from shoal.core.features.reclaim import learn_startups, reclaim
@@ -81,6 +82,7 @@ def step(
     run_schedules(round_, report.dues, run_problem)  # what is due by a schedule
     budget(round_, report.spendings)  # tenants that have used up their budget
     close_ending(round_)  # nodes whose end is near
+    end_leases(round_)  # jobs that nobody has renewed
     heal(round_)  # retry, requeue, give up
     settle_naps(round_)  # gangs of which the last living member has fallen asleep or woken
     serve(round_, report.services)  # as many replicas as services want

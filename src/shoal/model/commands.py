@@ -30,6 +30,16 @@ class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
     rdma: bool = True  # it may open the node's InfiniBand and RoCE cards
 
 
+class Lease(msgspec.Struct, frozen=True):
+    """A member may be alive until `until_ms` by the cluster's clock. The node counts `for_ms` from
+    when it sent the report with this number: that was before the controller had it, so the node
+    never counts too long, however late the command comes."""
+
+    until_ms: int
+    sequence: int
+    for_ms: int
+
+
 class Launch(MemberSpec, frozen=True, kw_only=True, tag_field="command", tag=True):
     """Start this member, unless it was already started. Beside the spec's fields stands what
     differs between members or attempts, or follows from the policy."""
@@ -50,6 +60,7 @@ class Launch(MemberSpec, frozen=True, kw_only=True, tag_field="command", tag=Tru
     copies: bool = False  # and copy to the head what it saves
     peers: bool = False  # ... or rather to another node, if one can hold it
     data_mbit_s: int = 0  # how fast its node may fetch volumes, and give them to others; 0: any
+    lease: Lease | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def ports(self) -> tuple[int, ...]:
@@ -84,6 +95,12 @@ class Wake(CommandBase, frozen=True, kw_only=True):
     """Let this member go on where it stopped, on these GPUs. Refusals are forgotten with it."""
 
     gpus: tuple[int, ...] = ()
+
+
+class Renew(CommandBase, frozen=True, kw_only=True):
+    """This member may be alive for longer."""
+
+    lease: Lease
 
 
 class Acknowledge(CommandBase, frozen=True, kw_only=True):
@@ -129,7 +146,7 @@ class Fence(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", tag=
     incarnation: int
 
 
-Command = Launch | Stop | Sleep | Wake | Acknowledge | Check | Prepare | Dismiss | Fence
+Command = Launch | Stop | Sleep | Wake | Renew | Acknowledge | Check | Prepare | Dismiss | Fence
 
 
 class Envelope(msgspec.Struct, frozen=True):

@@ -28,6 +28,7 @@ class Cause(enum.StrEnum):
     MOVED = "moved"
     BUDGET = "budget"
     STOPPED_EARLY = "stopped early"
+    LEASE = "lease over"
     UNKNOWN = "unknown"
 
 

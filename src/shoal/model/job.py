@@ -341,6 +341,15 @@ class StopCause(enum.StrEnum):
     BUDGET = "budget"
     IDLE = "idle"
     HALVING = "halving"  # a trial that is worse than others: it has ended well
+    LEASE = "lease"
+
+    @property
+    def final(self) -> bool:
+        """The job ends with this attempt, whatever its restart rule is."""
+        return self in FINAL_STOPS
+
+
+FINAL_STOPS = (StopCause.CANCEL, StopCause.TIME_LIMIT, StopCause.HALVING, StopCause.LEASE)
 
 
 class SleepCause(enum.StrEnum):
@@ -429,6 +438,7 @@ class Job(msgspec.Struct, kw_only=True):
     away: Away | None = None  # this attempt is at a neighbor
     returns: int = 0  # how often it came back without having ended
     away_after_ms: int = 0  # not handed over before this
+    until_ms: int = 0  # its lease: it may be alive until then, unless that is renewed; 0: none
 
     @property
     def state(self) -> str:

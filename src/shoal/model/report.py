@@ -92,6 +92,14 @@ class MemberExit(msgspec.Struct, frozen=True):
     fault: Fault = Fault.NONE
     spent: Spent | None = None  # from its last beat, too
     saved_step: int = 0  # and this
+    lease_ms: int = 0  # its node stopped it because this lease was over; 0: it did not
+
+
+class Leased(msgspec.Struct, frozen=True):
+    """A member that may be alive until then by the cluster's clock, as far as its node knows."""
+
+    ref: MemberRef
+    until_ms: int
 
 
 class Getting(msgspec.Struct, frozen=True):
@@ -141,7 +149,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `began`: members with GPUs that are past their start-up, for as long as they live.
     `listens`: replicas that listen on their ports by themselves; None: the agent does not look.
     `holdings`: what the node has on its disk of volumes from URLs. `hangs`: what does not answer;
-    usually nothing."""
+    usually nothing. `leases`: of its members; None: an older agent, which does not end them."""
 
     spec: NodeSpec
     incarnation: int
@@ -171,6 +179,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     began: tuple[Began, ...] = ()
     holdings: tuple[Held, ...] = ()
     hangs: tuple[Hung, ...] = ()
+    leases: tuple[Leased, ...] | None = None
 
 
 class Still(msgspec.Struct, frozen=True, tag=True):
@@ -215,7 +224,9 @@ class Submit(msgspec.Struct, frozen=True):
     """`key`: one key, one job, however often it is sent. `scope`: the only tenant that the sender
     may act for, which must still be there; "*": any. `instead`: it waits, and is cancelled.
     `cancelled`: the job of this key, which may be on its way, is not to run: it is cancelled, or is
-    so from its first moment."""
+    so from its first moment.
+    `until_ms`: the job may be alive until then, unless that is renewed; 0: for as long as it
+    likes."""
 
     spec: JobSpec
     key: str = ""
@@ -223,10 +234,19 @@ class Submit(msgspec.Struct, frozen=True):
     instead: str = ""
     cancelled: bool = False
     who: str = "a user"
+    until_ms: int = 0
 
 
 class Cancel(msgspec.Struct, frozen=True):
     job: str
+    who: str = "a user"
+
+
+class RenewLease(msgspec.Struct, frozen=True):
+    """The job may be alive until then by the cluster's clock."""
+
+    job: str
+    until_ms: int
     who: str = "a user"
 
 
@@ -444,6 +464,7 @@ Request = (
     | SubmitWorkflow
     | CancelWorkflow
     | Cancel
+    | RenewLease
     | Requeue
     | SleepJob
     | WakeJob

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from shoal.model.after import YEAR_10000_MS
 from shoal.model.array import ArrayCounts
 from shoal.model.bound import Bound
 from shoal.model.health import StandingChange, Verdict
@@ -14,6 +15,7 @@ from shoal.model.service import EngineFigures, ServiceSpec
 from shoal.model.tokens import TokenLoad
 
 SUBMISSIONS_MAX = 1_000  # at once
+Moment = Annotated[int, msgspec.Meta(ge=0, lt=YEAR_10000_MS)]
 
 
 class ProgressView(msgspec.Struct, kw_only=True):
@@ -104,6 +106,7 @@ class JobView(JobRow, frozen=True, kw_only=True):
     naps: int = 0  # how often this attempt has been put to sleep
     slept_ms: int = 0  # how long it slept before; not part of its run time
     startup: Startup | None = None  # of this attempt, if it has GPUs and it was learned
+    until_ms: int | msgspec.UnsetType = msgspec.UNSET  # its lease, if it has one
 
 
 class NodeView(msgspec.Struct, kw_only=True):
@@ -289,6 +292,21 @@ class Submission(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     spec: JobSpec
     key: str = ""
+    until_ms: Moment = 0
+
+
+class LeaseUntil(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    until_ms: Moment
+
+
+class LeaseView(msgspec.Struct, kw_only=True):
+    """`now_ms`: the cluster's clock when this was answered. `note` says if there was nothing to
+    do."""
+
+    id: str
+    until_ms: int
+    now_ms: int
+    note: str = ""
 
 
 class Submissions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

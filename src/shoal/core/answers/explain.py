@@ -46,6 +46,7 @@ CAUSES = {
     StopCause.HANG.value: Cause.HANG,
     "budget": Cause.BUDGET,
     StopCause.HALVING.value: Cause.STOPPED_EARLY,
+    StopCause.LEASE.value: Cause.LEASE,
 }
 OUTCOMES = {
     Outcome.SUCCEEDED: Cause.SUCCEEDED,

@@ -10,6 +10,7 @@ from shoal.core.features.array import first_waiting, progress_text
 from shoal.core.features.ends import ends_first
 from shoal.core.features.fabric.rdma import fallback
 from shoal.core.features.labels import label_note
+from shoal.core.features.lease import lease_note
 from shoal.core.features.neighbors import neighbors_note
 from shoal.core.features.sleep import sleepers_note
 from shoal.core.features.supply.orders import asked_for
@@ -67,6 +68,11 @@ class Reason(NamedTuple):
 
 def explain(state: State, job: Job, policy: Policy, now_ms: int) -> str:
     """A sentence for people. For a waiting job, an empty one means a bug."""
+    text = _explain(state, job, policy, now_ms)
+    return "; ".join(filter(None, (text, lease_note(job, now_ms)))) if job.until_ms else text
+
+
+def _explain(state: State, job: Job, policy: Policy, now_ms: int) -> str:
     if job.elements is not None:
         return _array(state, job, policy, now_ms)
     if job.phase is Phase.STARTING:

@@ -9,7 +9,7 @@ from shoal.core.features.caps import too_large, too_many
 from shoal.core.scheduling.backfill import TYPICAL
 from shoal.core.state.ending import cancel
 from shoal.core.state.events.arrays import ArraySubmitted
-from shoal.core.state.events.queue import JobReleased, JobSubmitted
+from shoal.core.state.events.queue import JobLeased, JobReleased, JobSubmitted
 from shoal.core.state.expect import left_ms
 from shoal.core.state.round import Round
 from shoal.core.state.sizes import bytes_of
@@ -128,7 +128,7 @@ def _known(state: State, job_id: str) -> Job | None:
     return state.live(job_id) or (state.arrays[array_of(job_id)] if state.pending(job_id) else None)
 
 
-def enter(round_: Round, spec: JobSpec, key: str = "") -> Accepted:
+def enter(round_: Round, spec: JobSpec, key: str = "", until_ms: int = 0) -> Accepted:
     """The job is in the log from here on. If what it waits for can no longer come true, it ends at
     once: whether the other job fails just before or just after makes no difference."""
     awaits: dict[str, None] = {}
@@ -138,6 +138,8 @@ def enter(round_: Round, spec: JobSpec, key: str = "") -> Accepted:
     job_id = f"j{round_.state.next_job}"
     kind = JobSubmitted if spec.sweep is None else ArraySubmitted
     round_.emit(kind(at_ms=round_.now_ms, job=job_id, spec=spec, key=key, awaits=tuple(awaits)))
+    if until_ms:
+        round_.emit(JobLeased(at_ms=round_.now_ms, job=job_id, until_ms=until_ms))
     if (why := in_vain(round_, spec)) is not None:
         cancel(round_, _live(round_, job_id), why)
         return Accepted(job_id, f"it was cancelled at once: {render(why, Reader(spec.tenant))}")
@@ -233,7 +235,7 @@ def submit_instead(round_: Round, request: Submit) -> Answer:
         old,
         f"replaced by {job_part(spec.tenant, f'j{state.next_job}')}, which asks for something else",
     )
-    return enter(round_, spec, request.key)
+    return enter(round_, spec, request.key, request.until_ms)
 
 
 def has_others(state: State, job: Job) -> bool:

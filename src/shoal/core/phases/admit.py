@@ -23,6 +23,7 @@ from shoal.core.features.labels import (
     set_labels,
     too_many_values,
 )
+from shoal.core.features.lease import lease_problem, renew
 from shoal.core.features.neighbors import cluster_problem, declare_gone
 from shoal.core.features.notices import change_notices
 from shoal.core.features.schedules import change_schedule
@@ -79,6 +80,7 @@ from shoal.model.report import (
     RemoveTenant,
     RemoveToken,
     RemoveUser,
+    RenewLease,
     Request,
     Requeue,
     Retry,
@@ -131,6 +133,8 @@ def _admit_one(round_: Round, request: Request) -> Answer:
             return cancel_workflow(round_, request)
         case Cancel():
             return _cancel(round_, request)
+        case RenewLease():
+            return renew(round_, request)
         case Requeue():
             return _requeue(round_, request)
         case SleepJob():
@@ -215,11 +219,13 @@ def _submit(round_: Round, request: Submit) -> Answer:
     if request.cancelled:
         return _never_runs(round_, request)
     problem = job_problem(round_, spec, request.scope)
+    if problem is None and request.until_ms:
+        problem = lease_problem(round_, spec, request.until_ms)
     if problem is None and request.instead:
         return submit_instead(round_, request)
     if problem is None:
         problem = no_room(state, (spec,))
-    return problem or enter(round_, spec, request.key)
+    return problem or enter(round_, spec, request.key, request.until_ms)
 
 
 def _never_runs(round_: Round, request: Submit) -> Answer:

@@ -122,7 +122,7 @@ def _settle(round_: Round, job: Job) -> None:
         late = f" before it was stopped: {job.why}" if cause is not None else ""
         said = f": {job.said}" if job.said and not late else ""
         _finish(round_, job, Outcome.SUCCEEDED, 0, f"every member exited 0{said}{late}")
-    elif cause is StopCause.CANCEL:
+    elif cause is StopCause.CANCEL or cause is StopCause.LEASE:
         _finish(round_, job, Outcome.CANCELLED, CANCELLED_CODE, job.why)
     elif cause is StopCause.TIME_LIMIT:
         _finish(round_, job, Outcome.TIMED_OUT, TIMED_OUT_CODE, job.why)

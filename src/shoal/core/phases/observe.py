@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shoal.core.features.ends import lose, note_end, note_leaving
 from shoal.core.features.health import UNSTARTED, take_faults
+from shoal.core.features.lease import lease_ended
 from shoal.core.features.service.cold import hear_starts
 from shoal.core.features.sleep import hear_sleep
 from shoal.core.scheduling.hangs import hear_hangs
@@ -27,6 +28,7 @@ from shoal.model.progress import Beat, spent_of
 from shoal.model.reason import quoted
 from shoal.model.report import MemberExit, NodeReport, Report, Still
 
+OUTDATED = "by an outdated command"
 FENCE_MS = 10_000  # time for the engine to end a node
 SUPPLIER_FENCE_MS = 60_000  # time for whoever brought a node to end its machine
 FORGOTTEN_MS = 30 * DAY_MS  # a node that is lost for so long may be forgotten ...
@@ -68,6 +70,10 @@ def _hear(round_: Round, said: NodeReport) -> NodeReport | None:
     if inventory.hangs or node_id in state.heard.hangs:
         hear_hangs(round_, node_id, inventory.hangs)
     state.heard.said[node_id] = (inventory.incarnation, inventory.sequence)
+    if inventory.leases is None:
+        state.heard.leasing.pop(node_id, None)
+    else:
+        state.heard.leasing[node_id] = round_.now_ms
     state.heard.versions[node_id] = inventory.shoal
     if inventory.holdings or node_id in state.heard.holdings:
         state.heard.hold(node_id, inventory.holdings)
@@ -247,8 +253,11 @@ def _take_exits(round_: Round, node: Node, exits: tuple[MemberExit, ...]) -> Non
         job = round_.state.placed[node.id].get(exit_.ref)
         if job is None:
             continue
+        if exit_.lease_ms:
+            lease_ended(round_, job, exit_.lease_ms)
         if exit_.stopped and job.phase is not Phase.STOPPING:
-            why = f"member {exit_.ref.member} was stopped on {node.id} by an outdated command"
+            how = "because its lease was renewed too late" if exit_.lease_ms else OUTDATED
+            why = f"member {exit_.ref.member} was stopped on {node.id} {how}"
             _lose_member(round_, exit_.ref, node, why)
         else:
             if exit_.saved_step > job.saved_step:  # its node may have heard a later beat than we

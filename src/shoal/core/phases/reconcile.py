@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from shoal.core.features.fabric.rdma import may_use
+from shoal.core.features.lease import lease_of, renewals
 from shoal.core.features.service.sleep import may_freeze
 from shoal.core.features.sleep import naps_wanted
 from shoal.core.scheduling.meeting import lone_point
@@ -61,10 +62,12 @@ def reconcile(round_: Round, inventories: list[NodeReport]) -> list[Command]:
         job = state.jobs.get(job_id)
         if job is not None and job.active and not _waits(state, job):
             for number, member in enumerate(job.members):
-                if not member.over:
+                if not member.over and not _unheard(state, job, member.slice.node):
                     ref = MemberRef(job.id, job.attempt, number)
                     commands[ref] = _command(state, job, ref, views)
     acknowledgements: list[Command] = []
+    if state.leases:
+        acknowledgements += renewals(round_, inventories)
     for inventory in inventories:
         strays = round_.strays[inventory.spec.id]
         _compare(state, inventory, strays, commands, acknowledgements, views)
@@ -115,8 +118,15 @@ def _compare(
             # While a stranger may sit on its GPUs, the node would refuse to start or to wake it.
             pending = job.members[ref.member].status is MemberStatus.PENDING
             missing = pending and ref not in alive and not strangers
+            missing = missing and not _unheard(state, job, node_id)
         if missing:
             commands[ref] = _command(state, job, ref, views)
+
+
+def _unheard(state: State, job: Job, node: str) -> bool:
+    """It must not start on a node of which we do not know that it ends leases."""
+    starts = job.until_ms and job.phase is Phase.STARTING
+    return bool(starts) and lease_of(state, job, node) is None
 
 
 def _waits(state: State, job: Job) -> bool:
@@ -159,6 +169,7 @@ def _command(state: State, job: Job, ref: MemberRef, views: dict[str, GangView])
         gpus=slice_.gpus,
         gpu_milli=slice_.gpu_milli,
         copies=ref.member in view.copying,
+        lease=lease_of(state, job, node.id) or msgspec.UNSET if job.until_ms else msgspec.UNSET,
     )
 
 

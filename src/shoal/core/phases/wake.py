@@ -31,6 +31,8 @@ def next_wake(round_: Round) -> int | None:
         times.append(state.dues[0][0])
     if state.limits:
         times.append(state.limits[0][0])
+    if state.leases:
+        times.append(state.leases[0][0])
     for node_id, heard_ms in state.heard.contacts.items():  # silent ones lead
         node = state.nodes[node_id]
         silent = node.health is NodeHealth.SILENT

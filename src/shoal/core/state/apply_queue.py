@@ -159,6 +159,8 @@ def add_job(state: State, job: Job) -> None:
     if job.key:
         state.keys[job.key] = job.id
     ask(state, job)
+    if job.until_ms:
+        lease(state, job)
     if job.phase is Phase.WAITING:
         join_queue(state, job)
     elif job.phase is Phase.AWAY:
@@ -300,9 +302,24 @@ def runs_on(state: State, job: Job) -> None:
 
 
 def runs_no_more(state: State) -> None:
-    """The first time limit always belongs to a running job."""
+    """The first time limit always belongs to a running job, and the first lease to one that it has
+    to end."""
     while state.limits and not _due(state, *state.limits[0]):
         heapq.heappop(state.limits)
+    while state.leases and not _leased(state, *state.leases[0]):
+        heapq.heappop(state.leases)
+
+
+def lease(state: State, job: Job) -> None:
+    """Its lease was set or renewed."""
+    state.leases = _pushed(state, state.leases, (job.until_ms, job.id, 0), _leased)
+    runs_no_more(state)
+
+
+def _leased(state: State, until_ms: int, job_id: str, _: int) -> bool:
+    job = state.jobs.get(job_id)
+    ends = job is None or (job.stop_cause is not None and job.stop_cause.final)
+    return job is not None and not ends and job.until_ms == until_ms
 
 
 def _running(state: State, job_id: str, attempt: int) -> bool:

@@ -57,6 +57,7 @@ def drop_node(state: State, name: str) -> int:
         book.pop(name, None)
     for told in (heard.asked, heard.verdicts, heard.own_ends, heard.listens, heard.hangs):
         told.pop(name, None)
+    heard.leasing.pop(name, None)
     heard.hold(name, ())
     state.caches.ending = {}
     return node.index

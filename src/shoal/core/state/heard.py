@@ -98,6 +98,8 @@ class Heard:
         self.contacts: dict[str, int] = {}
         # The newest (incarnation, sequence) of each node, lost or not: older reports are refused.
         self.said: dict[str, tuple[int, int]] = {}
+        # When that report was heard, for nodes that end leases by themselves.
+        self.leasing: dict[str, int] = {}
         # node -> replicas that listen on their ports by themselves; None: its agent does not look
         self.listens: dict[str, frozenset[MemberRef] | None] = {}
         self.versions: dict[str, str] = {}  # of the nodes' agents; empty before 0.6.0

@@ -42,6 +42,7 @@ class Indexes(Facts):
         self.keys: dict[str, str] = {}  # submission key -> job id
         self.masters: set[str] = set()  # rendezvous points in use, "address:port"
         self.limits: list[tuple[int, str, int]] = []  # heap of (deadline_ms, job, attempt)
+        self.leases: list[tuple[int, str, int]] = []  # heap of (until_ms, job, 0)
         self.aging: list[tuple[int, str, int]] = []  # heap of (when its span ends, job, attempt)
         self.elder: str | None = None  # the job that comes first because it waited for too long
         self.births_ms = 0  # the sum over live jobs of when they were submitted

@@ -85,7 +85,7 @@ class ControllerStarted(ClusterEvent, frozen=True, kw_only=True):
         state.heard.contacts = {
             node.id: self.at_ms for node in state.order if node.health is not NodeHealth.LOST
         }
-        state.heard.said = {}
+        state.heard.said, state.heard.leasing = {}, {}
 
     @property
     def subject(self) -> str:

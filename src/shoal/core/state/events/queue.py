@@ -13,6 +13,7 @@ from shoal.core.state.apply_queue import (
     add_job,
     claim,
     join_queue,
+    lease,
     leave_queue,
     release_after,
     unclaim,
@@ -22,7 +23,7 @@ from shoal.core.state.events.base import JobEvent
 from shoal.core.state.records import Reservation
 from shoal.core.state.state import State
 from shoal.model.array import ELEMENT_NUMBERS
-from shoal.model.durations import duration_text
+from shoal.model.durations import duration_text, moment_text
 from shoal.model.hidden import without_keys
 from shoal.model.ids import number_of
 from shoal.model.job import NOTES_MAX, Job, JobSpec, Note, Phase
@@ -78,6 +79,21 @@ class JobSubmitted(JobEvent, frozen=True, kw_only=True):
 
     def without_secrets(self) -> Self:
         return msgspec.structs.replace(self, spec=without_keys(self.spec))
+
+
+class JobLeased(JobEvent, frozen=True, kw_only=True):
+    """The job may be alive until then, unless somebody renews that."""
+
+    until_ms: int
+    who: str = ""
+
+    def apply(self, state: State) -> None:
+        job = state.jobs[self.job]
+        job.until_ms = self.until_ms
+        lease(state, job)
+
+    def phrase(self) -> str:
+        return f"has a lease until {moment_text(self.until_ms)}{by(self.who)}"
 
 
 class JobReleased(JobEvent, frozen=True, kw_only=True):

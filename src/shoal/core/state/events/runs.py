@@ -56,6 +56,7 @@ CAUSE_WORDS = {
     StopCause.BUDGET: "its budget is used up",
     StopCause.IDLE: "its GPUs are not used",
     StopCause.HALVING: "other trials are better",
+    StopCause.LEASE: "its lease is over",
 }
 
 
