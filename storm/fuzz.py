@@ -29,6 +29,7 @@ from storm.fabrictruth import with_places
 from storm.faults import BadNetwork, Faults
 from storm.flows import Flows
 from storm.labels import Labels
+from storm.leases import Leases
 from storm.liars import Liars
 from storm.lives import Untruth
 from storm.people import People
@@ -67,6 +68,7 @@ class Size(msgspec.Struct, frozen=True, kw_only=True):
     liars_part: float = 0.25  # ... have nodes that lie about members of others
     data_part: float = 0.25  # ... have jobs whose nodes fetch data sets
     hangs_part: float = 0.2  # ... have mounts that do not answer for a while
+    leases_part: float = 0.2  # ... have jobs with leases
 
 
 class History(msgspec.Struct, frozen=True):
@@ -180,6 +182,7 @@ class Run:
         self.arrays = Arrays(self.world, self._rng("arrays"), self.counts)
         self.flows = Flows(self.world, self.users, self._rng("flows"), self.counts)
         self.replacing = Replacing(self.world, self.users, self._rng("replacing"), self.counts)
+        self.leases = Leases(self.world, self.network, nodes, self._rng("leases"), self.counts)
         self.truth.services.has_work = self.services.has_work
         self.truth.services.hangs = self.services.hangs
 
@@ -243,6 +246,8 @@ class Run:
         self.arrays.plan(size.storm_ms)
         if self._rng("is one replaced").random() < size.replacing_part:
             self.replacing.plan(size.storm_ms)
+        if self._rng("are there leases").random() < size.leases_part:
+            self.leases.plan(size.storm_ms)
         self.world.start_controller()
         self.world.timeline.run(size.storm_ms)
 
@@ -255,6 +260,7 @@ class Run:
         self.users.calm_down()
         self.budgets.calm_down()
         self.flows.calm_down()
+        self.leases.calm_down()
         self.services.calm_down()
         self.suppliers.calm_down()
         self.wiring.calm_down()
@@ -286,6 +292,8 @@ class Run:
             return f"unanswered: {list(self.flows.open_questions)}"
         if self.replacing.open_questions:
             return f"unanswered: {list(self.replacing.open_questions)}"
+        if self.leases.open_questions:
+            return f"unanswered: {list(self.leases.open_questions)}"
         if self.people.open_questions:
             return f"{self.people.open_questions} questions of an admin are unanswered"
         if self.truth.unfinished:

@@ -73,7 +73,9 @@ class StormNode:
         saved: dict[str, int],
         nights: Nights | None = None,
         pairs: Callable[[str, str, Tour], tuple[Pair, ...]] | None = None,
+        clock: Callable[[], int] = int,
     ) -> None:
+        self._clock = clock  # its own, which leases count by
         self._pairs = pairs  # what it measures on a tour
         self.spec = spec
         self.incarnation = 0
@@ -117,6 +119,7 @@ class StormNode:
         self.spec = spec or self.spec
         self.incarnation += 1
         self.book = NodeBook(self.spec, self.incarnation, self.exits)
+        self.book.leases.clock = self._clock
         self.end = None
         self._witness.booted(self.spec, self.incarnation)
         self._beat(self.incarnation)
@@ -261,8 +264,16 @@ class StormNode:
 
     def _beat(self, incarnation: int) -> None:
         if self.up and self.incarnation == incarnation:
+            self._end_leases()
             self.report(beat=True)
             self._timeline.after(self._heartbeat_ms, lambda: self._beat(incarnation))
+
+    def _end_leases(self) -> None:
+        assert self.book is not None
+        for stop in self.book.end_leases():
+            if stop.ref in self.processes or stop.ref in self.book.getting:
+                self._witness.lapses(stop.ref, self.book.leases.lapsed[stop.ref])
+                self._stop(stop)
 
     def _start(self, launch: Launch) -> None:
         fate = self._fates(launch)

@@ -54,6 +54,7 @@ from storm.fabrictruth import FabricTruth
 from storm.fairness import Entitlements, stands_alone, wishes_kept
 from storm.healthtruth import HealthTruth
 from storm.jobtruth import JobTruth, must_fit
+from storm.leasetruth import LeaseTruth
 from storm.lives import Lives, Untruth
 from storm.servicetruth import ServiceTruth
 from storm.sleeptruth import SleepTruth
@@ -94,6 +95,7 @@ class Truth(Witness):
         self.supply = SupplyTruth(timeline, policy, self.lives, self.jobs, self._contacts)
         self.sleep = SleepTruth(timeline, policy, self.lives, self.jobs, self._specs)
         self.sleep.known = self._known
+        self.leases = LeaseTruth(timeline, self.lives, self._on)
 
     # -- what the world shows --------------------------------------------------------------
 
@@ -122,6 +124,9 @@ class Truth(Witness):
 
     def stop_arrived(self, ref: MemberRef) -> None:
         self.lives.all[ref].stopped = True
+
+    def lapses(self, ref: MemberRef, until_ms: int) -> None:
+        self.leases.lapses(ref.job, until_ms)
 
     def hangs(self, ref: MemberRef) -> None:
         self.health.hung.add((ref.job, ref.attempt))
@@ -176,7 +181,7 @@ class Truth(Witness):
                 judge(self, event)
             for other in (self.services, self._caps, self.ends, self.supply, self.after):
                 other.see(event)
-            for one in (self._waits, self.arrays, self.sleep, self.fabric):
+            for one in (self._waits, self.arrays, self.sleep, self.fabric, self.leases):
                 one.see(event)
         if not any(isinstance(event, ControllerStarted) for event in events):
             self._contacts.news = set()  # an epoch is stored before the inbox is looked at
@@ -312,6 +317,7 @@ class Truth(Witness):
         # What a service wants of its replicas is judged by `services`.
         asked = event.job in self._cancels or bool(self.jobs[event.job].spec.service)
         asked = asked or self.after.may_be_cancelled(event.job) or self.arrays.cancelled(event.job)
+        asked = asked or self.leases.may_be_cancelled(event)
         self.unfinished.pop(event.job, None)
         self._entitlements.settled(event.job)
         if event.outcome is not Outcome.SUCCEEDED:

@@ -38,6 +38,9 @@ class Witness:
     def stop_arrived(self, ref: MemberRef) -> None:
         """A command to stop reached it while it lived."""
 
+    def lapses(self, ref: MemberRef, until_ms: int) -> None:
+        """Its node stops it, because this lease is over by the node's own clock."""
+
     def hangs(self, ref: MemberRef) -> None:
         """It makes no more steps, and never will; called more than once."""
 

@@ -46,6 +46,7 @@ class World:
         nights: Nights | None = None,
     ) -> None:
         self._nights = nights
+        self.clock_of: Callable[[str, int], int] = lambda _, now_ms: now_ms  # a node's own clock
         self.pairs: Callable[[str, str, Tour], tuple[Pair, ...]] = _all_alike
         self.timeline = timeline or Timeline()
         self.machines: dict[str, StormNode] = {}
@@ -81,6 +82,7 @@ class World:
             saved=self.saved,
             nights=self._nights,
             pairs=lambda own, id_, tour: self.pairs(own, id_, tour),
+            clock=lambda: self.clock_of(spec.id, self.timeline.now_ms),
         )
         machine.boot()
 

@@ -53,6 +53,7 @@ from shoal.core.state.events.notices import RuleRemoved, RuleSet
 from shoal.core.state.events.queue import (
     JobClaimed,
     JobLabelled,
+    JobLeased,
     JobNoted,
     JobPromoted,
     JobReleased,
@@ -251,6 +252,10 @@ SENTENCES: list[tuple[Event, str]] = [
     (
         JobStopping(at_ms=0, job="j1", attempt=1, cause=StopCause.PREEMPT, why="j2 goes first"),
         "j1 is being stopped (another job needs the room): j2 goes first",
+    ),
+    (
+        JobLeased(at_ms=0, job="j1", until_ms=1_795_050_000_000, who="ann"),
+        "j1 has a lease until 2026-11-19 01:00 UTC by ann",
     ),
     (
         JobRequeued(

@@ -301,10 +301,13 @@ def test_a_member_whose_lease_is_over_before_its_command_comes_never_starts(
     assert isinstance(answer, Accepted)
     cluster.wait(LEASE_MS)
     assert not cluster.deliver()
-    (exit_,) = cluster.books["a"].exits.values()
-    assert (exit_.code, exit_.stopped) == (STOPPED_BEFORE_START_CODE, True)
+    cluster.hear("a")
+    assert cluster.job(answer.id).stop_cause is StopCause.LEASE
+    assert not cluster.deliver()
     cluster.hear("a")
     assert cluster.finished[answer.id].outcome is Outcome.CANCELLED
+    (exit_,) = cluster.books["a"].exits.values()
+    assert exit_.code == STOPPED_BEFORE_START_CODE
 
 
 def test_nothing_starts_before_it_is_known_how_long_it_may_live(cluster: Leasing) -> None:

@@ -19,7 +19,7 @@ from shoal.core.state.events.log import Event
 from shoal.model.job import StopCause
 
 # Their histories are from before nodes lied, and keepers died.
-BEFORE = {"keepers_part": 0, "liars_part": 0, "data_part": 0, "hangs_part": 0}
+BEFORE = {"keepers_part": 0, "liars_part": 0, "data_part": 0, "hangs_part": 0, "leases_part": 0}
 SEEDS = 75
 MORE_SEEDS = 250  # with `make long`, and thousands in test_soak.py
 CHUNK = 25

@@ -42,7 +42,15 @@ from shoal.tick import Stage, Tick
 
 SEEDS_MAX = 200
 # Healthy histories settle long before; a stuck one need not be watched for longer.
-SIZE = Size(calm_ms=300_000, sleep_part=0, keepers_part=0, liars_part=0, data_part=0, hangs_part=0)
+SIZE = Size(
+    calm_ms=300_000,
+    sleep_part=0,
+    keepers_part=0,
+    liars_part=0,
+    data_part=0,
+    hangs_part=0,
+    leases_part=0,
+)
 
 Mutate = Callable[[pytest.MonkeyPatch], None]
 

@@ -160,15 +160,12 @@ class NodeBook:
                 self.exits.pop(ref, None)
 
     def _may_live(self, launch: Launch) -> bool:
-        """If its lease is over, it ends here."""
-        ref = launch.ref
-        if not self.leases.take(ref, launch.lease):
+        """Not after its lease, nor if that is unknown: then the command comes again, too."""
+        if not self.leases.take(launch.ref, launch.lease):
             return False
         left_ms = self.leases.left_ms(launch)
         if left_ms is not None and left_ms <= 0:
-            self.stopping[ref] = None
-            self.leases.lapse(ref)
-            self.exited(ref, STOPPED_BEFORE_START_CODE, "its lease ended before it started")
+            self.leases.forget(launch.ref)
             return False
         return True
 
@@ -280,6 +277,8 @@ class NodeBook:
         spent: Spent | None = None,
         saved_step: int = 0,
     ) -> None:
+        if ref in self.getting and ref in self.leases.lapsed:
+            fault = Fault.LEASE
         books = (self.alive, self.getting, self.dozing, self.asleep, self.waking, self.woke)
         for book in (*books, self.refused, self.touched):
             book.pop(ref, None)

@@ -262,6 +262,7 @@ class Fault(enum.StrEnum):
     MISSING = "missing"  # its program or folder is missing; another node may have it
     PORT = "port"  # it could not start: another process of the node has its port
     HANGS = "hangs"  # it could not start: a mount of the node that it needs does not answer
+    LEASE = "lease"  # it could not start before its lease was over
     TAKEN = "taken"  # it ran, and another process of the node has taken its port
 
 

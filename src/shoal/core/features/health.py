@@ -39,7 +39,7 @@ SAVED_MS = 5_000
 # A job that failed on a full disk may have filled the disk itself: it must not do so on every node
 # of the cluster.
 SICK_MAX = 3
-UNSTARTED = (Fault.START, Fault.MISSING, Fault.PORT, Fault.HANGS)
+UNSTARTED = (Fault.START, Fault.MISSING, Fault.PORT, Fault.HANGS, Fault.LEASE)
 
 
 def watch(round_: Round, inventories: list[NodeReport]) -> None:
