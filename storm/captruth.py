@@ -9,6 +9,7 @@ import msgspec
 from shoal.core.state.events.arrays import ArrayFinished, ArrayRetried, ArraySubmitted
 from shoal.core.state.events.cluster import PolicyChanged
 from shoal.core.state.events.log import Event
+from shoal.core.state.events.neighbors import JobHanded, JobReturned
 from shoal.core.state.events.queue import JobSubmitted
 from shoal.core.state.events.runs import JobAdopted, JobFinished, JobPlaced, JobRequeued
 from shoal.core.state.events.services import ServiceSet, ServiceStopped
@@ -60,9 +61,9 @@ class CapTruth:
                 self._tenants[event.job] = event.spec.tenant
                 self._waiting[event.job] = None
                 self._verify(event.job, event.spec.tenant, more=not first)
-            case JobPlaced() | JobAdopted():
+            case JobPlaced() | JobAdopted() | JobHanded():
                 self._waiting.pop(event.job, None)
-            case JobRequeued() if event.job in self._tenants:
+            case JobRequeued() | JobReturned() if event.job in self._tenants:
                 self._waiting[event.job] = None
             case JobFinished():
                 self._waiting.pop(event.job, None)
