@@ -39,6 +39,7 @@ class CapTruth:
         self._policy = policy
         self._tenants: dict[str, str] = {}  # of live jobs, without replicas
         self._waiting: dict[str, None] = {}
+        self.never_run: dict[str, None] = {}  # keys of jobs that are cancelled as they come
         self._services: dict[str, tuple[str, int]] = {}  # tenant, most replicas
 
     def see(self, event: Event) -> None:
@@ -60,7 +61,8 @@ class CapTruth:
                 )
                 self._tenants[event.job] = event.spec.tenant
                 self._waiting[event.job] = None
-                self._verify(event.job, event.spec.tenant, more=not first)
+                if event.key not in self.never_run:
+                    self._verify(event.job, event.spec.tenant, more=not first)
             case JobPlaced() | JobAdopted() | JobHanded():
                 self._waiting.pop(event.job, None)
             case JobRequeued() | JobReturned() if event.job in self._tenants:

@@ -415,6 +415,7 @@ def _shared(rng: random.Random, name: str, policy: Policy) -> Policy:
         neighbors=tuple(shares),
         silent_after_ms=10_000,
         grace_ms=30_000,
+        hang_after_ms=20_000,
     )
 
 

@@ -79,7 +79,7 @@ class Truth(Witness):
         self._keys: dict[str, str] = {}
         self._keyed: dict[str, str] = {}  # the other way round
         self._cancels: dict[str, None] = {}
-        self._cancelled_keys: dict[str, None] = {}
+        self._cancelled_keys = self._caps.never_run
         self.away: dict[str, JobHanded] = {}  # jobs that other clusters have
         self.may_end_away: Callable[[JobHanded, JobFinished], None] = _nobody_has_it
         self._asked_keys: Counter[str] = Counter()

@@ -190,7 +190,7 @@ def test_data_that_stays_in_a_region_may_go_to_a_neighbor_there() -> None:
         ({"cluster": "b,region=eu"}, "cluster", "not both"),
         ({"cluster": "b", "workdir": "/home/me"}, "cluster", "send it with --pack"),
         ({"cluster": "b", "volumes": ("/data:d",)}, "cluster", "give its URL instead"),
-        ({"if_cut_ms": 60_000}, "if_cut", "is for jobs that name a cluster"),
+        ({"if_cut_ms": 60_000}, "if_cut", "is for jobs that name another cluster"),
         ({"cluster": "b", "if_cut_ms": 1}, "if_cut", "is at least 60 s"),
         ({"cluster": "b", "if_cut_ms": 99_000, "restart": "never"}, "if_cut", "must not run twice"),
     ],
@@ -347,7 +347,7 @@ def test_the_spec_that_travels_means_nothing_of_home() -> None:
         cluster="b", tenant="lab", user="ann", priority=9, labels={"a": "b"}, if_cut_ms=60_000
     )
     there = spec_there(spec, "home")
-    assert (there.tenant, there.user, there.cluster, there.if_cut_ms) == ("home", "", "", 0)
+    assert (there.tenant, there.user, there.cluster, there.if_cut_ms) == ("home", "", "here", 0)
     assert (there.priority, there.labels) == (0, {"a": "b"})
     assert isinstance(msgspec.convert(msgspec.to_builtins(there), JobSpec), JobSpec)
 

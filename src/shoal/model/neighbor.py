@@ -19,6 +19,7 @@ from shoal.model.volume import parse
 NEIGHBORS_MAX = 32
 OFFERED_MAX = 32  # jobs that one neighbor is asked about at a time
 ANY = "any"
+HERE = "here"  # whatever the policy says: as for jobs that come from a neighbor
 STAYS = "stays"  # a job with the label stays=eu goes to neighbors with the label region=eu only
 REGION = "region"
 PRICE_UNIT = 1_000_000  # prices are in millionths of the price list's currency, per GPU-hour
@@ -55,22 +56,28 @@ class Wish(NamedTuple):
         return bool(self.names)
 
 
+def asks(text: str) -> bool:
+    """Whether such a job is offered to neighbors even if the policy sends none."""
+    return text not in ("", HERE)
+
+
 _NAME = re.compile(JOB_NAME_PATTERN)
 _PRICE = re.compile(r"price<([0-9]{1,9}(?:\.[0-9]{1,6})?)")
 _LABEL = re.compile(r"([A-Za-z0-9][A-Za-z0-9._/-]{0,62})=([A-Za-z0-9._-]{1,63})")
 
 
 def wish_of(text: str) -> Wish:
-    """`any`, names of neighbors, or conditions such as `price<2,region=eu`. Raises ValueError."""
-    if text in ("", ANY):
-        return Wish(asks=bool(text))
+    """`any`, `here`, names of neighbors, or conditions such as `price<2,region=eu`. Raises
+    ValueError."""
+    if text in ("", ANY, HERE):
+        return Wish(asks=asks(text))
     names, labels, price_max = [], [], None
     for word in text.split(","):
         if price := _PRICE.fullmatch(word):
             price_max = round(float(price[1]) * PRICE_UNIT)
         elif label := _LABEL.fullmatch(word):
             labels.append((label[1], label[2]))
-        elif _NAME.fullmatch(word) and word != ANY:
+        elif _NAME.fullmatch(word) and word not in (ANY, HERE):
             names.append(word)
         else:
             raise ValueError(f"{word[:64]!r} is no name of a neighbor, price<2 or region=eu")
@@ -81,6 +88,8 @@ def wish_of(text: str) -> Wish:
 
 def stays_home(spec: JobSpec) -> str:
     """Why such a job cannot run on another cluster; empty: it can."""
+    if spec.cluster == HERE:
+        return "it is to run here"
     if spec.service or spec.sweep is not None or spec.array:
         return "services and arrays run here"
     if spec.workdir and not spec.package:
@@ -168,12 +177,13 @@ def key_of(cluster: str, job: str, attempt: int) -> str:
 
 
 def spec_there(spec: JobSpec, tenant: str) -> JobSpec:
-    """As the host is asked for it: without what means something at home only."""
+    """As the host is asked for it: without what means something at home only. The host does not
+    hand it on, so it is never further away than one neighbor."""
     return msgspec.structs.replace(
         spec,
         tenant=tenant,
         user="",
-        cluster="",
+        cluster=HERE,
         if_cut_ms=0,
         after=(),
         begin_ms=0,

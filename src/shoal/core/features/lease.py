@@ -15,6 +15,7 @@ from shoal.core.state.state import State
 from shoal.model.commands import Lease, Renew
 from shoal.model.durations import DAY_MS, SECOND_MS, duration_text, moment_text
 from shoal.model.job import Job, JobSpec, MemberRef, Phase, StopCause
+from shoal.model.neighbor import asks
 from shoal.model.report import Accepted, Answer, NodeReport, Refused, RenewLease
 
 LEASE_MS_MAX = 7 * DAY_MS
@@ -31,6 +32,8 @@ def lease_problem(round_: Round, spec: JobSpec, until_ms: int) -> Refused | None
         return Refused(
             "until_ms", "is for single jobs; submit the elements of the array one by one"
         )
+    if asks(spec.cluster):
+        return Refused("until_ms", "is for jobs that run here; for neighbors, use if_cut")
     heard = round_.state.heard
     if old := [node for node in heard.said if node not in heard.leasing]:
         fix = "upgrade it, or remove it"

@@ -39,6 +39,7 @@ from shoal.model.neighbor import (
     NeighborReport,
     Offer,
     Wish,
+    asks,
     cut_problem,
     stays_home,
     wish_of,
@@ -63,12 +64,14 @@ HALF = 2  # of its lease's length is left when it is renewed
 
 def cluster_problem(spec: JobSpec) -> Refused | None:
     """Of a job that says something about clusters."""
-    if not spec.cluster:
-        return Refused("if_cut", "is for jobs that name a cluster") if spec.if_cut_ms else None
+    if not asks(spec.cluster) and spec.if_cut_ms:
+        return Refused("if_cut", "is for jobs that name another cluster")
     try:
-        wish_of(spec.cluster)
+        wish = wish_of(spec.cluster)
     except ValueError as error:
         return Refused("cluster", str(error))
+    if not wish.asks:
+        return None
     if home := stays_home(spec):
         return Refused("cluster", f"cannot be chosen: {home}")
     if cut := cut_problem(spec):
@@ -89,11 +92,16 @@ def wanted_offers(state: State, policy: Policy, now_ms: int) -> list[Job]:
         numbers = _chained(numbers, _heads(state))
     for number in numbers:
         job = state.job_numbered(number)
-        if now_ms >= job.away_after_ms and _asks(policy, job, now_ms) and not stays_home(job.spec):
+        if now_ms >= job.away_after_ms and _asks(policy, job, now_ms) and not _stays(job):
             found[job.id] = job
             if len(found) >= OFFERED_MAX:
                 break
     return list(found.values())
+
+
+def _stays(job: Job) -> str:
+    """Why it cannot leave; empty: it can."""
+    return "it has a lease, which is renewed here" if job.until_ms else stays_home(job.spec)
 
 
 def _chained(first: Iterator[int], second: Iterator[int]) -> Iterator[int]:
@@ -109,7 +117,7 @@ def _heads(state: State) -> Iterator[int]:
 
 
 def _asks(policy: Policy, job: Job, now_ms: int) -> bool:
-    if job.spec.cluster:
+    if asks(job.spec.cluster):
         return True
     waited_ms = now_ms - max(job.since_ms, job.requeued_ms)
     return any(one.after_ms and waited_ms >= one.after_ms for one in policy.neighbors)
@@ -196,7 +204,7 @@ def _still_waits(state: State, job_id: str) -> Job | None:
 def _refused(round_: Round, job: Job, neighbor: str, offer: Offer) -> str:
     """Why this offer is not accepted; empty: it is."""
     state, policy, now_ms = round_.state, round_.policy, round_.now_ms
-    if now_ms < job.away_after_ms or (home := stays_home(job.spec)):
+    if now_ms < job.away_after_ms or (home := _stays(job)):
         return home if now_ms >= job.away_after_ms else "it has just come back"
     wish = wish_of(job.spec.cluster)
     if not wish.only and (offer.start_ms or 0) > SOON_MS:
@@ -452,7 +460,7 @@ def neighbors_violation(state: State) -> str:
         names = [
             word for word in job.spec.cluster.split(",") if "=" not in word and "<" not in word
         ]
-        elsewhere = bool(job.spec.cluster) and names != ["any"] and bool(names)
+        elsewhere = names not in ([""], ["any"], ["here"]) and bool(names)
         if elsewhere and job.phase not in (Phase.WAITING, Phase.AWAY):
             return f"{job.id} runs here, but asks for {job.spec.cluster}"
         if elsewhere and job.number in state.queue.lane:

@@ -55,6 +55,7 @@ from shoal.model.identity import EVERY_TENANT
 from shoal.model.ids import array_of
 from shoal.model.job import DEFAULT_TENANT, JobSpec, Phase, Restart, StopCause
 from shoal.model.labels import admits
+from shoal.model.neighbor import asks
 from shoal.model.node import NodeHealth, NodeIntent
 from shoal.model.policy import version_of
 from shoal.model.reason import render
@@ -297,7 +298,7 @@ def job_problem(round_: Round, spec: JobSpec, scope: str) -> Refused | None:
         or spec_problem(spec)
         or shape_problem(spec)
         or cluster_problem(spec)
-        or (impossible(round_.state, spec) if not spec.cluster else None)
+        or (None if asks(spec.cluster) else impossible(round_.state, spec))
         or after_problem(round_, spec, scope)
         or (too_many_arrays(round_.state, spec.tenant) if spec.sweep is not None else None)
     )

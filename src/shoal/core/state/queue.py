@@ -7,6 +7,7 @@ from bisect import bisect_left, insort
 from typing import NamedTuple
 
 from shoal.model.job import Job, JobSpec, Within
+from shoal.model.neighbor import asks
 from shoal.model.resources import Demand
 
 
@@ -111,7 +112,7 @@ class Queue:
             insort(line, entry)
         else:  # most come last
             line.append(entry)
-        if job.spec.cluster:
+        if asks(job.spec.cluster):
             self.wishing[job.number] = None
         heapq.heappush(self.oldest, (job.submitted_ms, job.number))
         if len(self.oldest) > 2 * len(self.lane) + 64:
@@ -130,7 +131,7 @@ class Queue:
         """Its former lane, if it was in one."""
         lane = self.lane.pop(job.number, None)
         if lane is not None:
-            if job.spec.cluster:
+            if asks(job.spec.cluster):
                 del self.wishing[job.number]
             line = self.lanes[lane]
             del line[bisect_left(line, (inner, job.number))]
