@@ -47,6 +47,10 @@ class BadNetwork(Network):
         self._late = rng.choice((0.0, 0.05, 0.2))
         self._very_late = rng.choice((0.0, 0.0, 0.02, 0.2))
 
+    def slow_down(self) -> None:
+        """Many messages take seconds."""
+        self._very_late = 0.2
+
     def to_controller(self, node: str) -> tuple[int, ...]:
         return self._travel("report", Cut.REPORTS in self.cuts.get(node, Cut.NONE))
 

@@ -45,10 +45,12 @@ class Leases:
         self._world.clock_of = self._clock_of
         for number in range(rng.randrange(2, 8)):
             at(rng.randrange(until_ms), partial(self._submit, f"lease-{number}"))
-        for _ in range(rng.randrange(3)):
+        for _ in range(rng.randrange(5)):
             at(rng.randrange(until_ms), self._cut)
         for _ in range(rng.randrange(3)):
             at(rng.randrange(until_ms), self._lose_head)
+        if rng.random() < 0.5:
+            self._network.slow_down()
 
     def calm_down(self) -> None:
         """Nobody renews any more, so the last lease of each job is its end."""

@@ -12,11 +12,11 @@ from shoal.model.job import StopCause
 from storm.lives import Lives, Untruth
 from storm.timeline import Timeline
 
-LATE_MS = 2_000  # as docs/leases.md promises
+LATE_MS = 100  # docs/leases.md promises 2 s, for machines that are busy
 
 
 class LeaseTruth:
-    """`on`: nodes with a living agent or keeper. What a killed keeper has left is ended by others."""
+    """`on`: nodes with a living agent. What a killed keeper has left is ended by others."""
 
     def __init__(self, timeline: Timeline, lives: Lives, on: Container[str]) -> None:
         self._timeline, self._lives, self._on = timeline, lives, on

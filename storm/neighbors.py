@@ -332,7 +332,7 @@ class NeighborStorm:
         self.seed, self.length, self.checked = seed, length, checked
         self.counts: Counter[str] = Counter()
         self.timeline = Timeline()
-        self.everywhere = Everywhere()
+        self.everywhere = Everywhere(self.counts)
         self.post = Post(random.Random(f"{seed}/post"), self.timeline, self.counts)
         self.sites: dict[str, Site] = {}
         for name in NAMES:

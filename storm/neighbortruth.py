@@ -7,11 +7,12 @@ the key under which it came, which is all that the clusters share.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from shoal.core.state.events.log import Event
-from shoal.core.state.events.neighbors import JobHanded, JobReturned, JobSettled
+from shoal.core.state.events.neighbors import AwayEvent, JobHanded, JobReturned, JobSettled
 from shoal.core.state.events.queue import JobSubmitted
 from shoal.core.state.events.runs import JobFinished, JobPlaced, JobRequeued
 from shoal.model.commands import Launch
@@ -72,7 +73,8 @@ class Hosted:
 class Everywhere:
     """All clusters. `keys`: jobs that were handed over, by the key that says whose they are."""
 
-    def __init__(self) -> None:
+    def __init__(self, counts: Counter[str]) -> None:
+        self.counts = counts
         self.sites: dict[str, SiteTruth] = {}
         self.keys: dict[str, dict[str, Hosted]] = {}  # cluster -> key -> the job there
         self._origins: dict[Process | tuple[str, str], Origin] = {}
@@ -118,9 +120,6 @@ class Everywhere:
     def ended(self, process: Process) -> None:
         self._alive[self.origin_of(process.cluster, process.ref.job)].pop(process)
 
-    def could_not_start(self, process: Process) -> None:
-        """An attempt that ran nothing is none."""
-
     def finished(self, cluster: str, event: JobFinished) -> None:
         origin = self.origin_of(cluster, event.job)
         if event.outcome is Outcome.SUCCEEDED and origin not in self.excused:
@@ -137,6 +136,7 @@ class Everywhere:
         hosted = self.hosted(home, handed)
         ending = hosted.ending if hosted is not None else None
         if ending is not None and (ending.outcome, ending.code) == (event.outcome, event.code):
+            self.counts[f"job {event.outcome.value} away"] += 1
             return
         gone = (home, handed.neighbor) in self.gone
         over = gone or bool(self.sites[home].jobs[event.job].spec.if_cut_ms)
@@ -148,11 +148,13 @@ class Everywhere:
         origin, hosted = Origin(home, event.job), self.hosted(home, handed)
         if hosted is not None and hosted.ending is not None:
             if hosted.ending.outcome is Outcome.CANCELLED:
+                self.counts["job came back, ended by its host"] += 1
                 return
         elif self.sites[home].jobs[event.job].spec.if_cut_ms and (home, handed.neighbor) not in (
             self.gone
         ):
             self.cut.add(origin)
+            self.counts["job came back, lease over"] += 1
             for other in self._alive.get(origin, ()):
                 if not self._given_up(other):
                     raise Untruth(f"{origin} came back by its lease, but {other} is alive")
@@ -162,6 +164,7 @@ class Everywhere:
             return
         if (home, handed.neighbor) in self.gone:
             self.excused.add(origin)
+            self.counts["job came back, neighbor gone"] += 1
             return
         raise Untruth(f"{origin} came back, but {handed.neighbor} has not ended it: {event.why}")
 
@@ -214,6 +217,7 @@ class SiteTruth(Truth):
         super().committed(events)
 
     def _see(self, event: Event) -> None:
+        self._all.counts[type(event).__name__] += isinstance(event, AwayEvent | JobHanded)
         match event:
             case JobSubmitted():
                 self._all.came(self._name, event)

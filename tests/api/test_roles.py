@@ -111,6 +111,10 @@ TABLE: dict[tuple[str, str], tuple[Ask, ...]] = {
         Ask("/v1/jobs/{done}/sessions", SESSION),
     ),
     ("POST", "/v1/jobs/{job_id}/cancel"): (Ask("/v1/jobs/{job}/cancel"),),
+    ("POST", "/v1/jobs/{job_id}/lease"): (
+        Ask("/v1/jobs/{job}/lease", {"until_ms": 1}),
+        Ask("/v1/jobs/{done}/lease", {"until_ms": 1}),
+    ),
     ("POST", "/v1/jobs/{job_id}/sleep"): (
         Ask("/v1/jobs/{job}/sleep"),
         Ask("/v1/jobs/{done}/sleep"),

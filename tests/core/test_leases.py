@@ -7,7 +7,7 @@ import pytest
 
 from shoal.core.answers.why import explain
 from shoal.core.features.lease import DRIFT, LEASE_MS_MAX, MARGIN_MS
-from shoal.core.nodebook import STOPPED_BEFORE_START_CODE
+from shoal.core.nodebook import LOOK_MS, STOPPED_BEFORE_START_CODE
 from shoal.core.state.ending import CANCELLED_CODE
 from shoal.core.state.events.queue import JobLeased
 from shoal.model.commands import Launch, Renew, Stop
@@ -86,7 +86,7 @@ def test_an_array_has_no_lease(cluster: Leasing) -> None:
     spec = msgspec.structs.replace(job_spec(), sweep=Sweep(ranges=(IndexRange(0, 3, 1),)))
     answer = cluster.ask(Submit(spec, until_ms=cluster.now_ms + LEASE_MS))
     assert isinstance(answer, Refused)
-    assert answer.message == "is for single jobs; submit the elements of the array one by one"
+    assert answer.message == "is for single jobs; submit each element of the array"
 
 
 def test_no_lease_begins_while_a_node_runs_an_agent_that_ends_none(cluster: Leasing) -> None:
@@ -220,11 +220,11 @@ def test_a_controller_that_starts_again_knows_the_lease(cluster: Leasing) -> Non
 def test_a_node_ends_a_member_in_time_though_no_head_answers(cluster: Leasing) -> None:
     job_id = cluster.lease(stop_grace_ms=10_000)
     ref = MemberRef(job_id, 1, 0)
-    cluster.wait(LEASE_MS - 10_000 - margin_ms(LEASE_MS) - 1)
+    cluster.wait(LEASE_MS - 10_000 - LOOK_MS - margin_ms(LEASE_MS) - 1)
     assert not cluster.lapse()
     cluster.wait(1)
-    assert cluster.lapse() == [(ref, 10_000)]
-    cluster.wait(9_999)
+    assert cluster.lapse() == [(ref, 10_000 + LOOK_MS)]
+    cluster.wait(10_000 + LOOK_MS - 1)
     assert not cluster.lapse(), "it has been asked, and has a little time"
     cluster.wait(1)
     assert cluster.lapse() == [(ref, 0)]

@@ -62,6 +62,7 @@ class Starter:
                 started, due = now, 0.0
                 self._start()
             elif not due:
+                self._end_left()
                 due = now + pause_s
                 pause_s = min(PAUSE_MAX_S, pause_s * 2)
             self._sleep(min(LOOK_S, due - now) if due else LOOK_S)
@@ -149,7 +150,8 @@ class Starter:
         return self._keeper, self._keeper
 
     def _end_left(self) -> bool:
-        """If the keeper was killed, nobody has done so. False: an agent lives."""
+        """If the keeper was killed, nobody has done so, and members may have leases. False: an
+        agent lives."""
         from shoal.machine.leftovers import end_node
 
         return end_node(self._directory)

@@ -45,6 +45,7 @@ from shoal.model.series import NodeSample
 
 STOPPED_BEFORE_START_CODE = 143
 PREPARED_MAX = 2  # a warm interpreter takes memory
+LOOK_MS = 1_000  # how often leases are looked at
 STILLS_MAX = 9  # between two complete reports, so that one comes every 10 s
 CHECKS_KEPT = 4  # in every report, until newer ones take their place
 PAIRS_TOLD_MAX = 60  # reports with the pairs of a tour: there may be 1,000 of them
@@ -175,7 +176,7 @@ class NodeBook:
         todo = []
         for ref in self.alive if self.leases else ():
             left_ms = self.leases.left_ms(launch := self.alive[ref])
-            if left_ms is None or left_ms > 0 or ref in self.ended:
+            if left_ms is None or left_ms > LOOK_MS or ref in self.ended:
                 continue
             grace_ms = max(0, left_ms + launch.stop_grace_ms)
             if ref in self.stopping and grace_ms:

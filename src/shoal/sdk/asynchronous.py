@@ -215,6 +215,7 @@ class AsyncClient:
     remove_tenant = _call(Client.remove_tenant)
     remove_token = _call(Client.remove_token)
     remove_user = _call(Client.remove_user)
+    renew_lease = _call(Client.renew_lease)
     request = _call(Client.request)
     requeue = _call(Client.requeue)
     resume_schedule = _call(Client.resume_schedule)

@@ -16,6 +16,7 @@ from shoal.model.commands import Lease, Renew
 from shoal.model.durations import DAY_MS, SECOND_MS, duration_text, moment_text
 from shoal.model.job import Job, JobSpec, MemberRef, Phase, StopCause
 from shoal.model.neighbor import asks
+from shoal.model.node import NodeHealth
 from shoal.model.report import Accepted, Answer, NodeReport, Refused, RenewLease
 
 LEASE_MS_MAX = 7 * DAY_MS
@@ -29,31 +30,28 @@ OVER = "the lease is over"
 def lease_problem(round_: Round, spec: JobSpec, until_ms: int) -> Refused | None:
     """Why no such job can have this lease."""
     if spec.sweep is not None:
-        return Refused(
-            "until_ms", "is for single jobs; submit the elements of the array one by one"
-        )
+        return Refused("until_ms", "is for single jobs; submit each element of the array")
     if asks(spec.cluster):
         return Refused("until_ms", "is for jobs that run here; for neighbors, use if_cut")
-    heard = round_.state.heard
-    if old := [node for node in heard.said if node not in heard.leasing]:
-        fix = "upgrade it, or remove it"
-        return Refused("until_ms", f"{old[0]} runs an older Shoal that ends no leases; {fix}")
+    heard, nodes = round_.state.heard, round_.state.nodes
+    for node in heard.said:
+        if node not in heard.leasing and nodes[node].health is not NodeHealth.LOST:
+            fix = "upgrade it, or remove it"
+            return Refused("until_ms", f"{node} runs an older Shoal that ends no leases; {fix}")
     return _bounds_problem(round_, until_ms)
 
 
 def _bounds_problem(round_: Round, until_ms: int) -> Refused | None:
     if until_ms <= round_.now_ms:
         return Refused("until_ms", f"{OVER}: it ended at {moment_text(until_ms)}")
-    if until_ms > round_.now_ms + LEASE_MS_MAX:
-        most = moment_text(round_.now_ms + LEASE_MS_MAX)
-        return Refused(
-            "until_ms", f"is more than {duration_text(LEASE_MS_MAX)} ahead; at most {most}"
-        )
+    if until_ms > (most_ms := round_.now_ms + LEASE_MS_MAX):
+        days = duration_text(LEASE_MS_MAX)
+        return Refused("until_ms", f"is more than {days} ahead; at most {moment_text(most_ms)}")
     return None
 
 
 def renew(round_: Round, request: RenewLease) -> Answer:
-    job = round_.state.jobs.get(request.job)
+    job = round_.state.live(request.job)
     if job is None:
         return no_live_job(round_.state, request.job)
     if not job.until_ms:

@@ -23,6 +23,7 @@ TIMED_OUT_CODE = 124  # as timeout(1) reports it
 HANG_CODE = 124  # like a timeout: a step took too long
 BROKEN_CODE = 1  # it reported no error, but did not do its work
 NODE_LOST_CODE = 143  # as if ended by SIGTERM: the error was not its own
+ENDS_FOR_GOOD = (StopCause.CANCEL, StopCause.LEASE)
 # Stopped by us: it runs again, and no retry is used up.
 AGAIN = (
     StopCause.DRAIN,
@@ -122,7 +123,7 @@ def _settle(round_: Round, job: Job) -> None:
         late = f" before it was stopped: {job.why}" if cause is not None else ""
         said = f": {job.said}" if job.said and not late else ""
         _finish(round_, job, Outcome.SUCCEEDED, 0, f"every member exited 0{said}{late}")
-    elif cause is StopCause.CANCEL or cause is StopCause.LEASE:
+    elif cause in ENDS_FOR_GOOD:
         _finish(round_, job, Outcome.CANCELLED, CANCELLED_CODE, job.why)
     elif cause is StopCause.TIME_LIMIT:
         _finish(round_, job, Outcome.TIMED_OUT, TIMED_OUT_CODE, job.why)
