@@ -53,6 +53,7 @@ NAMES = ("a", "b", "c")
 DAY_MS = 86_400_000
 GAINS = 100  # millionths: the fastest clock and the slowest
 ROUND_MS = 4_000  # between two looks at what is to be sent
+HEARD_MS = 200  # what comes in this time is heard together
 HEARTBEAT_MS = 4_000
 MINUTE_MS = 60_000
 PRICES = (None, 500_000, 2_500_000)
@@ -149,6 +150,7 @@ class Site:
             self.counts,
         )
         self._until: dict[tuple[str, int], int] = {}  # what the host has said of leases
+        self._heard: dict[str, NeighborReport] = {}
         self._hosts = self.rng("offers")
         for node in self.nodes:
             self.world.add_node(node)
@@ -260,8 +262,22 @@ class Site:
         for handed in report.jobs:
             if handed.until_ms:
                 self._until[handed.job, handed.attempt] = handed.until_ms
+        before = self._heard.get(report.name)
+        if before is not None:  # one report for each neighbor, with all that is new
+            report = msgspec.structs.replace(
+                report,
+                clock_ms=max(before.clock_ms, report.clock_ms),
+                jobs=before.jobs + report.jobs,
+                offers=before.offers + report.offers,
+            )
+        if not self._heard:
+            self.storm.timeline.after(HEARD_MS, self._pass_on)
+        self._heard[report.name] = report
+
+    def _pass_on(self) -> None:
+        reports, self._heard = list(self._heard.values()), {}
         if self.world.controller.up:
-            self.world.controller.neighbors([report])
+            self.world.controller.neighbors(reports)
 
     # -- host: somebody else's job is a user's ---------------------------------------------
 
