@@ -17,7 +17,7 @@ from functools import partial
 import msgspec
 
 from shoal.core.features.neighbors import wanted_offers
-from shoal.model.away import Away
+from shoal.model.away import Away, Stray
 from shoal.model.job import JobSpec, Phase
 from shoal.model.neighbor import (
     ANY,
@@ -227,6 +227,10 @@ class Site:
             for job_id, attempt, spec, away in mine:
                 send = partial(self._send_job, host, job_id, attempt, spec, away)
                 self.storm.post.send(self.name, name, send)
+            for stray in state.strays.values():
+                if stray.neighbor == name:
+                    end = partial(self._end_stray, host, stray)
+                    self.storm.post.send(self.name, name, end)
             if asked:
                 self.storm.post.send(self.name, name, partial(host.offer, self, asked))
 
@@ -245,6 +249,12 @@ class Site:
             )
         else:
             host.tell(self, job, attempt, away.id)
+
+    def _end_stray(self, host: Site, stray: Stray) -> None:
+        key, spec = key_of(self.name, stray.job, stray.attempt), JobSpec(command=("true",))
+        there = spec_there(spec, f"from-{self.name}")
+        said = partial(self._said, host, stray.job, stray.attempt)
+        host.take(Submit(there, key, cancelled=True, who=self.name), said)
 
     def _said(
         self, host: Site, job: str, attempt: int, request: Request, answer: Answer, id_: str = ""
@@ -338,7 +348,8 @@ class Site:
             return f"{self.name}: alive: {', '.join(map(str, self.truth.lives.living))}"
         if not controller.readable:
             return f"{self.name}: the controller recovers"
-        return f"{self.name}: away: {list(controller.state.away)}" if controller.state.away else ""
+        left = [*controller.state.away, *controller.state.strays]
+        return f"{self.name}: away: {left}" if left else ""
 
 
 class NeighborStorm:

@@ -12,6 +12,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from shoal.model.away import Away
+from shoal.model.durations import DAY_MS
 from shoal.model.job import JOB_NAME_PATTERN, JobSpec, Outcome, Restart
 from shoal.model.labels import LabelKey, LabelValue
 from shoal.model.volume import parse
@@ -24,6 +25,7 @@ STAYS = "stays"  # a job with the label stays=eu goes to neighbors with the labe
 REGION = "region"
 PRICE_UNIT = 1_000_000  # prices are in millionths of the price list's currency, per GPU-hour
 CUT_MS_MIN = 60_000
+CUT_MS_MAX = 14 * DAY_MS  # a host gives no longer lease than half of that
 TEXT_MAX = 300
 
 NeighborName = Annotated[str, msgspec.Meta(max_length=40, pattern=JOB_NAME_PATTERN)]
@@ -106,6 +108,8 @@ def cut_problem(spec: JobSpec) -> str:
         return "restarts a job that must not run twice (restart: never)"
     if 0 < spec.if_cut_ms < CUT_MS_MIN:
         return f"is at least {CUT_MS_MIN // 1000} s, so that a short cut does no harm"
+    if spec.if_cut_ms > CUT_MS_MAX:
+        return f"is at most {CUT_MS_MAX // DAY_MS} days"
     return ""
 
 

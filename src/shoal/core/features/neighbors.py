@@ -14,6 +14,7 @@ from itertools import islice
 from shoal.core.state.ending import CANCELLED_CODE
 from shoal.core.state.events.neighbors import (
     AwayEvent,
+    JobGivenUp,
     JobHanded,
     JobLeaseAsked,
     JobReturned,
@@ -26,7 +27,7 @@ from shoal.core.state.events.runs import JobFinished
 from shoal.core.state.round import Round
 from shoal.core.state.state import State
 from shoal.model.away import Away
-from shoal.model.durations import about, duration_text
+from shoal.model.durations import HOUR_MS, about, duration_text
 from shoal.model.ids import number_of
 from shoal.model.job import Job, JobSpec, Outcome, Phase, Restart
 from shoal.model.neighbor import (
@@ -56,6 +57,9 @@ LATE_MS = 600_000
 PAUSE_MS = 30_000
 PAUSE_DOUBLINGS_MAX = 7
 LANES_MAX, OF_LANE_MAX = 1_000, 4
+# Of the jobs that are asked about, so many are others each time.
+OTHERS, TURN_MS, TURN_STEP = OFFERED_MAX // 2, 1_000, 7_919
+DRIFT = 1_000  # their clock may be faster by less than a part in so many
 HALF = 2  # of its lease's length is left when it is renewed
 
 
@@ -86,11 +90,11 @@ def wanted_offers(state: State, policy: Policy, now_ms: int) -> list[Job]:
     """Waiting jobs that neighbors should be asked about: those that only neighbors may run, those
     that ask for any cluster, and those that the policy lets go after a while."""
     queue = state.queue
-    numbers: Iterator[int] = iter((*queue.outbound, *queue.wishing))
+    numbers = [*queue.outbound, *queue.wishing]
     found: dict[str, Job] = {}
     if any(neighbor.after_ms for neighbor in policy.neighbors):
-        numbers = _chained(numbers, _heads(state))
-    for number in numbers:
+        numbers += _heads(state)
+    for number in _in_turn(numbers, now_ms):
         job = state.job_numbered(number)
         if now_ms >= job.away_after_ms and _asks(policy, job, now_ms) and not _stays(job):
             found[job.id] = job
@@ -104,9 +108,13 @@ def _stays(job: Job) -> str:
     return "it has a lease, which is renewed here" if job.until_ms else stays_home(job.spec)
 
 
-def _chained(first: Iterator[int], second: Iterator[int]) -> Iterator[int]:
-    yield from first
-    yield from second
+def _in_turn(numbers: list[int], now_ms: int) -> list[int]:
+    """The first come first; but some of all come sometimes, as nobody may ever take the first."""
+    if len(numbers) <= OFFERED_MAX:
+        return numbers
+    start, step = now_ms // TURN_MS * TURN_STEP, max(1, len(numbers) // OTHERS)
+    others = [numbers[(start + place * step) % len(numbers)] for place in range(OTHERS)]
+    return [*numbers[: OFFERED_MAX - OTHERS], *others, *numbers]
 
 
 def _heads(state: State) -> Iterator[int]:
@@ -151,12 +159,12 @@ def _spills(share: Neighbor, job: Job, now_ms: int) -> bool:
 
 def too_dear(share: Neighbor, wish: Wish, price: int | None) -> str:
     """Why its price is not acceptable; empty: it is."""
-    bounds = [bound for bound in (share.price_max, wish.price_max) if bound]
-    if not bounds:
+    if not share.price_max and wish.price_max is None:
         return ""
     if price is None:
         return "it names no price"
-    if price > min(bounds) or (wish.price_max is not None and price >= wish.price_max):
+    dear = share.price_max and price > share.price_max
+    if dear or (wish.price_max is not None and price >= wish.price_max):
         return f"its price is {price / PRICE_UNIT:g} per GPU-hour"
     return ""
 
@@ -255,6 +263,8 @@ def hear_neighbors(round_: Round, reports: tuple[NeighborReport, ...]) -> None:
     for report in reports:
         state.heard.neighbors[report.name] = report
         for handed in report.jobs:
+            if handed.ended is not None:
+                _hear_of_stray(round_, handed, report.name)
             job = state.jobs.get(handed.job)
             away = job.away if job is not None else None
             if job is None or away is None or job.attempt != handed.attempt:
@@ -272,7 +282,7 @@ def _hear(round_: Round, job: Job, away: Away, handed: HandedJob, clock_ms: int)
     if handed.refused and not away.withdrawn:
         withdraw(round_, job, f"{away.neighbor} does not take it: {quoted(handed.refused)}")
         return
-    if handed.id and handed.id != away.id:
+    if handed.id and not away.id:  # one key has one job
         round_.emit(_about(JobTaken, round_, job, away, id=handed.id))
     running = handed.phase in (Phase.RUNNING, Phase.DOZING, Phase.ASLEEP, Phase.WAKING)
     if running and away.running_ms is None:
@@ -301,7 +311,7 @@ def withdraw(round_: Round, job: Job, why: str) -> None:
 def _come_back(round_: Round, job: Job, away: Away, ended: Ending) -> None:
     """It has ended there. If that was not its own end, and nobody here cancelled it, it waits."""
     again = job.spec.restart is not Restart.NEVER or not ended.started
-    used = {"gpu_ms": ended.gpu_ms, "money": ended.money}
+    used = _owed(round_, job, away, ended)
     if ended.outcome is Outcome.CANCELLED and not away.cancelled and again:
         why = f"{away.neighbor} ended it"
         if ended.why:
@@ -311,6 +321,36 @@ def _come_back(round_: Round, job: Job, away: Away, ended: Ending) -> None:
     round_.emit(_about(JobSettled, round_, job, away, **used))
     text = f"at {away.neighbor}"
     _finish(round_, job, ended, f"{text}: {quoted(ended.why)}" if ended.why else text)
+
+
+def _owed(round_: Round, job: Job, away: Away, ended: Ending) -> dict[str, int]:
+    """What it says that it used, which is not more than there was time for, at the price that was
+    offered."""
+    gpus = job.spec.gpus * max(job.spec.members, job.spec.members_max)
+    passed_ms = round_.now_ms - away.since_ms
+    gpu_ms = min(ended.gpu_ms, gpus * (passed_ms + passed_ms // DRIFT))
+    money = ended.money
+    if away.price is not None:
+        money = min(money, gpu_ms * away.price // HOUR_MS + 1)
+    return {"gpu_ms": gpu_ms, "money": money}
+
+
+def _hear_of_stray(round_: Round, handed: HandedJob, name: str) -> None:
+    """What it used there is owed, though it was not waited for."""
+    key = f"{handed.job}/{handed.attempt}"
+    stray, ended = round_.state.strays.get(key), handed.ended
+    if stray is None or stray.neighbor != name or ended is None:
+        return
+    round_.emit(
+        JobSettled(
+            at_ms=round_.now_ms,
+            job=stray.job,
+            attempt=stray.attempt,
+            neighbor=name,
+            gpu_ms=min(ended.gpu_ms, stray.gpus * (round_.now_ms - stray.since_ms)),
+            money=ended.money,
+        )
+    )
 
 
 def _finish(round_: Round, job: Job, ended: Ending, why: str) -> None:
@@ -365,7 +405,8 @@ def _late_ms(away: Away) -> int:
 
 
 def _give_up(round_: Round, job: Job, away: Away, why: str) -> None:
-    """No end of it will ever be heard."""
+    """No end of it is waited for."""
+    round_.emit(_about(JobGivenUp, round_, job, away, why=why))
     if away.cancelled:
         ended = Ending(outcome=Outcome.CANCELLED, code=CANCELLED_CODE)
         _finish(round_, job, ended, away.withdrawn)
@@ -394,8 +435,8 @@ def declare_gone(round_: Round, request: DeclareGone) -> Answer:
     for job_id in list(state.away):
         job = state.jobs[job_id]
         if job.away is not None and job.away.neighbor == request.neighbor:
-            never = job.spec.restart is Restart.NEVER and job.away.running_ms is not None
-            if never:
+            if job.spec.restart is Restart.NEVER:  # it may have begun there
+                round_.emit(_about(JobGivenUp, round_, job, job.away, why=why))
                 ended = Ending(outcome=Outcome.CANCELLED, code=CANCELLED_CODE)
                 _finish(round_, job, ended, f"{why}, and it must not run twice")
             else:
@@ -460,6 +501,8 @@ def neighbors_violation(state: State) -> str:
         names = [
             word for word in job.spec.cluster.split(",") if "=" not in word and "<" not in word
         ]
+        if f"{job.id}/{job.attempt}" in state.strays and job.phase is Phase.AWAY:
+            return f"{job.id} was given up, and is away"
         elsewhere = names not in ([""], ["any"], ["here"]) and bool(names)
         if elsewhere and job.phase not in (Phase.WAITING, Phase.AWAY):
             return f"{job.id} runs here, but asks for {job.spec.cluster}"
