@@ -82,10 +82,10 @@ class Post:
         self._replay = rng.choice((0.0, 0.02))
 
     def plan(self, until_ms: int) -> None:
-        for _ in range(self._rng.randrange(6)):
+        for _ in range(self._rng.randrange(9)):
             one, other = self._rng.sample(NAMES, 2)
             ways = [(one, other), (other, one)][: self._rng.choice((1, 2, 2))]
-            long_ms = self._rng.choice((5_000, MINUTE_MS, 4 * MINUTE_MS))
+            long_ms = self._rng.choice((MINUTE_MS, 5 * MINUTE_MS, 5 * MINUTE_MS))
             at_ms = self._rng.randrange(until_ms)
             self._timeline.at(at_ms, partial(self._cut, ways, +1))
             self._timeline.at(at_ms + self._rng.randrange(long_ms), partial(self._cut, ways, -1))
@@ -165,7 +165,7 @@ class Site:
         self.faults.plan_store(self.rng("store"), length.storm_ms)
         for _ in range(rng.randrange(3)):
             self.storm.timeline.at(rng.randrange(length.storm_ms), partial(self._evict, rng))
-        if rng.random() < 0.15:
+        for _ in range(rng.choice((0, 0, 1, 2))):
             gone = DeclareGone(rng.choice([other for other in NAMES if other != self.name]), "ann")
             self.storm.timeline.at(
                 rng.randrange(length.storm_ms), partial(self.world.ask, gone, lambda _: None)
@@ -187,8 +187,8 @@ class Site:
         others = [name for name in NAMES if name != self.name]
         cluster = rng.choice(("", ANY, ANY, "price<2", rng.choice(others), ",".join(others)))
         spec = msgspec.structs.replace(spec, command=(program, str(length_ms)), cluster=cluster)
-        if cluster and spec.restart != "never" and rng.random() < 0.4:
-            spec = msgspec.structs.replace(spec, if_cut_ms=rng.choice((60_000, 200_000)))
+        if cluster and spec.restart != "never" and rng.random() < 0.6:
+            spec = msgspec.structs.replace(spec, if_cut_ms=rng.choice((60_000, 60_000, 200_000)))
         return spec
 
     def _evict(self, rng: random.Random) -> None:

@@ -58,7 +58,7 @@ PAUSE_MS = 30_000
 PAUSE_DOUBLINGS_MAX = 7
 LANES_MAX, OF_LANE_MAX = 1_000, 4
 # Of the jobs that are asked about, so many are others each time.
-OTHERS, TURN_MS, TURN_STEP = OFFERED_MAX // 2, 1_000, 7_919
+OTHERS, TURN_MS, SCATTERS = OFFERED_MAX // 2, 1_000, 2_654_435_761
 DRIFT = 1_000  # their clock may be faster by less than a part in so many
 HALF = 2  # of its lease's length is left when it is renewed
 
@@ -112,7 +112,7 @@ def _in_turn(numbers: list[int], now_ms: int) -> list[int]:
     """The first come first; but some of all come sometimes, as nobody may ever take the first."""
     if len(numbers) <= OFFERED_MAX:
         return numbers
-    start, step = now_ms // TURN_MS * TURN_STEP, max(1, len(numbers) // OTHERS)
+    start, step = now_ms // TURN_MS * SCATTERS >> 16, max(1, len(numbers) // OTHERS)
     others = [numbers[(start + place * step) % len(numbers)] for place in range(OTHERS)]
     return [*numbers[: OFFERED_MAX - OTHERS], *others, *numbers]
 
