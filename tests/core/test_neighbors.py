@@ -491,8 +491,7 @@ def test_an_away_job_of_a_tenant_on_hold_comes_back_if_the_policy_stops_such_job
 
 def test_no_tenant_or_user_is_removed_under_its_away_jobs(home: Home) -> None:
     home.ask(AddTenant("red"))
-    home.ask(SetUser(User(name="boss", roles={"*": Role.ADMIN})))
-    home.ask(SetUser(User(name="ann", roles={"red": Role.MEMBER})))
+    home.ask(SetUser(User(name="ann", roles={"red": Role.MEMBER}), add=True))
     job = home.send(tenant="red", user="ann")
     assert isinstance(home.ask(RemoveTenant("red")), Refused)
     answer = home.ask(RemoveUser("ann", end=True))
