@@ -25,6 +25,8 @@ from storm.timeline import Timeline
 from storm.truth import Truth
 from storm.witness import End
 
+GONE = "was declared gone by"
+
 
 class Origin(NamedTuple):
     """A job, named by the cluster where it was submitted."""
@@ -145,28 +147,24 @@ class Everywhere:
         raise Untruth(f"{home}: {event}, but {handed.neighbor} has {ending}")
 
     def returned(self, home: str, handed: JobHanded, event: JobReturned) -> None:
+        """Because its host has ended it, because its lease is over, or because a person said that
+        its host is gone. If it has ended well there and home cannot know, it runs again, as its
+        owner wished for that case."""
         origin, hosted = Origin(home, event.job), self.hosted(home, handed)
-        if hosted is not None and hosted.ending is not None:
-            if hosted.ending.outcome is Outcome.CANCELLED:
-                self.counts["job came back, ended by its host"] += 1
-                return
-        elif self.sites[home].jobs[event.job].spec.if_cut_ms and (home, handed.neighbor) not in (
-            self.gone
-        ):
-            self.cut.add(origin)
+        ending = hosted.ending if hosted is not None else None
+        if GONE in event.why and (home, handed.neighbor) in self.gone:
+            self.counts["job came back, neighbor gone"] += 1
+            self.excused.add(origin)
+        elif ending is not None and ending.outcome is Outcome.CANCELLED:
+            self.counts["job came back, ended by its host"] += 1
+        elif self.sites[home].jobs[event.job].spec.if_cut_ms:
             self.counts["job came back, lease over"] += 1
+            self.cut.add(origin)
             for other in self._alive.get(origin, ()):
                 if not self._given_up(other):
                     raise Untruth(f"{origin} came back by its lease, but {other} is alive")
-            return
-        if self.sites[home].jobs[event.job].spec.if_cut_ms and hosted is not None:
-            self.cut.add(origin)  # it has ended otherwise, and home cannot know
-            return
-        if (home, handed.neighbor) in self.gone:
-            self.excused.add(origin)
-            self.counts["job came back, neighbor gone"] += 1
-            return
-        raise Untruth(f"{origin} came back, but {handed.neighbor} has not ended it: {event.why}")
+        else:
+            raise Untruth(f"{origin} came back, but {handed.neighbor} has {ending}: {event.why}")
 
     def owes(self, home: str, event: JobReturned | JobSettled) -> None:
         key = key_of(home, event.job, event.attempt)
