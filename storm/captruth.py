@@ -10,6 +10,7 @@ import msgspec
 from shoal.core.state.events.arrays import ArrayFinished, ArrayRetried, ArraySubmitted
 from shoal.core.state.events.cluster import PolicyChanged
 from shoal.core.state.events.log import Event
+from shoal.core.state.events.neighbors import JobHanded, JobReturned
 from shoal.core.state.events.queue import JobSubmitted
 from shoal.core.state.events.runs import JobAdopted, JobFinished, JobPlaced, JobRequeued
 from shoal.core.state.events.services import ServiceSet, ServiceStopped
@@ -50,6 +51,7 @@ class CapTruth:
         self._policy, self._jobs = policy, jobs
         self._tenants: dict[str, str] = {}  # of live jobs, without replicas
         self._waiting: dict[str, None] = {}
+        self.never_run: dict[str, None] = {}  # keys of jobs that are cancelled as they come
         self._services: dict[str, tuple[str, int]] = {}  # tenant, most replicas
 
     def see(self, event: Event) -> None:
@@ -71,13 +73,14 @@ class CapTruth:
                 )
                 self._tenants[event.job] = event.spec.tenant
                 self._waiting[event.job] = None
-                self._verify(event.job, event.spec.tenant, more=not first)
-            case JobPlaced() | JobAdopted():
+                if event.key not in self.never_run:
+                    self._verify(event.job, event.spec.tenant, more=not first)
+            case JobPlaced() | JobAdopted() | JobHanded():
                 self._waiting.pop(event.job, None)
                 self._verify_gpus(event.job)
             case JobWaking():
                 self._verify_gpus(event.job)
-            case JobRequeued() if event.job in self._tenants:
+            case JobRequeued() | JobReturned() if event.job in self._tenants:
                 self._waiting[event.job] = None
             case JobFinished():
                 self._waiting.pop(event.job, None)

@@ -11,6 +11,7 @@ from shoal.core.state.state import State
 from shoal.core.step import Step
 from shoal.model.budget import Spending
 from shoal.model.commands import Envelope
+from shoal.model.neighbor import NeighborReport
 from shoal.model.policy import Policy
 from shoal.model.report import Answer, NodeGone, NodeReport, Request, Still
 from shoal.model.service import ServiceLoad
@@ -142,6 +143,10 @@ class Controller:
     def served(self, load: ServiceLoad) -> None:
         if self._tick.served(load):
             self._poke()
+
+    def neighbors(self, reports: Sequence[NeighborReport]) -> None:
+        self._tick.neighbors(reports)
+        self._poke()
 
     def supplied(self, report: SupplyReport) -> None:
         self._tick.supplied(report)

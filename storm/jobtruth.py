@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from shoal.core.state.events.neighbors import JobHanded
 from shoal.core.state.events.runs import (
     JobAdopted,
     JobFinished,
@@ -138,6 +139,15 @@ class JobTruth:
             raise Untruth(f"{self.id} was placed before its backoff was over")
         self._placements.append(event.slices)
         self._hold()
+
+    def handed(self, event: JobHanded) -> None:
+        """Another cluster has it. What it does there is seen there."""
+        self._must_be_unfinished()
+        if event.attempt <= self.attempt or self._held:
+            raise Untruth(f"{self.id} was handed over as attempt {event.attempt}, but {self._held}")
+        if event.at_ms < self._not_before_ms:
+            raise Untruth(f"{self.id} was handed over before its backoff was over")
+        self._placements += [()] * (event.attempt - self.attempt)
 
     def adopted(self, event: JobAdopted) -> list[MemberRef]:
         self._must_be_unfinished()

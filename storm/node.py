@@ -25,6 +25,7 @@ KILLED_CODE = 137
 TERMINATED_CODE = 143
 CANNOT_START_CODE = 127
 IDLE_REPORT_MS = 300
+LEASES_MS = 1_000  # between two looks at members whose leases may be over
 START_MS = 400  # of members with GPUs
 
 
@@ -123,6 +124,8 @@ class StormNode:
         self.end = None
         self._witness.booted(self.spec, self.incarnation)
         self._beat(self.incarnation)
+        if self._heartbeat_ms > LEASES_MS:
+            self._look_at_leases(self.incarnation)
 
     def lose_keeper(self) -> None:
         """The agent dies with its keeper; what members have started lives on until `end_left`."""
@@ -267,6 +270,11 @@ class StormNode:
             self._end_leases()
             self.report(beat=True)
             self._timeline.after(self._heartbeat_ms, lambda: self._beat(incarnation))
+
+    def _look_at_leases(self, incarnation: int) -> None:
+        if self.up and self.incarnation == incarnation:
+            self._end_leases()
+            self._timeline.after(LEASES_MS, lambda: self._look_at_leases(incarnation))
 
     def _end_leases(self) -> None:
         assert self.book is not None

@@ -1,4 +1,7 @@
-"""Virtual time: a heap of (time, sequence, action), so that one seed is one history."""
+"""Virtual time: a heap of (time, sequence, action), so that one seed is one history.
+
+A `Clock` shows that time as a wrong clock does: somebody else's, ahead or behind, fast or slow.
+"""
 
 from __future__ import annotations
 
@@ -31,3 +34,26 @@ class Timeline:
             if done():
                 return
         self.now_ms = end_ms
+
+
+MILLION = 1_000_000
+
+
+class Clock(Timeline):
+    """`ahead_ms`: by so much it is wrong at the beginning. `gains`: in millionths."""
+
+    def __init__(self, timeline: Timeline, ahead_ms: int, gains: int) -> None:
+        self._timeline, self._ahead_ms, self._gains = timeline, ahead_ms, gains
+
+    @property
+    def now_ms(self) -> int:  # type: ignore[override]
+        return self.shows(self._timeline.now_ms)
+
+    def shows(self, true_ms: int) -> int:
+        return self._ahead_ms + true_ms * (MILLION + self._gains) // MILLION
+
+    def at(self, time_ms: int, action: Action) -> None:
+        """Never earlier than when this clock shows that time."""
+        parts = MILLION + self._gains
+        true_ms = -(-(time_ms - self._ahead_ms) * MILLION // parts)
+        self._timeline.at(true_ms, action)

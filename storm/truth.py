@@ -17,6 +17,7 @@ from shoal.core.state.events.budgets import BudgetFreed, BudgetHeld, BudgetWarne
 from shoal.core.state.events.cluster import ControllerStarted, PolicyChanged
 from shoal.core.state.events.identity import TenantAdded, TenantRemoved
 from shoal.core.state.events.log import Event
+from shoal.core.state.events.neighbors import JobHanded, JobReturned
 from shoal.core.state.events.nodes import (
     NodeIntended,
     NodeJoined,
@@ -77,7 +78,11 @@ class Truth(Witness):
         self.unfinished: dict[str, None] = {}
         self._timeline, self._policy, self.fabric = timeline, policy, FabricTruth(policy)
         self._keys: dict[str, str] = {}
+        self._keyed: dict[str, str] = {}  # the other way round
         self._cancels: dict[str, None] = {}
+        self._cancelled_keys = self._caps.never_run
+        self.away: dict[str, JobHanded] = {}  # jobs that other clusters have
+        self.may_end_away: Callable[[JobHanded, JobFinished], None] = _nobody_has_it
         self._asked_keys: Counter[str] = Counter()
         self._withdrawn: set[str] = set()  # keys whose only client left before a step saw them
         self._uids: dict[str, int] = {}  # of tenants that were added; 0: removed again
@@ -137,6 +142,8 @@ class Truth(Witness):
             self._cancels[request.job] = None
         if isinstance(request, Submit):
             self._asked_keys[request.key] += 1
+            if request.cancelled:
+                self._cancelled_keys[request.key] = None
             self._withdrawn.discard(request.key)
         self.services.asked(request)
         self.after.asked(request)
@@ -205,6 +212,7 @@ class Truth(Witness):
         if event.key in self._withdrawn:
             raise Untruth(f"{event.job} was submitted by a client that had left before")
         self._keys[event.key] = event.job
+        self._keyed[event.job] = event.key
         self.jobs[event.job] = again or JobTruth(event.job, event.spec)
         if again is not None:
             again.again(self.arrays.known[event.spec.array].base)
@@ -233,6 +241,11 @@ class Truth(Witness):
         wishes_kept(event, job.spec, self.fabric.as_placed(self._known))
         self._alone(job)
         self.health.placed(event)
+        self._entitlements.settled(event.job)
+
+    def _job_handed(self, event: JobHanded) -> None:
+        self.jobs[event.job].handed(event)
+        self.away[event.job] = event
         self._entitlements.settled(event.job)
 
     def _alone(self, job: JobTruth) -> None:
@@ -313,10 +326,16 @@ class Truth(Witness):
             self.jobs[event.job].node_drained(event.node)
 
     def _job_finished(self, event: JobFinished) -> None:
+        if (handed := self.away.pop(event.job, None)) is not None:
+            self.may_end_away(handed, event)
+            self.unfinished.pop(event.job, None)
+            self.jobs[event.job].outcome = event.outcome
+            return
         self._must_be_over(event.job, event.attempt)
         lives = [self.lives.all.get(ref) for ref in self.jobs[event.job].refs(event.attempt)]
         # What a service wants of its replicas is judged by `services`.
-        asked = event.job in self._cancels or bool(self.jobs[event.job].spec.service)
+        asked = event.job in self._cancels or self._keyed.get(event.job, "") in self._cancelled_keys
+        asked = asked or bool(self.jobs[event.job].spec.service)
         asked = asked or self.after.may_be_cancelled(event.job) or self.arrays.cancelled(event.job)
         asked = asked or self.leases.may_be_cancelled(event)
         self.unfinished.pop(event.job, None)
@@ -375,6 +394,10 @@ class Truth(Witness):
                 self.jobs[job_id].node_drained(event.node)
 
 
+def _nobody_has_it(_: JobHanded, event: JobFinished) -> None:
+    raise Untruth(f"{event.job} has ended at a neighbor, and there is none")
+
+
 JUDGES: dict[type[EventBase], Callable[[Truth, Any], None]] = {
     **dict.fromkeys(
         (BudgetWarned, BudgetHeld, BudgetFreed), lambda truth, event: truth.budgets.see(event)
@@ -385,6 +408,8 @@ JUDGES: dict[type[EventBase], Callable[[Truth, Any], None]] = {
     ControllerStarted: Truth._controller_started,
     JobSubmitted: Truth._job_submitted,
     JobPlaced: Truth._job_placed,
+    JobHanded: Truth._job_handed,
+    JobReturned: lambda truth, event: truth.away.pop(event.job),
     JobStopping: Truth._job_stopping,
     JobDozing: lambda truth, event: truth._entitlements.dozing(event),
     JobWaking: Truth._job_waking,

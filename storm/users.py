@@ -169,7 +169,7 @@ class Users:
             return
         nodes = [msgspec.structs.replace(node, place=self.wired(node)) for node in self._nodes]
         for job in self._world.controller.state.jobs.values():
-            if job.spec.within_required and not self._possible(job.spec, nodes):
+            if job.spec.within_required and not self.possible(job.spec, nodes):
                 self._counts["cancel asked"] += 1
                 self._world.ask(Cancel(job.id), lambda _: None)
 
@@ -243,7 +243,7 @@ class Users:
                 self._counts["answer: accepted"] += 1
                 if self.accepted.setdefault(submit.key, answer.id) != answer.id:
                     raise Untruth(f"{submit.key} became {self.accepted[submit.key]}, {answer.id}")
-                if not self._possible(submit.spec):
+                if not self.possible(submit.spec):
                     self._too_large[submit.key] = None
                     self._cancel(submit.key)
             else:
@@ -257,7 +257,7 @@ class Users:
 
         ask()
 
-    def _possible(self, spec: JobSpec, nodes: Sequence[NodeSpec] = ()) -> bool:
+    def possible(self, spec: JobSpec, nodes: Sequence[NodeSpec] = ()) -> bool:
         """Before any node has joined, a controller accepts jobs of any size."""
         depth = {Within.BLOCK: 1, Within.RACK: 2}.get(spec.within, 0)
         near = spec.within_required and spec.within is not Within.ANYWHERE

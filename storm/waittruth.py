@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from shoal.core.state.events.log import Event
+from shoal.core.state.events.neighbors import JobHanded, JobReturned
 from shoal.core.state.events.queue import JobReleased, JobSubmitted, JobWaited
 from shoal.core.state.events.runs import JobAdopted, JobFinished, JobPlaced, JobRequeued
 from shoal.model.job import JobSpec
@@ -32,7 +33,9 @@ class WaitTruth:
                 self._begins(event.job, max(event.at_ms, self._since_ms.get(event.job, 0)))
             case JobRequeued():
                 self._begins(event.job, max(event.at_ms, event.not_before_ms))
-            case JobPlaced() | JobAdopted() | JobFinished():
+            case JobReturned():
+                self._begins(event.job, event.at_ms)
+            case JobPlaced() | JobAdopted() | JobFinished() | JobHanded():
                 self._since_ms.pop(event.job, None)
             case JobWaited():
                 self._judge(event)

@@ -44,7 +44,9 @@ class World:
         batch_ms: int = 0,
         checked: bool = True,
         nights: Nights | None = None,
+        clock: Timeline | None = None,
     ) -> None:
+        """`clock`: the controller's own, if that is not the true time."""
         self._nights = nights
         self.clock_of: Callable[[str, int], int] = lambda _, now_ms: now_ms  # a node's own clock
         self.pairs: Callable[[str, str, Tour], tuple[Pair, ...]] = _all_alike
@@ -58,7 +60,7 @@ class World:
         self._heartbeat_ms = heartbeat_ms
         self._deaths: dict[str, NodeGone] = {}  # those known for certain, by node
         self.controller = Controller(
-            self.timeline,
+            clock or self.timeline,
             self.disk,
             policy,
             self._send,

@@ -9,11 +9,17 @@ import msgspec
 import pytest
 
 from shoal.core.features.neighbors import wanted_offers
+from shoal.core.features.notices import notices_of
+from shoal.core.state.events.log import Recorded
+from shoal.core.state.events.neighbors import JobRunsAway, JobSettled
 from shoal.core.state.facts import Snapshot
 from shoal.core.state.load import restore
 from shoal.core.step import Step
+from shoal.model.budget import BudgetPeriod, Spending
+from shoal.model.identity import Identity, Role, User
 from shoal.model.job import Job, JobSpec, Outcome, Phase
 from shoal.model.neighbor import (
+    OFFERED_MAX,
     Ending,
     HandedJob,
     Neighbor,
@@ -23,8 +29,22 @@ from shoal.model.neighbor import (
     spec_there,
     wish_of,
 )
-from shoal.model.policy import Policy
-from shoal.model.report import Accepted, Answer, DeclareGone, Refused, Submit
+from shoal.model.policy import Policy, Tenant
+from shoal.model.report import (
+    Accepted,
+    AddTenant,
+    Answer,
+    CancelWorkflow,
+    DeclareGone,
+    Refused,
+    RemoveTenant,
+    RemoveUser,
+    Requeue,
+    SetUser,
+    Submit,
+    SubmitWorkflow,
+)
+from shoal.model.workflow import WorkflowJob
 from tests.core.build import POLICY, Cluster, job_spec
 
 HOUR_MS = 3_600_000
@@ -48,7 +68,9 @@ class Home(Cluster):
         return self.step(neighbors=[self.word(name, jobs=(handed,))])
 
     def ended(self, job: str, outcome: str = "succeeded", name: str = "b", **fields: Any) -> Step:
-        return self.told(job, name, ended=Ending(outcome=Outcome(outcome), **fields))
+        attempt = fields.pop("attempt", 0)
+        ended = Ending(outcome=Outcome(outcome), **fields)
+        return self.told(job, name, attempt=attempt, ended=ended)
 
     def send(self, **fields: Any) -> str:  # type: ignore[override]
         """A job that is at b."""
@@ -190,7 +212,7 @@ def test_data_that_stays_in_a_region_may_go_to_a_neighbor_there() -> None:
         ({"cluster": "b,region=eu"}, "cluster", "not both"),
         ({"cluster": "b", "workdir": "/home/me"}, "cluster", "send it with --pack"),
         ({"cluster": "b", "volumes": ("/data:d",)}, "cluster", "give its URL instead"),
-        ({"if_cut_ms": 60_000}, "if_cut", "is for jobs that name a cluster"),
+        ({"if_cut_ms": 60_000}, "if_cut", "is for jobs that name another cluster"),
         ({"cluster": "b", "if_cut_ms": 1}, "if_cut", "is at least 60 s"),
         ({"cluster": "b", "if_cut_ms": 99_000, "restart": "never"}, "if_cut", "must not run twice"),
     ],
@@ -347,7 +369,7 @@ def test_the_spec_that_travels_means_nothing_of_home() -> None:
         cluster="b", tenant="lab", user="ann", priority=9, labels={"a": "b"}, if_cut_ms=60_000
     )
     there = spec_there(spec, "home")
-    assert (there.tenant, there.user, there.cluster, there.if_cut_ms) == ("home", "", "", 0)
+    assert (there.tenant, there.user, there.cluster, there.if_cut_ms) == ("home", "", "here", 0)
     assert (there.priority, there.labels) == (0, {"a": "b"})
     assert isinstance(msgspec.convert(msgspec.to_builtins(there), JobSpec), JobSpec)
 
@@ -361,3 +383,240 @@ def test_wishes() -> None:
 
 def test_usual_policies_know_no_neighbors() -> None:
     assert POLICY.neighbors == ()
+
+
+# -- what an attacker, an admin or bad luck does ---------------------------------------------------
+
+
+def test_a_job_that_came_from_a_neighbor_goes_no_further(home: Home) -> None:
+    """Else it could come back to where it came from, and nobody would know who has it."""
+    home.policy = Policy(neighbors=(Neighbor(name="b", after_ms=1),))
+    full(home)
+    there = spec_there(job_spec(cluster="b", gpus=1), "from-c")
+    answer = home.ask(Submit(there, "c/j1/1"))
+    assert isinstance(answer, Accepted)
+    home.wait(60_000)
+    home.offered(answer.id)
+    assert home.job(answer.id).phase is Phase.WAITING
+    assert not wanted_offers(home.state, home.policy, home.now_ms)
+    impossible = home.ask(Submit(spec_there(job_spec(gpus=9), "from-c")))
+    assert isinstance(impossible, Refused), "it runs here, or nowhere"
+
+
+def test_a_job_whose_lease_is_renewed_here_stays(home: Home) -> None:
+    home.policy = Policy(neighbors=(Neighbor(name="b", after_ms=1),))
+    full(home)
+    answer = home.ask(Submit(job_spec(gpus=1), until_ms=home.now_ms + HOUR_MS))
+    assert isinstance(answer, Accepted)
+    home.wait(60_000)
+    home.offered(answer.id)
+    assert home.job(answer.id).phase is Phase.WAITING
+    assert isinstance(home.ask(Submit(job_spec(cluster="b"), until_ms=home.now_ms + 9)), Refused)
+
+
+def test_a_withdrawal_stores_nothing_that_nobody_has_looked_at(home: Home) -> None:
+    spec = job_spec(service="chat", after=("j77",), env={"SHOAL_JOB": "x"}, name="train")
+    answer = home.ask(Submit(spec, "cafe/j1/1", cancelled=True, who="b"))
+    assert isinstance(answer, Accepted)
+    stored = home.job(answer.id)
+    assert (stored.spec.name, stored.spec.service, stored.spec.env) == ("train", "", {})
+
+
+def test_nobody_withdraws_the_job_of_another_tenant_by_its_key(home: Home) -> None:
+    home.ask(AddTenant("red"))
+    home.ask(AddTenant("blue"))
+    job = home.ask(Submit(job_spec(tenant="red"), "key"))
+    answer = home.ask(Submit(job_spec(tenant="blue"), "key", "blue", cancelled=True))
+    assert isinstance(job, Accepted)
+    assert isinstance(answer, Refused)
+    assert home.job(job.id).phase is Phase.STARTING
+
+
+def test_requeue_takes_a_job_back(home: Home) -> None:
+    job = home.send()
+    answer = home.ask(Requeue(job, "ann"))
+    assert isinstance(answer, Accepted)
+    assert answer.note == "it waits here as soon as b has ended it"
+    assert away(home.job(job)).withdrawn == "requeued by ann"
+    assert home.ask(Requeue(job)) == Accepted(job, "it is already away")
+    home.ended(job, "cancelled", started=True)
+    assert home.job(job).phase is Phase.WAITING
+
+
+def test_cancelling_a_workflow_cancels_its_job_that_is_away_once(home: Home) -> None:
+    spec = job_spec(cluster="b")
+    first = home.ask(
+        SubmitWorkflow(
+            (WorkflowJob("one", spec), WorkflowJob("two", job_spec(cluster="b"), after=("one",)))
+        )
+    )
+    assert isinstance(first, Accepted)
+    home.offered(first.id)
+    assert home.job(first.id).phase is Phase.AWAY
+    waits = home.job("j2")
+    assert waits.awaits == (first.id,)
+    home.offered("j2")
+    assert waits.phase is Phase.WAITING, "it waits for the other, wherever that is"
+    for count in (1, 0):
+        home.ask(CancelWorkflow(first.id))
+        kinds = [type(event).__name__ for event in home.last.events]
+        assert kinds.count("JobWithdrawn") == count
+    home.ended(first.id, "cancelled")
+    assert home.job(first.id).outcome is Outcome.CANCELLED
+
+
+def test_jobs_of_a_workflow_go_on_when_the_one_that_was_away_has_ended(home: Home) -> None:
+    job = home.send()
+    after = home.submit(after=(job,))
+    home.ended(job, "succeeded", started=True)
+    assert home.job(after).phase is Phase.STARTING
+
+
+def test_an_away_job_of_a_tenant_on_hold_comes_back_if_the_policy_stops_such_jobs() -> None:
+    tenants = (Tenant(name="default", budget_gpu_hours=1),)
+    home = Home(Policy(tenants=tenants, budget_stops=True))
+    home.join("n1", gpus=1)
+    job, never = home.send(gpus=1), home.send(gpus=1, restart="never")
+    spent = Spending(tenant="default", period=BudgetPeriod.MONTH, gpu_us=10**13)
+    home.step(spendings=(spent,))
+    assert "budget of" in away(home.job(job)).withdrawn
+    assert not away(home.job(never)).withdrawn
+    home.ended(job, "cancelled", started=True)
+    assert home.job(job).phase is Phase.WAITING
+    home.wait(60_000)
+    home.offered(job)
+    assert home.job(job).phase is Phase.WAITING, "its tenant is on hold"
+    home.reload()
+
+
+def test_no_tenant_or_user_is_removed_under_its_away_jobs(home: Home) -> None:
+    home.ask(AddTenant("red"))
+    home.ask(SetUser(User(name="ann", roles={"red": Role.MEMBER}), add=True))
+    job = home.send(tenant="red", user="ann")
+    assert isinstance(home.ask(RemoveTenant("red")), Refused)
+    answer = home.ask(RemoveUser("ann", end=True))
+    assert isinstance(answer, Accepted), answer
+    assert away(home.job(job)).cancelled
+
+
+def test_an_away_job_is_not_replaced_by_another(home: Home) -> None:
+    job = home.send()
+    answer = home.ask(Submit(job_spec(cluster="b"), instead=job))
+    assert isinstance(answer, Refused)
+    assert "already started" in answer.message
+
+
+def test_a_neighbor_owes_for_no_more_than_there_was_time_for(home: Home) -> None:
+    job = home.submit(gpus=2, cluster="b")
+    home.offered(job, price=3_600_000)
+    home.wait(10_000)
+    home.ended(job, "succeeded", started=True, gpu_ms=10**12, money=10**12)
+    (settled,) = [event for event in home.last.events if isinstance(event, JobSettled)]
+    assert (settled.gpu_ms, settled.money) == (20_020, 20_021)
+
+
+def test_a_neighbor_that_keeps_changing_its_mind_fills_no_log(home: Home) -> None:
+    job = home.send()
+    for number in range(5):
+        home.told(job, id=f"j{number}", phase="running")
+        home.told(job, refused="no", phase="waiting")
+    kinds = [type(event).__name__ for event in home.log]
+    assert (kinds.count("JobTaken"), kinds.count("JobWithdrawn")) == (1, 1)
+
+
+def test_what_is_given_up_is_told_to_end_and_owed_whenever_that_is_heard(home: Home) -> None:
+    job = home.send(gpus=1, cluster="b,c")
+    home.ask(DeclareGone("b", "ann"))
+    assert list(home.state.strays) == [f"{job}/1"]
+    home.reload()
+    home.wait(60_000)
+    home.offered(job, "c")
+    assert (away(home.job(job)).neighbor, home.job(job).attempt) == ("c", 2)
+    home.ended(job, attempt=1, gpu_ms=70_000, started=True)
+    (settled,) = home.last.events
+    assert isinstance(settled, JobSettled)
+    assert (settled.attempt, settled.gpu_ms) == (1, 60_000)
+    assert not home.state.strays
+    assert home.job(job).phase is Phase.AWAY
+    home.ended(job, attempt=1, gpu_ms=70_000)
+    assert not home.last.events
+
+
+def test_strays_of_jobs_that_have_ended_are_heard_of_too(home: Home) -> None:
+    job = home.send(gpus=1)
+    home.cancel(job)
+    home.ask(DeclareGone("b", "ann"))
+    assert home.job(job).outcome is Outcome.CANCELLED
+    home.ended(job, "cancelled", "c", attempt=1)
+    assert home.state.strays, "c does not have it"
+    home.ended(job, "cancelled", attempt=1)
+    assert not home.state.strays
+
+
+def test_a_job_that_must_not_run_twice_ends_with_its_neighbor(home: Home) -> None:
+    """Whether it has begun there, only the neighbor knew."""
+    job = home.send(restart="never")
+    home.ask(DeclareGone("b", "ann"))
+    assert home.job(job).outcome is Outcome.CANCELLED
+
+
+def test_many_jobs_that_nobody_takes_do_not_keep_others_from_being_offered(home: Home) -> None:
+    jobs = {home.submit(cluster="b") for _ in range(100)}
+    asked: set[str] = set()
+    for _ in range(100):
+        wanted = wanted_offers(home.state, home.policy, home.now_ms)
+        assert len(wanted) == OFFERED_MAX
+        asked.update(job.id for job in wanted)
+        home.wait(10_000)
+    assert asked == jobs
+
+
+def test_a_price_below_nothing_is_met_by_nobody(home: Home) -> None:
+    full(home)
+    job = home.submit(gpus=1, cluster="price<0")
+    home.offered(job, price=0)
+    assert home.job(job).phase is Phase.WAITING
+
+
+def test_those_who_wait_for_its_start_hear_of_a_start_elsewhere(home: Home) -> None:
+    job = home.send(notify=("started=https://x.org",))
+    home.told(job, id="j9", phase="running")
+    (event,) = [event for event in home.last.events if isinstance(event, JobRunsAway)]
+    (notice,) = notices_of(Recorded(1, event), (), Identity(), home.job(job), "cafe")
+    assert (notice.what.value, notice.text, notice.state) == (
+        "started",
+        f"{home.job(job).title} is running at b",
+        "running",
+    )
+
+
+def test_a_wait_after_it_came_back_is_reported(home: Home) -> None:
+    job = home.send(notify=("waiting:1m=https://x.org",))
+    home.ended(job, "cancelled")
+    home.wait(60_000)
+    home.step()
+    assert "JobWaited" in [type(event).__name__ for event in home.last.events]
+
+
+def test_a_restored_home_gives_no_number_of_a_hand_over_out_again(home: Home) -> None:
+    job = home.send()
+    home.ended(job, "cancelled")
+    home.state.restored_job, home.state.restored_attempt = home.state.next_job, 40
+    home.wait(60_000)
+    home.offered(job)
+    assert home.job(job).attempt == 40
+
+
+@pytest.mark.parametrize("order", ["fair", "fifo"])
+def test_a_snapshot_and_the_log_lead_to_the_same_state(home: Home, order: str) -> None:
+    away_job, back, waits = home.send(), home.send(), home.submit(cluster="b,c")
+    home.ended(back, "cancelled")
+    home.ask(DeclareGone("c"))
+    home.policy = msgspec.structs.replace(home.policy, order=order)
+    home.step()
+    before = msgspec.json.encode(home.state.snapshot())
+    home.reload()
+    assert msgspec.json.encode(home.state.snapshot()) == before
+    home.take_over()
+    assert {away_job, back, waits} <= set(home.state.jobs)
+    assert list(home.state.away) == [away_job]

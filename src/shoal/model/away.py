@@ -1,8 +1,21 @@
-"""Where a job is that a neighbor has: a part of the job's record."""
+"""Where a job is that a neighbor has: a part of the job's record; and jobs that were given up."""
 
 from __future__ import annotations
 
 import msgspec
+
+STRAYS_MAX = 10_000  # the oldest are forgotten: their neighbors are gone for good
+
+
+class Stray(msgspec.Struct, frozen=True, kw_only=True):
+    """A hand-over that was given up: the neighbor is told to end it, until it says that it has.
+    `since_ms`, `gpus`: what bounds what it can have used."""
+
+    neighbor: str
+    job: str
+    attempt: int
+    since_ms: int
+    gpus: int
 
 
 class Away(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from shoal.model.away import Away
+from shoal.model.durations import DAY_MS
 from shoal.model.job import JOB_NAME_PATTERN, JobSpec, Outcome, Restart
 from shoal.model.labels import LabelKey, LabelValue
 from shoal.model.volume import parse
@@ -19,11 +20,13 @@ from shoal.model.volume import parse
 NEIGHBORS_MAX = 32
 OFFERED_MAX = 32  # jobs that one neighbor is asked about at a time
 ANY = "any"
+HERE = "here"  # whatever the policy says: as for jobs that come from a neighbor
 STAYS = "stays"  # a job with the label stays=eu goes to neighbors with the label region=eu only
 REGION = "region"
 HOME = "home"  # a label of a job that another cluster handed over: its hand-over
 PRICE_UNIT = 1_000_000  # prices are in millionths of the price list's currency, per GPU-hour
 CUT_MS_MIN = 60_000
+CUT_MS_MAX = 14 * DAY_MS  # a host gives no longer lease than half of that
 TEXT_MAX = 300
 
 NeighborName = Annotated[str, msgspec.Meta(max_length=40, pattern=JOB_NAME_PATTERN)]
@@ -56,22 +59,28 @@ class Wish(NamedTuple):
         return bool(self.names)
 
 
+def asks(text: str) -> bool:
+    """Whether such a job is offered to neighbors even if the policy sends none."""
+    return text not in ("", HERE)
+
+
 _NAME = re.compile(JOB_NAME_PATTERN)
 _PRICE = re.compile(r"price<([0-9]{1,9}(?:\.[0-9]{1,6})?)")
 _LABEL = re.compile(r"([A-Za-z0-9][A-Za-z0-9._/-]{0,62})=([A-Za-z0-9._-]{1,63})")
 
 
 def wish_of(text: str) -> Wish:
-    """`any`, names of neighbors, or conditions such as `price<2,region=eu`. Raises ValueError."""
-    if text in ("", ANY):
-        return Wish(asks=bool(text))
+    """`any`, `here`, names of neighbors, or conditions such as `price<2,region=eu`. Raises
+    ValueError."""
+    if text in ("", ANY, HERE):
+        return Wish(asks=asks(text))
     names, labels, price_max = [], [], None
     for word in text.split(","):
         if price := _PRICE.fullmatch(word):
             price_max = round(float(price[1]) * PRICE_UNIT)
         elif label := _LABEL.fullmatch(word):
             labels.append((label[1], label[2]))
-        elif _NAME.fullmatch(word) and word != ANY:
+        elif _NAME.fullmatch(word) and word not in (ANY, HERE):
             names.append(word)
         else:
             raise ValueError(f"{word[:64]!r} is no name of a neighbor, price<2 or region=eu")
@@ -82,6 +91,8 @@ def wish_of(text: str) -> Wish:
 
 def stays_home(spec: JobSpec) -> str:
     """Why such a job cannot run on another cluster; empty: it can."""
+    if spec.cluster == HERE:
+        return "it is to run here"
     if spec.service or spec.sweep is not None or spec.array:
         return "services and arrays run here"
     if spec.workdir and not spec.package:
@@ -105,6 +116,8 @@ def cut_problem(spec: JobSpec) -> str:
         return "restarts a job that must not run twice (restart: never)"
     if 0 < spec.if_cut_ms < CUT_MS_MIN:
         return f"is at least {CUT_MS_MIN // 1000} s, so that a short cut does no harm"
+    if spec.if_cut_ms > CUT_MS_MAX:
+        return f"is at most {CUT_MS_MAX // DAY_MS} days"
     return ""
 
 
@@ -176,12 +189,13 @@ def key_of(cluster: str, job: str, attempt: int) -> str:
 
 
 def spec_there(spec: JobSpec, tenant: str) -> JobSpec:
-    """As the host is asked for it: without what means something at home only."""
+    """As the host is asked for it: without what means something at home only. The host does not
+    hand it on, so it is never further away than one neighbor."""
     return msgspec.structs.replace(
         spec,
         tenant=tenant,
         user="",
-        cluster="",
+        cluster=HERE,
         if_cut_ms=0,
         after=(),
         begin_ms=0,

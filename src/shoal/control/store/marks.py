@@ -17,6 +17,7 @@ from shoal.control.store.schema import SET_META, prepare
 from shoal.core.state.events.arrays import ArraySubmitted
 from shoal.core.state.events.cluster import ClusterRestored, ControllerStarted
 from shoal.core.state.events.log import Event
+from shoal.core.state.events.neighbors import JobHanded
 from shoal.core.state.events.queue import JobSubmitted
 from shoal.core.state.events.runs import JobPlaced
 from shoal.core.state.events.supply import NodesOrdered
@@ -76,7 +77,7 @@ class Numbers:
         known = self.written
         job, epoch, attempt, order = msgspec.structs.astuple(known)
         for event in events:
-            if isinstance(event, JobPlaced):
+            if isinstance(event, JobPlaced | JobHanded):
                 attempt = max(attempt, event.attempt)
             elif isinstance(event, JobSubmitted | ArraySubmitted):
                 job = max(job, number_of(event.job) + 1)

@@ -41,6 +41,7 @@ from shoal.core.state.events.base import JobEvent
 from shoal.core.state.events.cluster import ControllerStarted
 from shoal.core.state.events.identity import KeyRemoved, TenantAdded, TokenRemoved
 from shoal.core.state.events.log import Event
+from shoal.core.state.events.neighbors import JobHanded
 from shoal.core.state.events.queue import JobSubmitted
 from shoal.core.state.events.runs import JobFinished, JobPlaced, MemberLost
 from shoal.core.state.load import raise_attempt, raise_numbers, restore
@@ -317,7 +318,7 @@ def write(path: Path, found: Found, saved: Saved, numbers: Numbers) -> None:
     first_job = max(floor.first_job, known.job)
     raise_numbers(state, first_job, floor.epoch, known.attempt, known.order)
     for event in found.events.values():
-        if isinstance(event, JobPlaced):
+        if isinstance(event, JobPlaced | JobHanded):
             raise_attempt(state, event.job, event.attempt)
     recount(state)
     body, seq = image.encoded(state.snapshot()), found.top + 1

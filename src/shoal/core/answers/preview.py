@@ -134,7 +134,7 @@ def cancelled(state: State, jobs: Iterable[Job], now_ms: int) -> list[Effect]:
 
 def requeued(state: State, jobs: Iterable[Job], now_ms: int) -> list[Effect]:
     return [
-        _stopped(job, Deed.WAITS if job.active else Deed.UNCHANGED, now_ms)
+        _stopped(job, Deed.UNCHANGED if job.phase is Phase.WAITING else Deed.WAITS, now_ms)
         for job in _with_elements(state, jobs)
     ]
 
@@ -172,8 +172,8 @@ def dependents_of(state: State, effects: Sequence[Effect]) -> tuple[list[Job], l
 def cancel_lines(state: State, effects: Sequence[Effect]) -> list[str]:
     jobs = [effect for effect in effects if effect.job.elements is None]
     lost, freed = dependents_of(state, effects)
-    waiting = [one for one in jobs if not one.job.active]
-    running = [one for one in jobs if one.job.active]
+    waiting = [one for one in jobs if one.job.phase is Phase.WAITING]
+    running = [one for one in jobs if one.job.phase is not Phase.WAITING]
     lines = _line(running, Deed.ENDS, "{}: {}", "stops", "stop") if running else []
     if waiting:
         lines += _line(waiting, Deed.ENDS, "{} the queue: {}", "leaves", "leave")

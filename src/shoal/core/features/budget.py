@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from shoal.core.features.neighbors import withdraw
 from shoal.core.state.ending import stop
 from shoal.core.state.events.budgets import (
     BudgetFreed,
@@ -160,17 +161,20 @@ def _unpriced(unpriced_us: int) -> str:
 
 
 def _stop_held(round_: Round) -> None:
-    """If the policy says so, running jobs of a tenant on hold are stopped too, except jobs that
-    must not run twice."""
+    """If the policy says so, running jobs of a tenant on hold are stopped too, wherever they run,
+    except jobs that must not run twice."""
     for job in list(round_.state.jobs.values()):
         if (
-            job.phase in (Phase.STARTING, Phase.RUNNING)
+            job.phase in (Phase.STARTING, Phase.RUNNING, Phase.AWAY)
             and job.spec.gpus
             and job.spec.restart is not Restart.NEVER
             and (payer := round_.state.accounts.held_by(job.spec.tenant))
         ):
             why = f"the budget of {tenant_part(payer)} is used up"
-            stop(round_, job, StopCause.BUDGET, why)
+            if job.away is None:
+                stop(round_, job, StopCause.BUDGET, why)
+            elif not job.away.withdrawn:
+                withdraw(round_, job, why)
 
 
 def refused_keys(state: State) -> dict[str, int]:

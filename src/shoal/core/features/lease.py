@@ -15,6 +15,7 @@ from shoal.core.state.state import State
 from shoal.model.commands import Lease, Renew
 from shoal.model.durations import DAY_MS, SECOND_MS, duration_text, moment_text
 from shoal.model.job import Job, JobSpec, MemberRef, Phase, StopCause
+from shoal.model.neighbor import asks
 from shoal.model.node import NodeHealth
 from shoal.model.report import Accepted, Answer, NodeReport, Refused, RenewLease
 
@@ -30,6 +31,8 @@ def lease_problem(round_: Round, spec: JobSpec, until_ms: int) -> Refused | None
     """Why no such job can have this lease."""
     if spec.sweep is not None:
         return Refused("until_ms", "is for single jobs; submit each element of the array")
+    if asks(spec.cluster):
+        return Refused("until_ms", "is for jobs that run here; for neighbors, use if_cut")
     heard, nodes = round_.state.heard, round_.state.nodes
     for node in heard.said:
         if node not in heard.leasing and nodes[node].health is not NodeHealth.LOST:

@@ -14,6 +14,7 @@ from itertools import islice
 from shoal.core.state.ending import CANCELLED_CODE
 from shoal.core.state.events.neighbors import (
     AwayEvent,
+    JobGivenUp,
     JobHanded,
     JobLeaseAsked,
     JobReturned,
@@ -26,7 +27,7 @@ from shoal.core.state.events.runs import JobFinished
 from shoal.core.state.round import Round
 from shoal.core.state.state import State
 from shoal.model.away import Away
-from shoal.model.durations import about, duration_text
+from shoal.model.durations import HOUR_MS, about, duration_text
 from shoal.model.ids import number_of
 from shoal.model.job import Job, JobSpec, Outcome, Phase, Restart
 from shoal.model.neighbor import (
@@ -39,6 +40,7 @@ from shoal.model.neighbor import (
     NeighborReport,
     Offer,
     Wish,
+    asks,
     cut_problem,
     stays_home,
     wish_of,
@@ -55,6 +57,9 @@ LATE_MS = 600_000
 PAUSE_MS = 30_000
 PAUSE_DOUBLINGS_MAX = 7
 LANES_MAX, OF_LANE_MAX = 1_000, 4
+# Of the jobs that are asked about, so many are others each time.
+OTHERS, TURN_MS, SCATTERS = OFFERED_MAX // 2, 1_000, 2_654_435_761
+DRIFT = 1_000  # their clock may be faster by less than a part in so many
 HALF = 2  # of its lease's length is left when it is renewed
 
 
@@ -63,12 +68,14 @@ HALF = 2  # of its lease's length is left when it is renewed
 
 def cluster_problem(spec: JobSpec) -> Refused | None:
     """Of a job that says something about clusters."""
-    if not spec.cluster:
-        return Refused("if_cut", "is for jobs that name a cluster") if spec.if_cut_ms else None
+    if not asks(spec.cluster) and spec.if_cut_ms:
+        return Refused("if_cut", "is for jobs that name another cluster")
     try:
-        wish_of(spec.cluster)
+        wish = wish_of(spec.cluster)
     except ValueError as error:
         return Refused("cluster", str(error))
+    if not wish.asks:
+        return None
     if home := stays_home(spec):
         return Refused("cluster", f"cannot be chosen: {home}")
     if cut := cut_problem(spec):
@@ -83,22 +90,31 @@ def wanted_offers(state: State, policy: Policy, now_ms: int) -> list[Job]:
     """Waiting jobs that neighbors should be asked about: those that only neighbors may run, those
     that ask for any cluster, and those that the policy lets go after a while."""
     queue = state.queue
-    numbers: Iterator[int] = iter((*queue.outbound, *queue.wishing))
+    numbers = [*queue.outbound, *queue.wishing]
     found: dict[str, Job] = {}
     if any(neighbor.after_ms for neighbor in policy.neighbors):
-        numbers = _chained(numbers, _heads(state))
-    for number in numbers:
+        numbers += _heads(state)
+    for number in _in_turn(numbers, now_ms):
         job = state.job_numbered(number)
-        if now_ms >= job.away_after_ms and _asks(policy, job, now_ms) and not stays_home(job.spec):
+        if now_ms >= job.away_after_ms and _asks(policy, job, now_ms) and not _stays(job):
             found[job.id] = job
             if len(found) >= OFFERED_MAX:
                 break
     return list(found.values())
 
 
-def _chained(first: Iterator[int], second: Iterator[int]) -> Iterator[int]:
-    yield from first
-    yield from second
+def _stays(job: Job) -> str:
+    """Why it cannot leave; empty: it can."""
+    return "it has a lease, which is renewed here" if job.until_ms else stays_home(job.spec)
+
+
+def _in_turn(numbers: list[int], now_ms: int) -> list[int]:
+    """The first come first; but some of all come sometimes, as nobody may ever take the first."""
+    if len(numbers) <= OFFERED_MAX:
+        return numbers
+    start, step = now_ms // TURN_MS * SCATTERS >> 16, max(1, len(numbers) // OTHERS)
+    others = [numbers[(start + place * step) % len(numbers)] for place in range(OTHERS)]
+    return [*numbers[: OFFERED_MAX - OTHERS], *others, *numbers]
 
 
 def _heads(state: State) -> Iterator[int]:
@@ -109,7 +125,7 @@ def _heads(state: State) -> Iterator[int]:
 
 
 def _asks(policy: Policy, job: Job, now_ms: int) -> bool:
-    if job.spec.cluster:
+    if asks(job.spec.cluster):
         return True
     waited_ms = now_ms - max(job.since_ms, job.requeued_ms)
     return any(one.after_ms and waited_ms >= one.after_ms for one in policy.neighbors)
@@ -143,12 +159,12 @@ def _spills(share: Neighbor, job: Job, now_ms: int) -> bool:
 
 def too_dear(share: Neighbor, wish: Wish, price: int | None) -> str:
     """Why its price is not acceptable; empty: it is."""
-    bounds = [bound for bound in (share.price_max, wish.price_max) if bound]
-    if not bounds:
+    if not share.price_max and wish.price_max is None:
         return ""
     if price is None:
         return "it names no price"
-    if price > min(bounds) or (wish.price_max is not None and price >= wish.price_max):
+    dear = share.price_max and price > share.price_max
+    if dear or (wish.price_max is not None and price >= wish.price_max):
         return f"its price is {price / PRICE_UNIT:g} per GPU-hour"
     return ""
 
@@ -196,7 +212,7 @@ def _still_waits(state: State, job_id: str) -> Job | None:
 def _refused(round_: Round, job: Job, neighbor: str, offer: Offer) -> str:
     """Why this offer is not accepted; empty: it is."""
     state, policy, now_ms = round_.state, round_.policy, round_.now_ms
-    if now_ms < job.away_after_ms or (home := stays_home(job.spec)):
+    if now_ms < job.away_after_ms or (home := _stays(job)):
         return home if now_ms >= job.away_after_ms else "it has just come back"
     wish = wish_of(job.spec.cluster)
     if not wish.only and (offer.start_ms or 0) > SOON_MS:
@@ -247,6 +263,8 @@ def hear_neighbors(round_: Round, reports: tuple[NeighborReport, ...]) -> None:
     for report in reports:
         state.heard.neighbors[report.name] = report
         for handed in report.jobs:
+            if handed.ended is not None:
+                _hear_of_stray(round_, handed, report.name)
             job = state.jobs.get(handed.job)
             away = job.away if job is not None else None
             if job is None or away is None or job.attempt != handed.attempt:
@@ -264,7 +282,7 @@ def _hear(round_: Round, job: Job, away: Away, handed: HandedJob, clock_ms: int)
     if handed.refused and not away.withdrawn:
         withdraw(round_, job, f"{away.neighbor} does not take it: {quoted(handed.refused)}")
         return
-    if handed.id and handed.id != away.id:
+    if handed.id and not away.id:  # one key has one job
         round_.emit(_about(JobTaken, round_, job, away, id=handed.id))
     running = handed.phase in (Phase.RUNNING, Phase.DOZING, Phase.ASLEEP, Phase.WAKING)
     if running and away.running_ms is None:
@@ -293,7 +311,7 @@ def withdraw(round_: Round, job: Job, why: str) -> None:
 def _come_back(round_: Round, job: Job, away: Away, ended: Ending) -> None:
     """It has ended there. If that was not its own end, and nobody here cancelled it, it waits."""
     again = job.spec.restart is not Restart.NEVER or not ended.started
-    used = {"gpu_ms": ended.gpu_ms, "money": ended.money}
+    used = _owed(round_, job, away, ended)
     if ended.outcome is Outcome.CANCELLED and not away.cancelled and again:
         why = f"{away.neighbor} ended it"
         if ended.why:
@@ -303,6 +321,36 @@ def _come_back(round_: Round, job: Job, away: Away, ended: Ending) -> None:
     round_.emit(_about(JobSettled, round_, job, away, **used))
     text = f"at {away.neighbor}"
     _finish(round_, job, ended, f"{text}: {quoted(ended.why)}" if ended.why else text)
+
+
+def _owed(round_: Round, job: Job, away: Away, ended: Ending) -> dict[str, int]:
+    """What it says that it used, which is not more than there was time for, at the price that was
+    offered."""
+    gpus = job.spec.gpus * max(job.spec.members, job.spec.members_max)
+    passed_ms = round_.now_ms - away.since_ms
+    gpu_ms = min(ended.gpu_ms, gpus * (passed_ms + passed_ms // DRIFT))
+    money = ended.money
+    if away.price is not None:
+        money = min(money, gpu_ms * away.price // HOUR_MS + 1)
+    return {"gpu_ms": gpu_ms, "money": money}
+
+
+def _hear_of_stray(round_: Round, handed: HandedJob, name: str) -> None:
+    """What it used there is owed, though it was not waited for."""
+    key = f"{handed.job}/{handed.attempt}"
+    stray, ended = round_.state.strays.get(key), handed.ended
+    if stray is None or stray.neighbor != name or ended is None:
+        return
+    round_.emit(
+        JobSettled(
+            at_ms=round_.now_ms,
+            job=stray.job,
+            attempt=stray.attempt,
+            neighbor=name,
+            gpu_ms=min(ended.gpu_ms, stray.gpus * (round_.now_ms - stray.since_ms)),
+            money=ended.money,
+        )
+    )
 
 
 def _finish(round_: Round, job: Job, ended: Ending, why: str) -> None:
@@ -357,7 +405,8 @@ def _late_ms(away: Away) -> int:
 
 
 def _give_up(round_: Round, job: Job, away: Away, why: str) -> None:
-    """No end of it will ever be heard."""
+    """No end of it is waited for."""
+    round_.emit(_about(JobGivenUp, round_, job, away, why=why))
     if away.cancelled:
         ended = Ending(outcome=Outcome.CANCELLED, code=CANCELLED_CODE)
         _finish(round_, job, ended, away.withdrawn)
@@ -386,8 +435,8 @@ def declare_gone(round_: Round, request: DeclareGone) -> Answer:
     for job_id in list(state.away):
         job = state.jobs[job_id]
         if job.away is not None and job.away.neighbor == request.neighbor:
-            never = job.spec.restart is Restart.NEVER and job.away.running_ms is not None
-            if never:
+            if job.spec.restart is Restart.NEVER:  # it may have begun there
+                round_.emit(_about(JobGivenUp, round_, job, job.away, why=why))
                 ended = Ending(outcome=Outcome.CANCELLED, code=CANCELLED_CODE)
                 _finish(round_, job, ended, f"{why}, and it must not run twice")
             else:
@@ -452,7 +501,9 @@ def neighbors_violation(state: State) -> str:
         names = [
             word for word in job.spec.cluster.split(",") if "=" not in word and "<" not in word
         ]
-        elsewhere = bool(job.spec.cluster) and names != ["any"] and bool(names)
+        if f"{job.id}/{job.attempt}" in state.strays and job.phase is Phase.AWAY:
+            return f"{job.id} was given up, and is away"
+        elsewhere = names not in ([""], ["any"], ["here"]) and bool(names)
         if elsewhere and job.phase not in (Phase.WAITING, Phase.AWAY):
             return f"{job.id} runs here, but asks for {job.spec.cluster}"
         if elsewhere and job.number in state.queue.lane:

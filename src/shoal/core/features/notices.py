@@ -14,6 +14,7 @@ from shoal.core.state.events.arrays import ArrayFinished
 from shoal.core.state.events.base import EventBase
 from shoal.core.state.events.budgets import BudgetEvent, BudgetHeld, BudgetWarned
 from shoal.core.state.events.log import Event, Recorded
+from shoal.core.state.events.neighbors import JobReturned, JobRunsAway
 from shoal.core.state.events.nodes import NodeLost
 from shoal.core.state.events.notices import RuleRemoved, RuleSet
 from shoal.core.state.events.queue import (
@@ -121,6 +122,7 @@ def _remove_rule(round_: Round, request: RemoveRule) -> Answer:
 # Only these can give rise to a notice.
 KINDS: tuple[type[EventBase], ...] = (
     JobRunning,
+    JobRunsAway,
     JobFinished,
     ArrayFinished,
     JobWaited,
@@ -151,7 +153,7 @@ def notices_of(
     """`job`: the one that the event is about. Each receiver gets at most one notice about it."""
     event = recorded.event
     about = [rule for rule in rules if rule.since_ms <= event.at_ms]
-    if isinstance(event, JobRunning | JobFinished | ArrayFinished | JobWaited):
+    if isinstance(event, JobRunning | JobRunsAway | JobFinished | ArrayFinished | JobWaited):
         if job is None or job.spec.service or job.spec.array:
             return []  # replicas come and go as a service wants; an array has one notice
         own = [Asking(w, job.spec.tenant, _alone(identity, job)) for w in job.spec.notify]
@@ -227,7 +229,7 @@ def _alone(identity: Identity, job: Job) -> bool:
 
 def _what(event: Event, on: Collection[What], waiting_ms: int) -> What | None:
     match event:
-        case JobRunning():
+        case JobRunning() | JobRunsAway():
             return What.STARTED if What.STARTED in on else None
         case JobFinished() | ArrayFinished():
             if What.FAILED in on and event.outcome in BAD:
@@ -289,7 +291,7 @@ def _notice(
 
 
 def _state(event: Event) -> str:
-    return "running" if isinstance(event, JobRunning) else "waiting"
+    return "running" if isinstance(event, JobRunning | JobRunsAway) else "waiting"
 
 
 def _more(event: Event, job: Job) -> str:
@@ -315,7 +317,7 @@ def report_waits(round_: Round) -> None:
         _expect(state, (job for job in state.jobs.values() if job.phase is Phase.WAITING))
         agenda.waits_max = 2 * len(agenda.waits) + SPARE
     else:
-        begun = (JobSubmitted, JobRequeued, JobReleased)
+        begun = (JobSubmitted, JobRequeued, JobReleased, JobReturned)
         names = dict.fromkeys([one.job for one in round_.events if isinstance(one, begun)])
         if names:
             _expect(state, [state.jobs[name] for name in names if name in state.jobs])

@@ -30,7 +30,7 @@ from shoal.core.features.labels import (
     too_many_values,
 )
 from shoal.core.features.lease import lease_problem, renew
-from shoal.core.features.neighbors import cluster_problem, declare_gone
+from shoal.core.features.neighbors import cluster_problem, declare_gone, withdraw
 from shoal.core.features.notices import change_notices
 from shoal.core.features.schedules import change_schedule
 from shoal.core.features.service.serve import set_service, stop_service
@@ -61,6 +61,7 @@ from shoal.model.identity import EVERY_TENANT
 from shoal.model.ids import array_of
 from shoal.model.job import DEFAULT_TENANT, JobSpec, Phase, Restart, StopCause
 from shoal.model.labels import admits
+from shoal.model.neighbor import asks
 from shoal.model.node import NodeHealth, NodeIntent
 from shoal.model.policy import version_of
 from shoal.model.reason import render
@@ -219,7 +220,10 @@ def _submit(round_: Round, request: Submit) -> Answer:
     state = round_.state
     known = state.keys.get(request.key) or round_.finished_keys.get(request.key)
     if request.key and known:
-        if request.cancelled and known in state.jobs:
+        job = state.jobs.get(known)
+        if request.cancelled and job is not None:
+            if request.scope not in (EVERY_TENANT, job.spec.tenant):
+                return no_live_job(state, known)
             return _cancel(round_, Cancel(known, request.who))
         return Accepted(known, "this submission was already accepted")
     spec = request.spec
@@ -236,14 +240,15 @@ def _submit(round_: Round, request: Submit) -> Answer:
 
 
 def _never_runs(round_: Round, request: Submit) -> Answer:
-    """Its key is taken, so the same submission, which may still be on its way, is this job."""
+    """Its key is taken, so the same submission, which may still be on its way, is this job. What
+    else it asks for does not matter, and nobody has looked at it."""
     denied = out_of_scope(round_.state, request.scope, request.spec)
     if denied is not None or not request.key:
         return denied or Refused("key", "is missing: nothing else names what is cancelled")
-    entered = enter(round_, request.spec, request.key)
-    job = round_.state.live(entered.id)
-    if job is not None:
-        cancel(round_, job, f"cancelled by {request.who} before it came")
+    bare = JobSpec(command=("true",), name=request.spec.name, tenant=request.spec.tenant)
+    entered = enter(round_, bare, request.key)
+    job = round_.state.jobs[entered.id]
+    cancel(round_, job, f"cancelled by {request.who} before it came")
     return entered
 
 
@@ -305,7 +310,7 @@ def job_problem(round_: Round, spec: JobSpec, scope: str) -> Refused | None:
         or shape_problem(spec)
         or cluster_problem(spec)
         or above_gpus_max(state, spec)
-        or (impossible(state, spec) if not spec.cluster else None)
+        or (None if asks(spec.cluster) else impossible(state, spec))
         or after_problem(round_, spec, scope)
         or (too_many_arrays(round_.state, spec.tenant) if spec.sweep is not None else None)
     )
@@ -446,10 +451,14 @@ def _requeue(round_: Round, request: Requeue) -> Answer:
         return no_live_job(round_.state, request.job)
     if job.spec.service:
         return Refused("job", f"is a replica of {job.spec.service}; cancel it to get another")
-    if not job.active or job.phase is Phase.STOPPING:
+    away = job.away
+    if job.phase in (Phase.WAITING, Phase.STOPPING) or (away is not None and away.withdrawn):
         return Accepted(job.id, f"it is already {job.phase.value}")
     if (denied := above_cap(round_.state, job.spec, request.scope)) is not None:
         return denied
+    if away is not None:
+        withdraw(round_, job, f"requeued by {request.who}")
+        return Accepted(job.id, f"it waits here as soon as {away.neighbor} has ended it")
     stop(round_, job, StopCause.MOVE, f"requeued by {request.who}")
     return Accepted(job.id)
 

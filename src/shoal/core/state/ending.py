@@ -35,6 +35,8 @@ def cancel(round_: Round, job: Job, why: str, cause: StopCause = StopCause.CANCE
                 cancel(round_, element, why, cause)
         return
     if job.away is not None:  # it has ended when the neighbor says so
+        if job.away.cancelled:
+            return
         neighbor = job.away.neighbor
         round_.emit(
             JobWithdrawn(

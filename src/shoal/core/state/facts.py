@@ -11,6 +11,7 @@ from shoal.core.books.vacancy import Footprint
 from shoal.core.state.accounts import Account, Accounts
 from shoal.core.state.estimates import Estimates, Group
 from shoal.core.state.records import Ages, Reservation, Wear
+from shoal.model.away import Stray
 from shoal.model.budget import BudgetLevel
 from shoal.model.fabric import Fabric
 from shoal.model.health import Record, Standing
@@ -132,6 +133,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     arrays: list[Job] = []
     restored_job: int = 0
     restored_attempt: int = 0
+    strays: dict[str, Stray] = {}
     fabric: Fabric = Fabric()
 
 
@@ -169,6 +171,7 @@ class Facts:
         self.next_rule = 1
         self.rules: dict[str, Rule] = {}  # for notices, oldest first
         self.schedules: dict[str, Schedule] = {}  # by TENANT/NAME
+        self.strays: dict[str, Stray] = {}  # JOB/ATTEMPT: hand-overs that were given up
         self.asked: dict[str, None] = {}  # labels and taints that some job asked about
 
     def snapshot(self) -> Snapshot:
@@ -205,5 +208,6 @@ class Facts:
             arrays=list(self.arrays.values()),
             restored_job=self.restored_job,
             restored_attempt=self.restored_attempt,
+            strays=self.strays,
             fabric=self.fabric,
         )

@@ -31,7 +31,7 @@ def restore(snapshot: Snapshot, functions: Functions | None = None) -> State:
     state.next_order, state.setbacks = snapshot.next_order, snapshot.setbacks
     state.orders = {order.id: order for order in snapshot.orders}
     state.next_rule, state.rules = snapshot.next_rule, {rule.id: rule for rule in snapshot.rules}
-    state.fabric = snapshot.fabric
+    state.fabric, state.strays = snapshot.fabric, snapshot.strays
     state.mix = Mix(dict(snapshot.mix))
     state.foresight = Foresight(1000, state.mix)
     adopt_policy(state, snapshot.policy)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from shoal.model.job import Job, JobSpec, Within
+from shoal.model.neighbor import asks
 from shoal.model.resources import WHOLE_GPU_MILLI, Demand
 
 
@@ -120,7 +121,7 @@ class Queue:
             insort(line, entry)
         else:  # most come last
             line.append(entry)
-        if job.spec.cluster:
+        if asks(job.spec.cluster):
             self.wishing[job.number] = None
         heapq.heappush(self.oldest, (job.submitted_ms, job.number))
         self._shorten()
@@ -155,7 +156,7 @@ class Queue:
         """Its former lane, if it was in one."""
         lane = self.lane.pop(job.number, None)
         if lane is not None:
-            if job.spec.cluster:
+            if asks(job.spec.cluster):
                 del self.wishing[job.number]
             line = self.lanes[lane]
             del line[bisect_left(line, (inner, job.number))]

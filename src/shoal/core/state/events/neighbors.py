@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import msgspec
 
 from shoal.core.state.apply_queue import join_queue, leave_waiting
 from shoal.core.state.events.base import JobEvent
 from shoal.core.state.state import State
-from shoal.model.away import Away
+from shoal.model.away import STRAYS_MAX, Away, Stray
 from shoal.model.job import Job, Phase
 from shoal.model.phrases import because
 
@@ -91,8 +89,6 @@ class JobLeaseAsked(AwayEvent, frozen=True, kw_only=True):
     """The neighbor may run it for longer: until this moment by its clock, which is over for certain
     at the other by ours."""
 
-    quiet: ClassVar[bool] = True
-
     until_there_ms: int
     until_here_ms: int
 
@@ -143,16 +139,37 @@ class JobReturned(AwayEvent, frozen=True, kw_only=True):
         return f"came back from {self.neighbor}{because(self.why)}"
 
 
-class JobSettled(AwayEvent, frozen=True, kw_only=True):
-    """The neighbor's record of it has ended, and with it, the job: its end follows in this step."""
+class JobGivenUp(AwayEvent, frozen=True, kw_only=True):
+    """Nobody waits for the end of this hand-over any more. The neighbor may have it still: it is
+    to end it, and what it used is owed."""
 
-    quiet: ClassVar[bool] = True
+    def apply(self, state: State) -> None:
+        job, away = away_of(state, self.job)
+        gpus = job.spec.gpus * max(job.spec.members, job.spec.members_max)
+        state.strays[f"{self.job}/{self.attempt}"] = Stray(
+            neighbor=self.neighbor,
+            job=self.job,
+            attempt=self.attempt,
+            since_ms=away.since_ms,
+            gpus=gpus,
+        )
+        if len(state.strays) > STRAYS_MAX:
+            del state.strays[next(iter(state.strays))]
+
+    def phrase(self) -> str:
+        return f"was given up at {self.neighbor}{because(self.why)}"
+
+
+class JobSettled(AwayEvent, frozen=True, kw_only=True):
+    """The neighbor's record of it has ended, and with it, the job: its end follows in this step.
+    Or that of an earlier hand-over, which was given up; the job may have ended long ago."""
 
     gpu_ms: int = 0
     money: int = 0
 
     def apply(self, state: State) -> None:
-        self.change(state)
+        if state.strays.pop(f"{self.job}/{self.attempt}", None) is None:
+            self.change(state)
 
     def phrase(self) -> str:
         return f"has ended at {self.neighbor}"
