@@ -37,6 +37,15 @@ from shoal.core.state.events.identity import (
     UserSet,
 )
 from shoal.core.state.events.log import KINDS, QUIET, Event, Recorded, published
+from shoal.core.state.events.neighbors import (
+    JobHanded,
+    JobLeaseAsked,
+    JobReturned,
+    JobRunsAway,
+    JobSettled,
+    JobTaken,
+    JobWithdrawn,
+)
 from shoal.core.state.events.nodes import (
     FabricMeasured,
     NodeChecked,
@@ -603,6 +612,38 @@ SENTENCES: list[tuple[Event, str]] = [
     (
         ArrayFinished(at_ms=0, job="j7", outcome=Outcome.FAILED, code=1, why="2 of 100 failed"),
         "j7 ended, failed: 2 of 100 failed",
+    ),
+    (
+        JobHanded(at_ms=0, job="j1", attempt=2, neighbor="west", why="west would start it at once"),
+        "j1 was handed over to west: west would start it at once",
+    ),
+    (JobTaken(at_ms=0, job="j1", attempt=2, neighbor="west", id="j93"), "j1 is j93 at west"),
+    (JobRunsAway(at_ms=0, job="j1", attempt=2, neighbor="west"), "j1 is running at west"),
+    (
+        JobLeaseAsked(
+            at_ms=0, job="j1", attempt=2, neighbor="west", until_there_ms=9, until_here_ms=9
+        ),
+        "j1 may run on at west",
+    ),
+    (
+        JobWithdrawn(at_ms=0, job="j1", attempt=2, neighbor="west", why="it is late"),
+        "j1 is being taken back from west: it is late",
+    ),
+    (
+        JobWithdrawn(
+            at_ms=0, job="j1", attempt=2, neighbor="west", why="cancelled by ada", cancelled=True
+        ),
+        "j1 is being cancelled at west: cancelled by ada",
+    ),
+    (
+        JobReturned(
+            at_ms=0, job="j1", attempt=2, neighbor="west", why="it is late", away_after_ms=9
+        ),
+        "j1 came back from west: it is late",
+    ),
+    (
+        JobSettled(at_ms=0, job="j1", attempt=2, neighbor="west", gpu_ms=5_400_000, money=3),
+        "j1 has ended at west after 1.50 GPU-hours",
     ),
     (ControllerStarted(at_ms=0, epoch=1), "the controller started"),
     (ControllerStarted(at_ms=0, epoch=4), "the controller restarted (start 4)"),

@@ -17,6 +17,7 @@ from shoal.model.labels import LabelKey, LabelValue
 from shoal.model.volume import parse
 
 NEIGHBORS_MAX = 32
+TENANTS_MAX = 1_000  # that one neighbor is named for
 OFFERED_MAX = 32  # jobs that one neighbor is asked about at a time
 ANY = "any"
 STAYS = "stays"  # a job with the label stays=eu goes to neighbors with the label region=eu only
@@ -34,7 +35,9 @@ class Neighbor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     name: NeighborName
     # Whose jobs may go there; empty: everybody's.
-    tenants: Annotated[tuple[Annotated[str, msgspec.Meta(max_length=63)], ...], msgspec.Meta()] = ()
+    tenants: Annotated[
+        tuple[Annotated[str, msgspec.Meta(max_length=63)], ...], msgspec.Meta(max_length=TENANTS_MAX)
+    ] = ()
     gpus_max: Count = 0  # of our jobs there at a time; 0: no bound of ours
     price_max: Count = 0  # in millionths, per GPU-hour; 0: any
     labels: Annotated[dict[LabelKey, LabelValue], msgspec.Meta(max_length=32)] = {}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import msgspec
 
 from shoal.core.state.apply_queue import join_queue, leave_waiting
@@ -12,6 +10,8 @@ from shoal.core.state.state import State
 from shoal.model.away import Away
 from shoal.model.job import Job, Phase
 from shoal.model.phrases import because
+
+HOUR_MS = 3_600_000
 
 
 class JobHanded(JobEvent, frozen=True, kw_only=True):
@@ -91,8 +91,6 @@ class JobLeaseAsked(AwayEvent, frozen=True, kw_only=True):
     """The neighbor may run it for longer: until this moment by its clock, which is over for certain
     at the other by ours."""
 
-    quiet: ClassVar[bool] = True
-
     until_there_ms: int
     until_here_ms: int
 
@@ -114,8 +112,8 @@ class JobWithdrawn(AwayEvent, frozen=True, kw_only=True):
         self.change(state, withdrawn=self.why, cancelled=away.cancelled or self.cancelled)
 
     def phrase(self) -> str:
-        what = "is being cancelled" if self.cancelled else "is being taken back"
-        return f"{what} at {self.neighbor}{because(self.why)}"
+        what = "is being cancelled at" if self.cancelled else "is being taken back from"
+        return f"{what} {self.neighbor}{because(self.why)}"
 
 
 class JobReturned(AwayEvent, frozen=True, kw_only=True):
@@ -146,8 +144,6 @@ class JobReturned(AwayEvent, frozen=True, kw_only=True):
 class JobSettled(AwayEvent, frozen=True, kw_only=True):
     """The neighbor's record of it has ended, and with it, the job: its end follows in this step."""
 
-    quiet: ClassVar[bool] = True
-
     gpu_ms: int = 0
     money: int = 0
 
@@ -155,7 +151,8 @@ class JobSettled(AwayEvent, frozen=True, kw_only=True):
         self.change(state)
 
     def phrase(self) -> str:
-        return f"has ended at {self.neighbor}"
+        hours = f" after {self.gpu_ms / HOUR_MS:.2f} GPU-hours" if self.gpu_ms else ""
+        return f"has ended at {self.neighbor}{hours}"
 
 
 def away_of(state: State, job_id: str) -> tuple[Job, Away]:
