@@ -64,7 +64,8 @@ HALF = 2  # of its lease's length is left when it is renewed
 def cluster_problem(spec: JobSpec) -> Refused | None:
     """Of a job that says something about clusters."""
     if not spec.cluster:
-        return Refused("if_cut", "is for jobs that name a cluster") if spec.if_cut_ms else None
+        alone = "is for jobs that name a cluster; add e.g. cluster: any"
+        return Refused("if_cut", alone) if spec.if_cut_ms else None
     try:
         wish_of(spec.cluster)
     except ValueError as error:
