@@ -301,7 +301,7 @@ def test_neighbors_are_written_as_they_are_read() -> None:
         ("neighbors: {west: {after: 3}}", "neighbors.west.after", "Write 3s, 3m or 3h"),
         ("neighbors: {west: {price_max: low}}", "neighbors.west.price_max", "write e.g. 2.50"),
         ("neighbors: {west: {tenants: 3}}", "neighbors.west.tenants", "a list of tenants"),
-        ("neighbors: {we st: {}}", "neighbors.we st", "is not a name"),
+        ("neighbors: {we st: {}}", "neighbors.we st", "is not a valid name"),
         ("neighbors: [{name: a}, {name: a}]", "neighbors", "'a' is named twice"),
     ],
 )

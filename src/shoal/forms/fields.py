@@ -355,7 +355,7 @@ JOB = _table({
         Field("whole_nodes", "", "", readers.switch, "whole_nodes",
               "Share its nodes with no other job."),
         Field("cluster", "WHERE", "", clusters, "cluster",
-              "Where it may run: any (also here), NAME (only there) or price<2,region=eu (also here)."),
+              "Where it may run: any (or here), NAME (only there), price<2,region=eu (or here)."),
         Field("if_cut", "TIME", "", time("30m or 2h", least=1), "if_cut_ms",
               "Without contact for this long, its neighbor stops it, and it starts again."),
     ],

@@ -28,6 +28,7 @@ class Cause(enum.StrEnum):
     MOVED = "moved"
     BUDGET = "budget"
     STOPPED_EARLY = "stopped early"
+    RETURNED = "came back"
     UNKNOWN = "unknown"
 
 
@@ -87,6 +88,9 @@ class AttemptRecord(msgspec.Struct, kw_only=True):
     dozed_ms: int | None = None  # since when it sleeps now
     slept_at: list[tuple[int, int]] = []  # from and until when, of its newest naps that are over
     cold: ColdStart | None = None  # of a replica of a service
+    cluster: str = ""  # the neighbor where it was, and what is owed for that
+    owed_gpu_ms: int = 0
+    owed: float = 0.0
 
 
 class Learned(msgspec.Struct, kw_only=True):

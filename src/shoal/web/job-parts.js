@@ -38,6 +38,17 @@ export function napFact(job) {
   return fact("Suspended", words.filter(Boolean).join(", "));
 }
 
+/** @param {Api.JobView} job */
+export function awayFact({ away, finished_ms }) {
+  if (!away) return null;
+  const words = [
+    away.id ? `${away.neighbor}, as ${away.id}` : away.neighbor,
+    finished_ms ? "" : `since ${clock(away.since_ms)}`,
+    away.price === null ? "" : `${away.price.toFixed(2)} per GPU-hour`,
+  ];
+  return fact("Neighbor", words.filter(Boolean).join(", "));
+}
+
 /**
  * @param {HTMLElement} card
  * @param {Api.WhyView} history

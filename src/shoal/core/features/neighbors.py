@@ -420,6 +420,26 @@ def neighbors_note(state: State, job: Job, policy: Policy, now_ms: int) -> str:
     return "; ".join(texts[:3])
 
 
+def away_text(state: State, job: Job) -> str:
+    """Where it is, and why it waits there, as far as its host has said."""
+    away = job.away
+    assert away is not None, job.id
+    name, report = away.neighbor, state.heard.neighbors.get(away.neighbor)
+    handed = next((one for one in report.jobs if one.job == job.id), None) if report else None
+    if away.withdrawn:
+        what = "is being cancelled at" if away.cancelled else "is being taken back from"
+        text = f"{what} {name}: {away.withdrawn}"
+    elif not away.id:
+        text = f"{job.why}; it has not said yet that it has it"
+    elif away.running_ms is not None:
+        text = f"runs at {name} as {away.id}"
+    else:
+        why = f": {quoted(handed.why)}" if handed is not None and handed.why else ""
+        text = f"waits at {name} as {away.id}{why}"
+    trouble = quoted(report.problem) if report is not None and report.problem else ""
+    return f"{text}; {name} cannot be asked: {trouble}" if trouble else text
+
+
 def _of(wish: Wish, heard: Iterable[str]) -> Iterable[str]:
     return wish.names or sorted(heard)
 
