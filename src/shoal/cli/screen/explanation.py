@@ -107,7 +107,7 @@ def _attempt(
         lines += _wrapped(one.why, INDENT)
     if one.owed_gpu_ms:
         money = f", {one.owed:,.2f} of its currency" if one.owed else ""
-        used = f"{_gpu_time(one.owed_gpu_ms * 1000)} there{money}"
+        used = f"{_gpu_time(one.owed_gpu_ms * 1000)}{money}"
         lines += _wrapped(f"owed to {one.cluster}: {used}", INDENT)
     if one.evidence:
         lines += _wrapped(f"because {one.evidence}", INDENT)
