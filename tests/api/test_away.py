@@ -125,7 +125,11 @@ def test_an_explanation_has_a_stay_at_a_neighbor_as_an_attempt(home: Home) -> No
     events = [event for event in home.log if getattr(event, "job", "") == "j1"]
     first, second = attempts_of(events, no_tail)
     assert (first.cluster, first.nodes, first.cause) == ("b", [], Cause.RETURNED)
-    assert (second.cause, second.owed_gpu_ms, second.owed) == (Cause.SUCCEEDED, 5_400_000, 3.0)
+    assert (second.cause, second.owed_gpu_ms, second.owed_money) == (
+        Cause.SUCCEEDED,
+        5_400_000,
+        3_000_000,
+    )
     explanation = cast(Explanation, SimpleNamespace(now_ms=home.now_ms, attempts=[first, second]))
     lines = _attempt(explanation, first, [], None)
     assert ", at b: ran 1m, came back" in lines[0]

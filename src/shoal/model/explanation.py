@@ -90,7 +90,7 @@ class AttemptRecord(msgspec.Struct, kw_only=True):
     cold: ColdStart | None = None  # of a replica of a service
     cluster: str = ""  # the neighbor where it was, and what is owed for that
     owed_gpu_ms: int = 0
-    owed: float = 0.0
+    owed_money: int = 0  # in millionths of its currency
 
 
 class Learned(msgspec.Struct, kw_only=True):

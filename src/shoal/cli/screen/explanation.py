@@ -17,6 +17,7 @@ from shoal.model.explanation import (
 )
 from shoal.model.job import Note
 from shoal.model.ledger import CostView
+from shoal.model.neighbor import PRICE_UNIT
 from shoal.model.phrases import began_text, exit_text, printable, shortened
 from shoal.model.resources import plural
 
@@ -106,7 +107,8 @@ def _attempt(
     if one.why and one.cause is not Cause.SUCCEEDED:
         lines += _wrapped(one.why, INDENT)
     if one.owed_gpu_ms:
-        money = f", {one.owed:,.2f} of its currency" if one.owed else ""
+        owed = one.owed_money / PRICE_UNIT
+        money = f", {owed:,.2f} of its currency" if owed else ""
         used = f"{_gpu_time(one.owed_gpu_ms * 1000)}{money}"
         lines += _wrapped(f"owed to {one.cluster}: {used}", INDENT)
     if one.evidence:

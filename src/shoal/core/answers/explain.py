@@ -27,7 +27,6 @@ from shoal.core.state.events.sleep import JobAwake, JobDozing
 from shoal.model.explanation import AttemptRecord, Cause, ColdStart, FirstFailure, Learned
 from shoal.model.job import Outcome, StopCause
 from shoal.model.last_error import own_lines
-from shoal.model.neighbor import PRICE_UNIT
 from shoal.model.progress import Spent
 from shoal.model.resources import Slice
 
@@ -198,9 +197,9 @@ def _take(attempt: _Attempt, event: Event) -> None:
             told.ended_ms = event.at_ms
         case JobReturned():
             told.cause, told.why, told.ended_ms = Cause.RETURNED, event.why, event.at_ms
-            told.owed_gpu_ms, told.owed = event.gpu_ms, event.money / PRICE_UNIT
+            told.owed_gpu_ms, told.owed_money = event.gpu_ms, event.money
         case JobSettled():
-            told.owed_gpu_ms, told.owed = event.gpu_ms, event.money / PRICE_UNIT
+            told.owed_gpu_ms, told.owed_money = event.gpu_ms, event.money
         case JobAdopted():  # it was not lost after all, and its members never ended
             told.cause, told.why = Cause.NONE, ""
             told.stopping_ms = told.ended_ms = None
