@@ -15,6 +15,7 @@ from shoal.api.reach import Reach, seen_events
 from shoal.api.views import row_fields
 from shoal.cli.screen.explanation import _attempt
 from shoal.cli.screen.job_columns import csv_of, table_of
+from shoal.cli.screen.top_rows import Seen, _where
 from shoal.cli.screen.words import waiting_lines
 from shoal.core.answers.explain import attempts_of, no_tail
 from shoal.core.state.events.log import Recorded
@@ -97,6 +98,7 @@ def test_jobs_at_neighbors_are_found_and_counted(home: Home) -> None:
     assert 'shoal_jobs{state="away",tenant="red"} 1\n' in "".join(_jobs(loop_of(home)))
     line = job_line(loop_of(home), home.job("j1"))
     assert (line.state, line.cluster, line.why) == ("away", "b", "b would start it in a moment")
+    assert _where(Seen(status=cast(Any, None), now_ms=0), line) == "at b", "as shoal top shows it"
     rows = [row_of(home), row_of(home, "j2")]
     assert waiting_lines(rows)[0] == "0 jobs on 0 GPUs; 1 job waiting; 1 job at neighbors"
 

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from shoal.cli.verbs.report import _print, _print_owed
 from shoal.control.store.sqlite import SqliteStore
 from shoal.database import sqlite
 from shoal.database.settings import FileSettings
@@ -164,6 +165,23 @@ def test_a_report_names_each_neighbor_and_what_it_is_owed(home: Home, tmp_path: 
     assert view(ledger, user="ann").owed == []
     ledger.close()
     assert [one.gpu_ms for one in view(live_again(ledger, tmp_path)).owed] == [4_050, 3_000]
+
+
+def test_a_report_in_the_terminal_has_it_below_the_accounts(
+    home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    owing(home)
+    told = view(live(home, tmp_path))
+    _print(told)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[-3:] == [
+        ["OWED", "TO", "TENANT", "JOBS", "GPU-HOURS", "COST"],
+        ["b", "blue", "2", "0.0011", "2.00"],
+        ["b", "red", "1", "0.0008", "0.70"],
+    ]
+    _print_owed(msgspec.structs.replace(told, owed=[]))
+    none = "no neighbor has run a job of ours to its end in this time\n"
+    assert capsys.readouterr().out == none
 
 
 def live_again(ledger: LiveLedger, folder: Path) -> LiveLedger:
