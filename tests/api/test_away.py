@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from shoal.api.feed_rows import job_line
+from shoal.api.jobs import _reached
 from shoal.api.metrics import _jobs
 from shoal.api.principal import acting
 from shoal.api.reach import Reach, seen_events
@@ -17,6 +18,7 @@ from shoal.cli.screen.explanation import _attempt
 from shoal.cli.screen.job_columns import csv_of, table_of
 from shoal.cli.screen.top_rows import Seen, _where
 from shoal.cli.screen.words import waiting_lines
+from shoal.cli.slurm.commands import long_state
 from shoal.core.answers.explain import attempts_of, no_tail
 from shoal.core.state.events.log import Recorded
 from shoal.model.columns import COLUMNS, elapsed_ms
@@ -114,6 +116,13 @@ def test_the_reason_says_where_it_is_and_what_its_host_says(home: Home) -> None:
     home.cancel("j1")
     home.step(neighbors=[home.word("b", jobs=(HandedJob(job="j1", attempt=1, id="j93"),))])
     assert home.why("j1") == "is being cancelled at b: cancelled by a user"
+
+
+def test_whoever_waits_for_a_job_to_run_need_not_know_where(home: Home) -> None:
+    assert not _reached(home.job("j1"), "running")
+    runs(home)
+    assert _reached(home.job("j1"), "running")
+    assert long_state(home.job("j1").state) == "RUNNING", "as squeue shows it"
 
 
 def test_an_explanation_has_a_stay_at_a_neighbor_as_an_attempt(home: Home) -> None:
