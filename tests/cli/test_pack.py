@@ -70,7 +70,7 @@ def test_a_job_that_may_leave_this_cluster_takes_its_folder_along(project: Path)
     here = SimpleNamespace(
         remote=False,
         status=lambda: SimpleNamespace(engine="local"),
-        send_package=lambda name, size, file: sent.append(name),  # noqa: ARG005
+        send_package=lambda name, size, file: sent.append(name),
     )
     spec = JobSpec(command=("true",), workdir=str(project))
     assert send(cast(Any, here), spec, None) == spec
