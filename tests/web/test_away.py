@@ -45,8 +45,7 @@ def test_the_page_shows_where_a_job_is_and_what_is_owed(browser: Browser, tmp_pa
 
         visit.go("job/j1")
         page.get_by_text("runs at west as j93").wait_for()
-        page.get_by_text("west, as j93, since").wait_for()
-        page.get_by_text("2.50 per GPU-hour").wait_for()
+        page.get_by_text("west, as j93, 2.50 per GPU-hour").wait_for()
         page.get_by_role("button", name="Cancel").wait_for()
         assert not page.get_by_role("button", name="Requeue").count(), "it runs elsewhere"
 

@@ -39,14 +39,10 @@ export function napFact(job) {
 }
 
 /** @param {Api.JobView} job */
-export function awayFact({ away, finished_ms }) {
+export function awayFact({ away }) {
   if (!away) return null;
-  const words = [
-    away.id ? `${away.neighbor}, as ${away.id}` : away.neighbor,
-    finished_ms ? "" : `since ${clock(away.since_ms)}`,
-    away.price === null ? "" : `${away.price.toFixed(2)} per GPU-hour`,
-  ];
-  return fact("Neighbor", words.filter(Boolean).join(", "));
+  const price = away.price === null ? "" : `, ${away.price.toFixed(2)} per GPU-hour`;
+  return fact("Neighbor", `${away.id ? `${away.neighbor}, as ${away.id}` : away.neighbor}${price}`);
 }
 
 /**
