@@ -7,14 +7,17 @@ import shutil
 import subprocess
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
 
 from shoal.forms.failure import BadField
+from shoal.forms.pack import packed as send
 from shoal.forms.readers import requirements_text
 from shoal.link.packing import Package, PackError, pack
-from shoal.model.job import PACKAGE_BYTES_MAX
+from shoal.model.job import PACKAGE_BYTES_MAX, JobSpec
 from tests.cli.conftest import Shoal, assert_one_clear_line
 
 
@@ -60,6 +63,19 @@ def test_what_git_knows_or_does_not_ignore_travels_as_it_is_now(project: Path) -
     found = content(project)
     assert sorted(found) == [".gitignore", "sub/deep/code", "tracked", "untracked"]
     assert found["tracked"] == (0o644, b"changed, not committed")
+
+
+def test_a_job_that_may_leave_this_cluster_takes_its_folder_along(project: Path) -> None:
+    sent: list[str] = []
+    here = SimpleNamespace(
+        remote=False,
+        status=lambda: SimpleNamespace(engine="local"),
+        send_package=lambda name, size, file: sent.append(name),
+    )
+    spec = JobSpec(command=("true",), workdir=str(project))
+    assert send(cast(Any, here), spec, None) == spec
+    away = send(cast(Any, here), msgspec.structs.replace(spec, cluster="any"), None)
+    assert [away.package] == sent
 
 
 def test_the_same_content_makes_the_same_package(project: Path, tmp_path: Path) -> None:

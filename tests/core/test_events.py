@@ -637,7 +637,7 @@ SENTENCES: list[tuple[Event, str]] = [
     ),
     (
         JobWithdrawn(at_ms=0, job="j1", attempt=2, neighbor="west", why="it is late"),
-        "j1 is being taken back at west: it is late",
+        "j1 is being taken back from west: it is late",
     ),
     (
         JobWithdrawn(
@@ -653,7 +653,7 @@ SENTENCES: list[tuple[Event, str]] = [
     ),
     (
         JobSettled(at_ms=0, job="j1", attempt=2, neighbor="west", gpu_ms=5_400_000, money=3),
-        "j1 has ended at west",
+        "j1 has ended at west after 1.50 GPU-hours",
     ),
     (ControllerStarted(at_ms=0, epoch=1), "the controller started"),
     (ControllerStarted(at_ms=0, epoch=4), "the controller restarted (start 4)"),

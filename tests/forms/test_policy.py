@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from shoal.core.policies import SHIPPED
 from shoal.forms import policy as policyfile
 from shoal.forms.failure import BadField
-from shoal.forms.policy import ABOUT, FIELDS, parse, to_text
+from shoal.forms.policy import ABOUT, FIELDS, check, differences, parse, to_text
+from shoal.model.neighbor import Neighbor
 from shoal.model.policy import Policy, Preempt, Sleeping, Tenant
 
 TIMES = st.integers(0, 10**12)
@@ -269,3 +270,43 @@ def test_the_old_name_of_silent_after_means_the_same() -> None:
         parse("silent_after: 7s\nsuspect_after: 7s", ".yaml")
     with pytest.raises(BadField, match="silent_after"):
         parse("silent_after: soon", ".yaml")
+
+
+NEIGHBORS = """
+neighbors:
+  - {name: west, tenants: [lab], gpus_max: 16, price_max: 2.50, labels: {region: eu}, after: 10m}
+  - {name: "no"}
+"""
+
+
+def test_neighbors_are_written_as_they_are_read() -> None:
+    west, no = parse(NEIGHBORS, ".yaml").neighbors
+    assert (west.tenants, west.gpus_max, west.price_max) == (("lab",), 16, 2_500_000)
+    assert (west.labels, west.after_ms, no) == ({"region": "eu"}, 600_000, Neighbor(name="no"))
+    policy = parse(NEIGHBORS, ".yaml")
+    assert parse(to_text(policy), ".yaml") == policy
+    stored = {"neighbors": msgspec.to_builtins(policy.neighbors)}  # as `show --json` prints them
+    assert parse(json.dumps(stored), ".json").neighbors == policy.neighbors
+    other = parse("neighbors: {west: {after: 5m}}", ".yaml")
+    rows = {field: after for field, _, after in differences(policy, other)}
+    assert rows == {"neighbors.west": '{name: "west", after: 5m}', "neighbors.no": ""}
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "says"),
+    [
+        ("neighbors: 3", "neighbors", "must be a list of neighbors, e.g. [{name: west"),
+        ("neighbors: [{after: 3m}]", "neighbors", "must be tables with a name each"),
+        ("neighbors: {west: {gpu_max: 3}}", "neighbors.west", "did you mean 'gpus_max'?"),
+        ("neighbors: {west: {after: 3}}", "neighbors.west.after", "Write 3s, 3m or 3h"),
+        ("neighbors: {west: {price_max: low}}", "neighbors.west.price_max", "write e.g. 2.50"),
+        ("neighbors: {west: {tenants: 3}}", "neighbors.west.tenants", "a list of tenants"),
+        ("neighbors: {we st: {}}", "neighbors.we st", "is not a valid name"),
+        ("neighbors: [{name: a}, {name: a}]", "neighbors", "'a' is named twice"),
+    ],
+)
+def test_a_wrong_neighbor_is_named(text: str, field: str, says: str) -> None:
+    with pytest.raises(BadField) as caught:
+        check(parse(text, ".yaml"), load=False)
+    assert caught.value.field == field
+    assert says in str(caught.value)

@@ -52,6 +52,8 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "tolerates": st.sampled_from([["*"], ["spot", "a=b"]]),
     "spread": LABEL,
     "together": LABEL,
+    "cluster": st.sampled_from(["any", "west,east", "price<2.5,region=eu"]),
+    "if_cut": st.sampled_from(["30m", "90s"]),
     "array": st.sampled_from(["0-99", "0-9:3", "1,5-7%8", "%4", "7-7:2"]),
     "grid": st.dictionaries(NAME, st.lists(VALUE, min_size=1, max_size=3), min_size=1, max_size=2),
     "list": NAME.flatmap(

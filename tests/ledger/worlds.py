@@ -17,6 +17,8 @@ from shoal.ledger import members
 from shoal.ledger.accounts import HOUR_MS, Place
 from shoal.ledger.book import Book
 from shoal.ledger.book_state import BookState
+from shoal.model.job import Job
+from shoal.model.neighbor import wish_of
 from shoal.model.node import NodeIntent
 from shoal.model.report import NodeReport, Report
 from shoal.model.service import ServiceLoad
@@ -105,13 +107,17 @@ def same_as(booked: BookState, state: State) -> None:
         assert (mine.away is None) == node.schedulable, node.id
         assert bool(mine.reserved) == (node.index in reserved), node.id
     standing = {job.id for job in map(state.job_numbered, state.queue.lane) if job.spec.gpus}
-    held = {job.id for job in map(state.job_numbered, state.queue.held) if job.spec.gpus}
+    held = {job.id for job in map(state.job_numbered, state.queue.held) if wants_gpus_here(job)}
     # Their time came while no controller was there: the next step lets them into the queue.
     due = [number for at_ms, number in state.queue.delayed if at_ms <= booked.now_ms]
     late = {state.job_numbered(number).id for number in due}
     queued = {job_id for job_id, job in booked.jobs.items() if job.queued}
     assert queued - late == standing | held
     assert set(booked.jobs) == set(state.jobs)
+
+
+def wants_gpus_here(job: Job) -> bool:
+    return bool(job.spec.gpus) and not wish_of(job.spec.cluster).only
 
 
 def capacity(events: Iterable[Event], end_ms: int) -> dict[tuple[int, str], int]:

@@ -90,6 +90,7 @@ def job_line(loop: ControlLoop, job: Job, heat: tuple[int, ...] = ()) -> JobLine
         heat=heat,
         nap_ms=(job.dozed_ms or 0) if job.napping else 0,
         wants=job.napping and job.wants,
+        cluster=job.away.neighbor if job.away is not None else "",
     )
 
 

@@ -252,7 +252,8 @@ def _reached(job: Job, goal: str) -> bool:
         return True
     if goal == "asleep":  # or it is known that it will not be
         return job.phase is not Phase.DOZING
-    return goal == "running" and job.phase is Phase.RUNNING
+    runs_away = job.phase is Phase.AWAY and job.began_ms is not None
+    return goal == "running" and (job.phase is Phase.RUNNING or runs_away)
 
 
 # Lists of jobs: live and finished ones, without holding up the loop.

@@ -22,7 +22,16 @@ from shoal.core.state.events.cluster import PolicyChanged
 from shoal.core.state.events.log import Recorded
 from shoal.forms import policy as forms
 from shoal.forms.failure import BadField
-from shoal.forms.policy import ABOUT, CHOICES, FIELDS, IDLE, TENANT_FIELDS, as_written, scalar
+from shoal.forms.policy import (
+    ABOUT,
+    CHOICES,
+    FIELDS,
+    IDLE,
+    TABLES,
+    TENANT_FIELDS,
+    as_written,
+    scalar,
+)
 from shoal.model.budget import BudgetPeriod
 from shoal.model.policy import (
     CHANGES_MAX,
@@ -215,7 +224,7 @@ def about(field: str) -> str:
 
 
 def described(policy: Policy) -> list[PolicyField]:
-    """All fields but tenants and supplies."""
+    """All fields but tenants, supplies and neighbors."""
     values, usual = as_written(policy), as_written(Policy())
     return [
         PolicyField(
@@ -228,7 +237,7 @@ def described(policy: Policy) -> list[PolicyField]:
             common=name in COMMON,
         )
         for name in FIELDS
-        if name not in ("tenants", "supply")
+        if name not in TABLES
     ]
 
 

@@ -80,14 +80,19 @@ class Reach:
         return [service for service in found if self.who.sees(service.spec.replica.tenant)]
 
     def policy(self, policy: Policy | None = None) -> Policy:
-        """The one in force, or this one, without supplies, and without tenants that are neither
-        the sender's nor above it."""
+        """The one in force, or this one, without supplies, without tenants that are neither the
+        sender's nor above it, and without neighbors that are for others."""
         policy = policy or self.loop.policy
         if self.who.sees_all:
             return policy
         own = {tenant.name for tenant in policy.lineage(self.who.tenant)}
         tenants = tuple(tenant for tenant in policy.tenants if tenant.name in own)
-        return msgspec.structs.replace(policy, tenants=tenants, supply=())
+        theirs = tuple(
+            msgspec.structs.replace(one, tenants=one.tenants and (self.who.tenant,))
+            for one in policy.neighbors
+            if not one.tenants or self.who.tenant in one.tenants
+        )
+        return msgspec.structs.replace(policy, tenants=tenants, supply=(), neighbors=theirs)
 
     # -- reasons -------------------------------------------------------------------------------
 

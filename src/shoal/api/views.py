@@ -26,18 +26,21 @@ from shoal.core.scheduling.hangs import hung_text
 from shoal.core.state.apply_array import parts_of
 from shoal.core.state.state import Node, State
 from shoal.model.array import counts_of
+from shoal.model.away import Away
 from shoal.model.bound import Bound
 from shoal.model.columns import cells_of
 from shoal.model.health import Standing
 from shoal.model.hidden import service_without_keys, without_keys
 from shoal.model.job import Job, Member, MemberRef, Phase
 from shoal.model.labels import NODE
+from shoal.model.neighbor import PRICE_UNIT
 from shoal.model.node import JOINED, NodeHealth, NodeIntent, node_word, unenforced_of
 from shoal.model.reason import Shown
 from shoal.model.resources import WHOLE_GPU_MILLI, plural
 from shoal.model.series import NodeSample
 from shoal.model.service import GatewayEntry, Service, ServiceLoad
 from shoal.model.views import (
+    AwayView,
     CheckView,
     JobRow,
     JobView,
@@ -133,7 +136,7 @@ def base_fields(job: Job) -> dict[str, Any]:
         "gpu_memory_mb": spec.gpu_memory_mb,
         "attempt": job.attempt,
         "submitted_ms": job.submitted_ms,
-        "running_ms": job.running_ms,
+        "running_ms": job.began_ms,
         "finished_ms": job.finished_ms,
         "code": job.code,
     }
@@ -151,9 +154,21 @@ def row_fields(job: Job) -> dict[str, Any]:
         "command": command,
         "labels": job.spec.labels,
         "nap": nap_view(job),
+        "away": away_view(job.away) if job.away is not None else msgspec.UNSET,
         "cells": cells_of(job),
         "idle_since_ms": job.idle_since_ms if job.phase is Phase.RUNNING else None,
     }
+
+
+def away_view(away: Away) -> AwayView:
+    price = away.price / PRICE_UNIT if away.price is not None else None
+    return AwayView(
+        neighbor=away.neighbor,
+        id=away.id,
+        since_ms=away.since_ms,
+        running_ms=away.running_ms,
+        price=price,
+    )
 
 
 def node_view(reach: Reach, node: Node) -> NodeView:

@@ -250,6 +250,21 @@ def volume_names(field: str, value: Any) -> tuple[str, ...]:
     return names
 
 
+# Which clusters a job may run on: any, neighbors by name, or what they must be like.
+
+
+def clusters(field: str, value: Any) -> str:
+    from shoal.model.neighbor import wish_of
+
+    text = ",".join(part.strip() for part in readers.text(field, value).split(","))
+    try:
+        wish_of(text)
+    except ValueError as error:
+        forms = "write any, names of neighbors, or conditions such as price<2,region=eu"
+        raise BadField(field, f"{error}; {forms}") from None
+    return text
+
+
 DAY_MS = 86_400_000
 
 
@@ -339,6 +354,10 @@ JOB = _table({
               "Processes that share the GPUs of a member: 8, or gpu for one per GPU."),
         Field("whole_nodes", "", "", readers.switch, "whole_nodes",
               "Share its nodes with no other job."),
+        Field("cluster", "WHERE", "", clusters, "cluster",
+              "Where it may run: any (or here), NAME (only there), price<2,region=eu (or here)."),
+        Field("if_cut", "TIME", "", time("30m or 2h", least=1), "if_cut_ms",
+              "Without contact for this long, its neighbor stops it, and it starts again."),
     ],
     "Which nodes": [
         Field("where", "CONDITION...", "", readers.conditions, "where",

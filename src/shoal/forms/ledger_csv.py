@@ -14,7 +14,7 @@ FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 
 def text_of(view: LedgerView, *, tokens: bool = False) -> str:
     file = io.StringIO()
-    (write_tokens if tokens else write)(file, view)
+    WRITERS["tokens" if tokens else ""](file, view)
     return file.getvalue()
 
 
@@ -41,6 +41,19 @@ def write_tokens(file: TextIO, view: LedgerView) -> None:
         when = [_key(view.by, row.key)] if timed else []
         who = [safe(one) for one in (row.service, row.owner, row.caller, row.tenant)]
         writer.writerow([*when, *who, row.requests, row.prompt, row.cached, row.generated])
+
+
+def write_owed(file: TextIO, view: LedgerView) -> None:
+    """What neighbors ran, as they have counted it."""
+    writer = csv.writer(file)
+    writer.writerow(["neighbor", "tenant", "jobs", "gpu_hours", "gpu_ms", "cost"])
+    for row in view.owed:
+        hours, cost = f"{row.gpu_ms / 3_600_000:.9f}", _number(row.cost)
+        names = safe(row.neighbor), safe(row.tenant)
+        writer.writerow([*names, row.jobs, hours, row.gpu_ms, cost])
+
+
+WRITERS = {"": write, "tokens": write_tokens, "owed": write_owed}
 
 
 def _key(by: By, key: str) -> str:

@@ -25,15 +25,17 @@ Note = Callable[[str], object]
 
 def packed(client: Client, spec: JobSpec, wanted: bool | None, note: Note | None = None) -> JobSpec:
     """The job in a form that can run on any node, or as it is if it runs in place. If `wanted` is
-    None it runs in place only where all nodes are on this machine. `note` gets one line about
-    each thing that the user may expect on the node but will not find there."""
+    None it runs in place only where all nodes are on this machine, and it stays in this cluster.
+    `note` gets one line about each thing that the user may expect on the node but will not find
+    there."""
     note = note or str  # which does nothing with it
     if client.remote:
         spec = msgspec.structs.replace(spec, env=_without_places(spec.env))
     if hidden := hidden_environment(spec):
         note(hidden)
     if wanted is None:
-        wanted = client.remote or client.status().engine != "local"
+        away = bool(spec.cluster)
+        wanted = away or client.remote or client.status().engine != "local"
     if not wanted:
         return spec
     from shoal.client import ShoalError

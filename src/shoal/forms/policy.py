@@ -13,7 +13,7 @@ import msgspec
 from shoal.control import plugins
 from shoal.core import tryout
 from shoal.core.policies import SHIPPED
-from shoal.forms import datafile, readers, supply, units
+from shoal.forms import datafile, neighbor, readers, supply, units
 from shoal.forms.datafile import is_job_file, unknown
 from shoal.forms.failure import REFUSED, USAGE, BadField, Failure
 from shoal.model.job import JOB_NAME_PATTERN
@@ -76,6 +76,7 @@ ABOUT = {
     "retest": "check a node in quarantine again after this long, then after twice as long",
     "tenants": "shares by weight; quotas are guaranteed; budgets; caps on jobs",
     "supply": "nodes that Slurm, Kubernetes or Ray brings when they are wanted",
+    "neighbors": "what may go to other clusters: whose jobs, how many GPUs, at which price",
     "budget_stops": "also stop running jobs whose budget is used up",
     "others": "what a tenant sees of others' jobs: nothing, or the tenants that use the nodes",
     "site": "labels of this cluster that neighbors are told, e.g. region=eu, power=hydro",
@@ -92,6 +93,9 @@ ABOUT = {
     "placements_per_step_max": "jobs placed in one step",
 }
 COMMENT_COLUMN = 32
+# Fields that are lists or tables of things with names.
+TABLES = ("tenants", "supply", "neighbors")
+LISTS = ("supply.", "neighbors.")
 CHOICES: dict[str, type[StrEnum]] = {
     "place": Places,
     "preempt": Preempt,
@@ -212,6 +216,8 @@ def _value(field: str, target: str, value: Any) -> Any:
         return _tenants(value)
     if field == "supply":
         return supply.supplies(value)
+    if field == "neighbors":
+        return neighbor.neighbors(value)
     if field in CHOICES:
         return readers.Choice(*CHOICES[field])(field, value)
     if field == "name":
@@ -267,6 +273,8 @@ def _where(path: str, changes: dict[str, Any]) -> str:
     path = RENAMED.get(path, path)
     if supplied := supply.where_of(path, changes.get("supply", [])):
         return supplied
+    if shared := neighbor.where_of(path, changes.get("neighbors", [])):
+        return shared
     match = re.match(r"tenants\[(\d+)\]\.?(\w*)", path)
     if match is None and path in IDLE_FIELDS:
         return path
@@ -291,7 +299,7 @@ def to_text(policy: Policy) -> str:
         if field.startswith("tenants."):
             lines.append(f"  {scalar(field.removeprefix('tenants.'))}: {value}")
             continue
-        if field.startswith("supply."):
+        if field.startswith(LISTS):
             lines.append(f"  - {value}")
             continue
         line = f"{field}: {value}".rstrip()
@@ -303,19 +311,25 @@ def as_written(policy: Policy) -> dict[str, str]:
     """Every field and every tenant as a file would write it."""
     rows: dict[str, str] = {}
     tenants: dict[str, str] = {}
-    supplies: dict[str, str] = {}
+    lists: dict[str, str] = {}
     for field, target in FIELDS.items():
         value = getattr(policy, target)
         if field == "tenants":
             tenants = {f"tenants.{tenant.name}": _about(tenant) for tenant in value}
         elif field == "supply":
-            supplies = {f"supply.{one.name}": supply.about(one) for one in value}
+            lists |= _listed(field, {one.name: supply.about(one) for one in value})
+        elif field == "neighbors":
+            lists |= _listed(field, {one.name: neighbor.about(one) for one in value})
         elif field == "idle":
             rows |= _idle_rows(policy)
         else:
             rows[field] = units.duration_exact(value) if field != target else scalar(value)
-    rows |= {"supply": "" if supplies else "[]", **supplies}
-    return {**rows, "tenants": "" if tenants else "{}", **tenants}
+    return {**rows, **lists, "tenants": "" if tenants else "{}", **tenants}
+
+
+def _listed(field: str, lines: dict[str, str]) -> dict[str, str]:
+    rows = {f"{field}.{name}": line for name, line in lines.items()}
+    return {field: "" if rows else "[]", **rows}
 
 
 def _idle_rows(policy: Policy) -> dict[str, str]:
@@ -327,7 +341,7 @@ def _idle_rows(policy: Policy) -> dict[str, str]:
 def differences(before: Policy, after: Policy) -> list[tuple[str, str, str]]:
     """(field, one, other) where they differ."""
     one, other = as_written(before), as_written(after)
-    fields = [field for field in {**one, **other} if field not in ("tenants", "supply")]
+    fields = [field for field in {**one, **other} if field not in TABLES]
     rows: list[tuple[str, str, str]] = []
     mine = {f"tenants.{tenant.name}": tenant for tenant in before.tenants}
     theirs = {f"tenants.{tenant.name}": tenant for tenant in after.tenants}

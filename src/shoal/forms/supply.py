@@ -39,7 +39,7 @@ def flag(field: str, value: Any) -> bool:
     return value
 
 
-_time = readers.amount(units.duration_ms, NUMBER_MAX, "90s, 10m or 7d")
+time = readers.amount(units.duration_ms, NUMBER_MAX, "90s, 10m or 7d")
 _memory = readers.memory(NUMBER_MAX, "64G")
 
 # The word in a file -> the field of `Supply`, and how it is read.
@@ -55,9 +55,9 @@ FIELDS: dict[str, tuple[str, readers.Reader]] = {
     "lot": ("lot", readers.Count(1, 1000, "nodes that one order brings")),
     "least": ("least", readers.Count(0, 1_000_000, "nodes to keep")),
     "most": ("most", readers.Count(0, 1_000_000, "nodes at a time")),
-    "idle": ("idle_ms", _time),
-    "patience": ("patience_ms", _time),
-    "lasts": ("lasts_ms", _time),
+    "idle": ("idle_ms", time),
+    "patience": ("patience_ms", time),
+    "lasts": ("lasts_ms", time),
     "price": ("price", price),
     "ceiling": ("ceiling", price),
 }
@@ -187,13 +187,13 @@ def about(one: Supply) -> str:
     for word, (target, read) in FIELDS.items():
         value = getattr(one, target)
         if value != getattr(usual, target):
-            parts.append(f"{word}: {_written(value, read)}")
+            parts.append(f"{word}: {written_as(value, read)}")
     parts += [f"{word}: {_quoted(value)}" for word, value in one.options.items()]
     return "{" + ", ".join(parts) + "}"
 
 
-def _written(value: Any, read: readers.Reader) -> str:
-    if read is _time:
+def written_as(value: Any, read: readers.Reader) -> str:
+    if read is time:
         return units.duration_exact(value)
     if read is _memory:
         return f"{value}M"

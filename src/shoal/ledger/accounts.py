@@ -98,6 +98,24 @@ class Tokens(NamedTuple):
         return Tokens(*(max(0, a - b) for a, b in zip(self, other, strict=True)))
 
 
+class Debt(NamedTuple):
+    """For whose jobs, and to whom."""
+
+    neighbor: str
+    tenant: str
+
+
+class Owed(NamedTuple):
+    """What a neighbor has counted for jobs of ours that it ran. `money`: in millionths."""
+
+    jobs: int = 0
+    gpu_ms: int = 0
+    money: int = 0
+
+    def plus(self, other: Owed) -> Owed:
+        return Owed(*(a + b for a, b in zip(self, other, strict=True)))
+
+
 class Move(NamedTuple):
     """A job's amount in `useful` on a node since hour `since`, except `firm` of that hour, belongs
     to another account: the work turned out to be lost."""

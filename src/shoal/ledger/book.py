@@ -9,6 +9,7 @@ from functools import lru_cache
 
 from shoal.core.state.events.cluster import ControllerStarted
 from shoal.core.state.events.log import Event
+from shoal.core.state.events.neighbors import JobHanded, JobReturned, JobSettled
 from shoal.core.state.events.queue import JobReleased, JobSubmitted
 from shoal.core.state.events.runs import (
     JobAdopted,
@@ -24,7 +25,7 @@ from shoal.core.state.events.runs import (
 )
 from shoal.core.state.events.services import ReplicaReady
 from shoal.ledger import members
-from shoal.ledger.accounts import HOUR_MS, Account, Place
+from shoal.ledger.accounts import HOUR_MS, Account, Debt, Owed, Place
 from shoal.ledger.book_state import BookState, Gap, Job, Member, Owner
 from shoal.ledger.members import (
     NODE_HANDLERS,
@@ -46,6 +47,7 @@ from shoal.ledger.postings import (
     stands,
 )
 from shoal.model.job import Outcome, StopCause
+from shoal.model.neighbor import wish_of
 from shoal.model.progress import Progress
 from shoal.model.report import Report
 from shoal.model.service import ServiceLoad
@@ -67,7 +69,7 @@ def _submitted(postings: Postings, event: JobSubmitted) -> None:
     owner = _owner(spec.tenant, spec.user, spec.name or "", spec.service)
     job = postings.cluster.jobs[event.job] = Job(
         owner=owner,
-        gpus=spec.gpus,
+        gpus=0 if spec.cluster and wish_of(spec.cluster).only else spec.gpus,  # that it wants here
         models=spec.gpu_models,
         memory_mb=spec.gpu_memory_mb,
         checkpoint_ms=spec.checkpoint_ms,
@@ -240,6 +242,29 @@ def _finished(postings: Postings, event: JobFinished) -> None:
     del postings.cluster.jobs[event.job]
 
 
+# -- at neighbors ---------------------------------------------------------------------------
+
+
+def _handed(postings: Postings, event: JobHanded) -> None:
+    _no_longer_waits(postings, postings.cluster.jobs[event.job])
+
+
+def _returned(postings: Postings, event: JobReturned) -> None:
+    _owe(postings, event)
+    job = postings.cluster.jobs[event.job]
+    job.waiting, job.not_before_ms = True, 0
+    _joins(postings, event.job, job)
+
+
+def _owe(postings: Postings, event: JobReturned | JobSettled) -> None:
+    """It is booked when the neighbor has said it, as one amount."""
+    if event.gpu_ms or event.money:
+        job, adds = postings.cluster.jobs[event.job], postings.adds.owed
+        key = postings.cluster.now_ms // postings.hour_ms, Debt(event.neighbor, job.owner.tenant)
+        adds[key] = adds.get(key, Owed()).plus(Owed(1, event.gpu_ms, event.money))
+        postings.cluster.owes = True
+
+
 # -- services -------------------------------------------------------------------------------
 
 
@@ -283,6 +308,9 @@ JOB_HANDLERS: Handlers = {
     JobAdopted: _adopted,
     JobFinished: _finished,
     ReplicaReady: _replica_ready,
+    JobHanded: _handed,
+    JobReturned: _returned,
+    JobSettled: _owe,
 }
 
 

@@ -162,5 +162,6 @@ class BookState(msgspec.Struct, kw_only=True):
     gaps: list[Gap] = []
     back_ms: int = 0  # how far the clock is behind the book
     started_ms: int = -1  # when the newest controller started
+    owes: bool = False  # a neighbor has run a job of ours
     # What routers had counted when they were last heard: folder -> service -> caller.
     tokens: dict[str, dict[str, dict[str, Tokens]]] = {}

@@ -14,6 +14,7 @@ from msgspec import structs
 from shoal.core.state.events.budgets import BudgetHeld
 from shoal.core.state.events.cluster import PolicyChanged
 from shoal.core.state.events.log import Event
+from shoal.core.state.events.neighbors import JobHanded
 from shoal.core.state.events.nodes import (
     NodeIntended,
     NodeJoined,
@@ -64,7 +65,8 @@ from shoal.ledger.tokens import (
 )
 from shoal.model.budget import BudgetLevel, BudgetPeriod, Spending
 from shoal.model.job import Job, Phase, SleepCause, StopCause
-from shoal.model.ledger import By, CostView, LedgerView, PriceList
+from shoal.model.ledger import By, CostView, LedgerView, OwedRow, PriceList
+from shoal.model.neighbor import PRICE_UNIT
 from shoal.model.node import NodeHealth
 from shoal.model.policy import Policy
 from shoal.model.report import Report
@@ -329,6 +331,7 @@ class LiveLedger:
             sums += open_sums(store, tariff, self.book, open_, by, since, until, only, draws)
             keys_max = TIMES_MAX if by in (By.DAY, By.HOUR) else KEYS_MAX
             tokens = await self._tokens(store, tariff, open_, by, since, until, only, keys_max)
+            owed = await self._owed(store, since, until, only)
         if only.given:
             capacity = sum(one.gpu_us for one in sums)
         notes = gap_notes(gaps, since * HOUR_MS, until * HOUR_MS)
@@ -352,7 +355,7 @@ class LiveLedger:
             notes=notes,
             nap=nap,
         )
-        return structs.replace(found, tokens=tokens.rows, token_costs=tokens.services)
+        return structs.replace(found, tokens=tokens.rows, token_costs=tokens.services, owed=owed)
 
     async def _tokens(
         self,
@@ -374,6 +377,16 @@ class LiveLedger:
         sums = await asyncio.to_thread(tariff.sums, store, service, since, until, only)
         sums += open_sums(store, tariff, self.book, open_, service, since, until, only)
         return token_report(tariff, found, sums, by, keys_max, only.tenant)
+
+    async def _owed(self, store: LedgerStore, since: int, until: int, only: Only) -> list[OwedRow]:
+        """It is kept by tenant, not by user or job."""
+        if not self.book.cluster.owes or only not in (EVERYBODY, Only(tenant=only.tenant)):
+            return []
+        found = await asyncio.to_thread(store.owed, since, until, only.tenant)
+        return [
+            OwedRow(**debt._asdict(), jobs=one.jobs, gpu_ms=one.gpu_ms, cost=one.money / PRICE_UNIT)
+            for debt, one in found[:KEYS_MAX]
+        ]
 
     async def cost(self, job_id: str) -> CostView:
         async with self._lock:
@@ -497,6 +510,9 @@ def events_of(state: State, now_ms: int) -> Iterator[Event]:
 
 
 def _attempt(job: Job, now_ms: int) -> Iterator[Event]:
+    if job.away is not None:
+        name = job.away.neighbor
+        yield JobHanded(at_ms=now_ms, job=job.id, attempt=job.attempt, neighbor=name, why="")
     if not job.members or not job.active:
         return
     slices = tuple(

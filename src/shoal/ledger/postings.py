@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from shoal.ledger.accounts import HOUR_MS, Account, Meter, Move, Place, Tokens
+from shoal.ledger.accounts import HOUR_MS, Account, Debt, Meter, Move, Owed, Place, Tokens
 from shoal.ledger.book_state import (
     BookState,
     GpuKind,
@@ -35,10 +35,12 @@ class Addition(msgspec.Struct):
     energy: dict[tuple[int, str, str], tuple[int, int]] = {}
     naps: dict[tuple[int, str], tuple[int, int]] = {}  # of jobs: ms asleep, and GPU time lent out
     tokens: dict[tuple[int, Meter], Tokens] = {}  # by hour
+    # What neighbors ran, by hour: beside the capacity, which is of our own nodes.
+    owed: dict[tuple[int, Debt], Owed] = {}
 
     def __bool__(self) -> bool:
         booked = self.amounts or self.capacity or self.energy or self.naps or self.tokens
-        return bool(booked or self.owners or self.machines)
+        return bool(booked or self.owners or self.machines or self.owed)
 
 
 Posting = Addition | Move

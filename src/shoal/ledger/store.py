@@ -14,14 +14,26 @@ import msgspec
 from shoal.database.base import Cursor, Database
 from shoal.database.sqlite import Place as Where
 from shoal.database.sqlite import closed, opened
-from shoal.ledger.accounts import EVERYBODY, Account, Meter, Move, Only, Place, Sum, Tokens
+from shoal.ledger.accounts import (
+    EVERYBODY,
+    Account,
+    Debt,
+    Meter,
+    Move,
+    Only,
+    Owed,
+    Place,
+    Sum,
+    Tokens,
+)
 from shoal.ledger.book_state import BookState, Hardware, Owner
 from shoal.ledger.postings import Addition, Nap, Posting
 from shoal.model.ledger import By
 from shoal.ports import StoreDamaged
 
-# 2: naps, and their account; 3: the mark of the last event; 4: the energy of each owner; 5: tokens
-PART, VERSION = "ledger", 5
+# 2: naps, and their account; 3: the mark of the last event; 4: the energy of each owner; 5: tokens;
+# 6: what is owed to neighbors
+PART, VERSION = "ledger", 6
 _ENERGY = """
 CREATE TABLE IF NOT EXISTS energy (
     hour {integer}, machine {integer}, owner {integer}, mj {integer} NOT NULL,
@@ -32,7 +44,7 @@ _SHARED_OUT = """INSERT INTO energy
 SELECT DISTINCT power.hour, power.machine, amounts.owner, watt_ms, power.gpu_us
 FROM power JOIN amounts ON amounts.hour = power.hour AND amounts.machine = power.machine"""
 # A new table is made where it is missing.
-STEPS = {1: "", 2: "", 3: f"{_ENERGY}{_SHARED_OUT};DROP TABLE power", 4: ""}
+STEPS = {1: "", 2: "", 3: f"{_ENERGY}{_SHARED_OUT};DROP TABLE power", 4: "", 5: ""}
 HOURS_PER_DAY = 24
 # Hours become days after this, and later jobs become the "older jobs" of their tenant and user: a
 # job that ended long ago is only part of a sum.
@@ -69,6 +81,10 @@ CREATE TABLE IF NOT EXISTS tokens (
     hour {integer}, meter {integer}, requests {integer} NOT NULL, prompt {integer} NOT NULL,
     cached {integer} NOT NULL, generated {integer} NOT NULL,
     PRIMARY KEY (hour, meter)) {table_end};
+CREATE TABLE IF NOT EXISTS owed (
+    hour {integer}, neighbor TEXT, tenant TEXT, jobs {integer} NOT NULL,
+    gpu_ms {integer} NOT NULL, money {integer} NOT NULL,
+    PRIMARY KEY (hour, neighbor, tenant)) {table_end};
 CREATE TABLE IF NOT EXISTS book (
     one {integer} PRIMARY KEY CHECK (one = 1), seq {integer} NOT NULL, mirror {blob} NOT NULL);
 CREATE TABLE IF NOT EXISTS book_mark (
@@ -85,8 +101,11 @@ _ADD = {
     "slept_ms = naps.slept_ms + excluded.slept_ms",
     "tokens": "ON CONFLICT (hour, meter) DO UPDATE SET "
     + ", ".join(f"{one} = tokens.{one} + excluded.{one}" for one in Tokens._fields),
+    "owed": "ON CONFLICT (hour, neighbor, tenant) DO UPDATE SET "
+    + ", ".join(f"{one} = owed.{one} + excluded.{one}" for one in Owed._fields),
 }
 _TOKENS = ", ".join(f"CAST(sum({one}) AS BIGINT)" for one in Tokens._fields)
+_OWED = ", ".join(f"CAST(sum({one}) AS BIGINT)" for one in Owed._fields)
 _LIVE = "(SELECT owner FROM live_owners)"
 _TOTAL = "CAST(sum(amounts.gpu_us) AS BIGINT)"  # PostgreSQL's sums are of another type
 # The time of an owner, node and hour that was measured at all counts as measured as a whole.
@@ -230,6 +249,11 @@ class LedgerStore:
                 [(hour, meters[meter], *one) for (hour, meter), one in adds.tokens.items()],
             )
 
+        cursor.executemany(
+            f"INSERT INTO owed VALUES (?, ?, ?, ?, ?, ?) {_ADD['owed']}",
+            [(hour, *debt, *one) for (hour, debt), one in adds.owed.items()],
+        )
+
     def _move(self, cursor: Cursor, move: Move) -> None:
         owner = self._owner_of(cursor, move.job)
         rows = cursor.execute(
@@ -269,12 +293,14 @@ class LedgerStore:
             self._merge(cursor, "capacity", "machine", where, old)
             self._merge(cursor, "naps", "owner", where, old)
             self._merge(cursor, "tokens", "meter", where, old)
+            self._merge(cursor, "owed", "neighbor, tenant", where, old)
             self._forget_jobs(cursor, now_hour - JOBS_KEPT_HOURS)
             self._forget_callers(cursor, now_hour - JOBS_KEPT_HOURS)
 
     def _merge(self, cursor: Cursor, table: str, keys: str, where: str, old: int) -> None:
         more = {"energy": "sum(mj), ", "naps": "sum(slept_ms), "}
-        sums = _TOKENS if table == "tokens" else f"{more.get(table, '')}sum(gpu_us)"
+        several = {"tokens": _TOKENS, "owed": _OWED}
+        sums = several.get(table) or f"{more.get(table, '')}sum(gpu_us)"
         cursor.execute(
             f"INSERT INTO {table} SELECT hour / 24 * 24, {keys}, {sums} FROM {table} "
             f"WHERE {where} GROUP BY hour / 24 * 24, {keys} {_ADD[table]}",
@@ -419,6 +445,16 @@ class LedgerStore:
             (since, until, *([tenant, tenant] if tenant is not None else ())),
         )
         return [(row[0], Meter(*row[1:5]), Tokens(*row[5:])) for row in rows]
+
+    def owed(self, since: int, until: int, tenant: str | None = None) -> list[tuple[Debt, Owed]]:
+        """What neighbors ran in these hours, for this tenant or for all, most GPU time first."""
+        theirs = "AND tenant = ? " if tenant is not None else ""
+        rows = self._database.read(
+            f"SELECT neighbor, tenant, {_OWED} FROM owed WHERE hour >= ? AND hour < ? {theirs}"
+            "GROUP BY 1, 2 ORDER BY 4 DESC, 1, 2",
+            (since, until, *([tenant] if tenant is not None else ())),
+        )
+        return [(Debt(*row[:2]), Owed(*row[2:])) for row in rows]
 
     def spent_tokens(self, since: int, until: int) -> dict[tuple[str, str], int]:
         """By caller and tenant, of these hours: of prompts, cached or not, and generated."""

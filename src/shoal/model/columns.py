@@ -176,8 +176,12 @@ def _labels(row: JobRow, _: int) -> str:
 
 
 def _ran_ms(job: Job, at_ms: int, _: int) -> int:
-    ran = job.running_ms is not None and job.phase is not Phase.WAITING
-    return (job.finished_ms or at_ms) - (job.running_ms or 0) if ran else 0
+    ran = job.began_ms is not None and job.phase is not Phase.WAITING
+    return (job.finished_ms or at_ms) - (job.began_ms or 0) if ran else 0
+
+
+def _cluster(job: Job) -> str:
+    return job.away.neighbor if job.away is not None else ""
 
 
 COLUMNS: dict[str, Column] = {
@@ -267,6 +271,12 @@ COLUMNS: dict[str, Column] = {
             width="minmax(70px, .8fr)",
         ),
         Column(
+            "cluster",
+            "the neighbor that runs or ran it",
+            value=lambda row, _: row.away.neighbor if row.away else None,
+            rank=lambda job, *_: _cluster(job),
+        ),
+        Column(
             "time",
             "how long it has run, or waited",
             Kind.DURATION,
@@ -286,7 +296,7 @@ COLUMNS: dict[str, Column] = {
             "when it last began to run",
             Kind.MOMENT,
             "running_ms",
-            rank=lambda job, *_: job.running_ms or NOT_YET,
+            rank=lambda job, *_: job.began_ms or NOT_YET,
         ),
         Column("ended", "when", Kind.MOMENT, "finished_ms", rank=lambda _, __, end: end),
         Column(

@@ -29,6 +29,7 @@ class Cause(enum.StrEnum):
     BUDGET = "budget"
     STOPPED_EARLY = "stopped early"
     LEASE = "lease over"
+    RETURNED = "came back"
     UNKNOWN = "unknown"
 
 
@@ -88,6 +89,9 @@ class AttemptRecord(msgspec.Struct, kw_only=True):
     dozed_ms: int | None = None  # since when it sleeps now
     slept_at: list[tuple[int, int]] = []  # from and until when, of its newest naps that are over
     cold: ColdStart | None = None  # of a replica of a service
+    cluster: str = ""  # the neighbor where it was, and what is owed for that
+    owed_gpu_ms: int = 0
+    owed_money: int = 0  # in millionths of its currency
 
 
 class Learned(msgspec.Struct, kw_only=True):

@@ -50,6 +50,7 @@ class JobLine(JobBase, frozen=True, kw_only=True, omit_defaults=True):
     slow: tuple[int, ...] = ()
     nap_ms: int = 0  # since when it has been falling asleep, asleep or waking
     wants: bool = False  # it is to wake as soon as there is room
+    cluster: str = ""  # the neighbor that has it
 
 
 class ReplicaLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -92,7 +92,7 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
             and (not self.first_job or number_of(job.id) >= self.first_job)
             and (not self.name or fnmatchcase(spec.name or "", self.name))
             and (not self.states or self._in_state(job))
-            and self.since_ms <= max(job.submitted_ms, job.running_ms or 0, job.finished_ms or 0)
+            and self.since_ms <= max(job.submitted_ms, job.began_ms or 0, job.finished_ms or 0)
             and (not self.node or any(self.node == one.slice.node for one in job.members))
             and (not self.labels or self._labeled(spec.labels))
             and self.service in ("", spec.service)

@@ -447,6 +447,11 @@ class Job(msgspec.Struct, kw_only=True):
         return self.outcome.value if self.outcome is not None else self.phase.value
 
     @property
+    def began_ms(self) -> int | None:
+        """Since when it runs, or ran, here or at a neighbor."""
+        return self.running_ms if self.away is None else self.away.running_ms
+
+    @property
     def active(self) -> bool:
         return self.phase not in (Phase.WAITING, Phase.AWAY, Phase.FINISHED)
 

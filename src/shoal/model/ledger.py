@@ -79,6 +79,17 @@ class TokenCost(msgspec.Struct, frozen=True, kw_only=True):
     per_million_computed: float | None
 
 
+class OwedRow(msgspec.Struct, frozen=True, kw_only=True):
+    """What a neighbor has run for a tenant of ours, as it has counted it. `cost`: in its currency;
+    0: it has named no price."""
+
+    neighbor: str
+    tenant: str
+    jobs: int
+    gpu_ms: int
+    cost: float
+
+
 class LedgerView(msgspec.Struct, frozen=True, kw_only=True):
     """Whole hours (UTC) from `from_ms` until `to_ms`, or until now. The rows add up to the
     capacity: GPUs known x time known."""
@@ -103,6 +114,7 @@ class LedgerView(msgspec.Struct, frozen=True, kw_only=True):
     verdict: str = ""  # the whole in one sentence
     tokens: list[TokenRow] = []  # the largest first, or in order of time; no part of the sum
     token_costs: list[TokenCost] = []
+    owed: list[OwedRow] = []  # the most GPU time first; no part of the sum
 
 
 class CostView(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,6 +18,7 @@ from shoal.model.labels import LabelKey, LabelValue
 from shoal.model.volume import parse
 
 NEIGHBORS_MAX = 32
+TENANTS_MAX = 1_000  # that one neighbor is named for
 OFFERED_MAX = 32  # jobs that one neighbor is asked about at a time
 ANY = "any"
 HERE = "here"  # whatever the policy says: as for jobs that come from a neighbor
@@ -38,7 +39,10 @@ class Neighbor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     name: NeighborName
     # Whose jobs may go there; empty: everybody's.
-    tenants: Annotated[tuple[Annotated[str, msgspec.Meta(max_length=63)], ...], msgspec.Meta()] = ()
+    tenants: Annotated[
+        tuple[Annotated[str, msgspec.Meta(max_length=63)], ...],
+        msgspec.Meta(max_length=TENANTS_MAX),
+    ] = ()
     gpus_max: Count = 0  # of our jobs there at a time; 0: no bound of ours
     price_max: Count = 0  # in millionths, per GPU-hour; 0: any
     labels: Annotated[dict[LabelKey, LabelValue], msgspec.Meta(max_length=32)] = {}
@@ -113,7 +117,7 @@ def stays_home(spec: JobSpec) -> str:
 def cut_problem(spec: JobSpec) -> str:
     """What is wrong with what it wishes for a cut; empty: nothing."""
     if spec.if_cut_ms and spec.restart is Restart.NEVER:
-        return "restarts a job that must not run twice (restart: never)"
+        return "starts a job again that must not run twice; leave out restart: never, or this"
     if 0 < spec.if_cut_ms < CUT_MS_MIN:
         return f"is at least {CUT_MS_MIN // 1000} s, so that a short cut does no harm"
     if spec.if_cut_ms > CUT_MS_MAX:

@@ -41,6 +41,17 @@ class NapView(msgspec.Struct, kw_only=True):
     host_mb: int  # memory of its nodes that is set aside for what it had on GPUs
 
 
+class AwayView(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a neighbor runs a job, or ran it to its end. `id`: its name there; empty: the neighbor
+    has not said that it has it. `price`: per GPU-hour, as offered."""
+
+    neighbor: str
+    id: str
+    since_ms: int
+    running_ms: int | None
+    price: float | None
+
+
 class JobBase(msgspec.Struct, frozen=True, kw_only=True):
     """What lists and the feed both say of a job. `state` is its phase while it is live and its
     outcome afterwards."""
@@ -80,6 +91,7 @@ class JobRow(JobBase, frozen=True, kw_only=True):
     array: ArrayCounts | None = None  # it is an array, and this is how far it is
     labels: dict[str, str] = {}
     nap: NapView | None = None  # it sleeps, or is on the way there or back
+    away: AwayView | msgspec.UnsetType = msgspec.UNSET  # only of a job that a neighbor has
     cells: dict[str, str | int | None] | msgspec.UnsetType = msgspec.UNSET  # of further columns
 
 

@@ -201,7 +201,8 @@ export function jobActions(job) {
   const nap = job.state === "running" && !job.array ? [sleep] : job.state === "asleep" && !job.nap?.wants ? [wake] : [];
   if (over && job.array?.elements > job.array?.succeeded) return [requeue, change, retry(job, path)];
   if (job.service) return over ? [] : [...nap, cancel];
-  return over ? [requeue, change] : job.state === "waiting" ? [change, cancel] : [...nap, requeue, change, cancel];
+  if (["waiting", "away"].includes(job.state)) return [change, cancel];
+  return over ? [requeue, change] : [...nap, requeue, change, cancel];
 }
 
 const retry = (job, path) =>

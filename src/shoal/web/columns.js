@@ -16,6 +16,7 @@ export const TABLE = /** @type {Column[]} */ ([
   ["why", "Status", "text", "why", "", "minmax(140px, 3fr)", ""],
   ["progress", "Progress", "text", "", "", "minmax(140px, 1.5fr)", ""],
   ["nodes", "Nodes", "text", "", "", "minmax(70px, .8fr)", ""],
+  ["cluster", "Cluster", "text", "", "cluster", "minmax(70px, .7fr)", ""],
   ["time", "Run time", "duration", "", "time", "76px", ""],
   ["submitted", "Submitted", "moment", "submitted_ms", "submitted", "92px", ""],
   ["started", "Started", "moment", "running_ms", "started", "92px", ""],

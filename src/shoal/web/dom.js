@@ -165,6 +165,7 @@ const LOOKS = {
   dozing: ["sleep", "☽"],
   asleep: ["sleep", "☾"],
   waking: ["sleep", "☀"],
+  away: ["live", "⇢"],
   rolling: ["live", "↻"],
   failing: ["bad", "!"],
   idle: ["", "○"],

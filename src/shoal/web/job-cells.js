@@ -7,6 +7,8 @@ import { jobOf, now } from "./live.js";
 import { progress } from "./progress.js";
 import { allowed } from "./views.js";
 
+const IDLE = ["waiting", "away"]; // they hold nothing here
+
 /** @typedef {Api.JobRow & { nap_ms?: number, line?: Api.JobLine }} Row */
 
 const quiet = { tabindex: "-1" }; // in a grid, the arrow keys move; Tab leaves it
@@ -46,7 +48,7 @@ const job = (row) =>
     {},
     h("i", {
       class: "dot",
-      style: { background: row.finished_ms || row.state === "waiting" ? "transparent" : jobColor(row.id) },
+      style: { background: row.finished_ms || IDLE.includes(row.state) ? "transparent" : jobColor(row.id) },
     }),
     " ",
     h("a", { ...quiet, href: `#/job/${row.id}` }, row.id),
@@ -85,6 +87,7 @@ const CELLS = {
     row.nodes.slice(0, 3).map((node, at) => [at ? ", " : "", link("node", node)]),
     row.nodes.length > 3 ? ` +${row.nodes.length - 3}` : "",
   ],
+  cluster: (row) => row.line?.cluster || row.away?.neighbor || "–",
   time: ran,
   try: (row) => String(row.attempt || "–"),
   labels: (row) =>
@@ -125,6 +128,7 @@ export function usual(wide, rows) {
     "shape",
     ...(measured ? ["gpu_use", "gpu_memory"] : []),
     "why",
+    ...(rows.some((row) => row.away) ? ["cluster"] : []),
     ...(wide ? ["nodes"] : []),
     "time",
     "submitted",

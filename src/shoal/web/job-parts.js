@@ -38,6 +38,13 @@ export function napFact(job) {
   return fact("Suspended", words.filter(Boolean).join(", "));
 }
 
+/** @param {Api.JobView} job */
+export function awayFact({ away }) {
+  if (!away) return null;
+  const price = away.price === null ? "" : `, ${away.price.toFixed(2)} per GPU-hour`;
+  return fact("Neighbor", `${away.id ? `${away.neighbor}, as ${away.id}` : away.neighbor}${price}`);
+}
+
 /**
  * @param {HTMLElement} card
  * @param {Api.WhyView} history

@@ -11,12 +11,16 @@ const KINDS = {
   starting: "Starting",
   running: "Running",
   suspended: "Suspended",
+  away: "At a neighbor",
   stopping: "Stopping",
 };
 const ATTEMPTS_SHOWN = 12;
 
 /** @param {Api.AttemptRecord} one */
 const napsOf = (one, end) => [...(one.slept_at ?? []), ...(one.dozed_ms ? [[one.dozed_ms, end]] : [])];
+
+/** @param {Api.AttemptRecord} one */
+const placeOf = (one) => (one.cluster ? `at ${one.cluster}` : `on ${one.nodes.join(", ")}`);
 
 /** How long its attempts ran in all: not the waits between them, nor its naps. */
 export const runTime = (attempts, finish) => attempts.reduce((sum, one) => sum + ranFor(one, finish), 0);
@@ -40,8 +44,8 @@ function segments(attempts, begin, finish) {
     add("queued", one.placed_ms);
     const end = one.ended_ms ?? finish;
     const stops = one.stopping_ms ?? end;
-    const nodes = `attempt ${one.attempt} on ${one.nodes.join(", ")}`;
-    add("starting", Math.min(stops, (one.running_ms ?? stops) + (one.startup_ms ?? 0)), nodes);
+    const nodes = `attempt ${one.attempt} ${placeOf(one)}`;
+    add(one.cluster ? "away" : "starting", Math.min(stops, (one.running_ms ?? stops) + (one.startup_ms ?? 0)), nodes);
     for (const [from, to] of napsOf(one, stops)) {
       add("running", from, nodes);
       add("suspended", Math.min(to, stops), nodes);
@@ -137,7 +141,12 @@ function attemptTable(attempts, finish) {
         "tr",
         { "data-key": one.attempt },
         h("td", { class: "num", "data-name": "attempt" }, String(one.attempt)),
-        h("td", {}, one.nodes.slice(0, 4).join(", "), one.nodes.length > 4 ? ` +${one.nodes.length - 4}` : ""),
+        h(
+          "td",
+          {},
+          one.cluster ? placeOf(one) : one.nodes.slice(0, 4).join(", "),
+          one.nodes.length > 4 ? ` +${one.nodes.length - 4}` : "",
+        ),
         h("td", { class: "num", "data-name": "started" }, one.running_ms ? clock(one.running_ms) : "–"),
         h("td", { class: "num", "data-name": "run time" }, one.running_ms ? span(ranFor(one, finish)) : "–"),
         h(

@@ -215,6 +215,28 @@ export function ledgerTable(view, link) {
 }
 
 /**
+ * What neighbors ran for us, as each of them has counted it, in its own currency.
+ * @param {Api.LedgerView} view
+ */
+export function owedTable(view) {
+  const line = (one) =>
+    h(
+      "tr",
+      { "data-key": `${one.neighbor} ${one.tenant}` },
+      h("td", { class: "long" }, one.neighbor),
+      h("td", {}, one.tenant),
+      number(whole(one.jobs), undefined, { "data-name": "Jobs" }),
+      number(fixed(one.gpu_ms / 3.6e6), `${whole(one.gpu_ms)} GPU-ms`, { "data-name": "GPU-hours" }),
+      number(one.cost ? one.cost.toFixed(2) : "–", undefined, { "data-name": "Cost" }),
+    );
+  const left = view.owed.length - ROWS_MAX;
+  return [
+    table("Neighbor,Tenant,num:Jobs,num:GPU-hours,num:Cost".split(","), view.owed.slice(0, ROWS_MAX).map(line)),
+    left > 0 ? h("p", { class: "dim small" }, `and ${whole(left)} more: shoal report --by neighbor`) : null,
+  ];
+}
+
+/**
  * Tokens by service and caller, the largest first, with what a million of the service's tokens cost.
  * @param {Api.LedgerView} view
  */

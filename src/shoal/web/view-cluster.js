@@ -449,7 +449,9 @@ function figures(element, status, price) {
     figure(
       "Running",
       plural((jobs.running ?? 0) + (jobs.starting ?? 0) + (jobs.stopping ?? 0), "job"),
-      asleep ? `${whole(asleep)} asleep` : "",
+      [asleep ? `${whole(asleep)} asleep` : "", jobs.away ? `${whole(jobs.away)} at neighbors` : ""]
+        .filter(Boolean)
+        .join(", "),
     ),
     figure(
       "Nodes ready",

@@ -10,7 +10,7 @@ import { chip, empty, h, jobName, moment, plural, shape, span, throttled, whole 
 import { Elements } from "./elements.js";
 import { followButton } from "./follow.js";
 import { JobCurves } from "./job-curves.js";
-import { commandOf, drawCost, drawEvents, fact, members, napFact, toTime } from "./job-parts.js";
+import { awayFact, commandOf, drawCost, drawEvents, fact, members, napFact, toTime } from "./job-parts.js";
 import { failedAttempt, failure, wait } from "./job-state.js";
 import { drawTimeline, runTime } from "./job-timeline.js";
 import { KeptFiles } from "./kept.js";
@@ -205,6 +205,7 @@ export function mount(root, id) {
         job.attempt ? fact("Run time", span(runTime(history.attempts, job.finished_ms ?? now()))) : null,
         job.finished_ms ? fact("Ended", toTime(job.finished_ms, moment(job.finished_ms, now()))) : null,
         napFact(job),
+        awayFact(job),
         job.losses || job.failures || job.hangs
           ? fact(
               "Interruptions",

@@ -20,7 +20,10 @@ const TYPING_MS = 250;
 const AGAIN_MS = 1500;
 const KNOWN_MAX = 200;
 const COMPARED_MAX = 10;
-const STATES = ["live", "waiting", "running", "asleep", "finished", "succeeded", "failed", "timed-out", "cancelled"];
+const STATES = [
+  ..."live,waiting,running,asleep,away".split(","),
+  ..."finished,succeeded,failed,timed-out,cancelled".split(","),
+];
 const TIMES = [
   ["1h", "Last hour"],
   ["1d", "Last 24 hours"],

@@ -5,7 +5,18 @@ import { maybe } from "./api.js";
 import { stackedBars } from "./charts.js";
 import { accountColor, accountRank } from "./colors.js";
 import { empty, fixed, h, money, short, span, verdict } from "./dom.js";
-import { choice, csvLink, DAY_MS, division, figures, ledgerTable, query, SPANS, tokensTable } from "./ledger-table.js";
+import {
+  choice,
+  csvLink,
+  DAY_MS,
+  division,
+  figures,
+  ledgerTable,
+  owedTable,
+  query,
+  SPANS,
+  tokensTable,
+} from "./ledger-table.js";
 import { now } from "./live.js";
 import { replace } from "./patch.js";
 
@@ -40,6 +51,7 @@ export function mount(root) {
   const top = h("div", { class: "stack" });
   const below = h("section", { class: "card", "aria-label": "Table" });
   const tokens = h("section", { class: "card", "aria-label": "Tokens", hidden: true });
+  const owed = h("section", { class: "card", "aria-label": "Owed to neighbors", hidden: true });
   const card = h("section", { class: "card", "aria-label": "Over time" }, chart.element);
   const notice = h("div", {});
   const units = choice("unit", UNITS, unit, (value) => {
@@ -78,6 +90,7 @@ export function mount(root) {
       ),
       below,
       tokens,
+      owed,
     ),
   );
 
@@ -121,6 +134,8 @@ export function mount(root) {
     const bare = !over?.rows.length;
     card.hidden = below.hidden = bare;
     tokens.hidden = !under?.tokens.length; // a service may use no GPU
+    owed.hidden = !under?.owed.length;
+    if (!owed.hidden) replace(owed, h("h2", {}, "Owed to neighbors"), owedTable(under));
     if (!tokens.hidden) replace(tokens, h("h2", {}, "Tokens"), tokensTable(under));
     replace(
       notice,

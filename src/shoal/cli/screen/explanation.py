@@ -17,6 +17,7 @@ from shoal.model.explanation import (
 )
 from shoal.model.job import Note
 from shoal.model.ledger import CostView
+from shoal.model.neighbor import PRICE_UNIT
 from shoal.model.phrases import began_text, exit_text, printable, shortened
 from shoal.model.resources import plural
 
@@ -87,7 +88,7 @@ def _attempt(
     explanation: Explanation, one: AttemptRecord, said: list[str], zone: datetime.tzinfo | None
 ) -> list[str]:
     """`said`: the last lines of the previous attempt, which are not repeated."""
-    nodes = ", ".join(one.nodes[:NODES_NAMED_MAX])
+    nodes = f"at {one.cluster}" if one.cluster else f"on {', '.join(one.nodes[:NODES_NAMED_MAX])}"
     if len(one.nodes) > NODES_NAMED_MAX:
         nodes += f" and {len(one.nodes) - NODES_NAMED_MAX} more"
     ended_ms = one.ended_ms if one.ended_ms is not None else explanation.now_ms
@@ -101,10 +102,15 @@ def _attempt(
         if one.naps:
             ran += f", slept {duration_text(slept_ms)} ({plural(one.naps, 'nap')})"
     cause = one.cause.value if one.sure else f"{one.cause.value} (probably)"
-    head = f"Attempt {one.attempt}, {_moment(one.placed_ms, zone)}, on {nodes}: {ran}, {cause}"
+    head = f"Attempt {one.attempt}, {_moment(one.placed_ms, zone)}, {nodes}: {ran}, {cause}"
     lines = [*_wrapped(head, 0), *_cold(one)]
     if one.why and one.cause is not Cause.SUCCEEDED:
         lines += _wrapped(one.why, INDENT)
+    if one.owed_gpu_ms:
+        owed = one.owed_money / PRICE_UNIT
+        money = f", {owed:,.2f} of its currency" if owed else ""
+        used = f"{_gpu_time(one.owed_gpu_ms * 1000)}{money}"
+        lines += _wrapped(f"owed to {one.cluster}: {used}", INDENT)
     if one.evidence:
         lines += _wrapped(f"because {one.evidence}", INDENT)
     if one.first is not None and one.cause in FAILURES:

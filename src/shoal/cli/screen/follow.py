@@ -332,7 +332,7 @@ def line_text(view: JobView, now_ms: int) -> str:
     if view.array is not None:
         done = show.bar(view.array.ended, view.array.elements, BAR_WIDTH)
         return f"{view.id} {done} {elements_text(view.array)}"
-    running = view.state == "running" and view.running_ms is not None
+    running = view.state in ("running", "away") and view.running_ms is not None
     since_ms = view.running_ms if running and view.running_ms is not None else view.submitted_ms
     elapsed = duration_text(max(0, now_ms - since_ms))
     progress = view.progress

@@ -33,13 +33,15 @@ DRAWN: dict[str, Callable[[str], Cell]] = {
 def usual(rows: Sequence[JobRow], *, labels: bool = False) -> list[str]:
     """The columns if nobody chose some; those that would be empty are left out."""
     names = ["id", "name", "tenant", "state", "try", "shape", "gpu_use", "gpu_memory"]
-    names += ["nodes", "time", "progress"]
+    names += ["cluster", "nodes", "time", "progress"]
     names += ["labels", "command"] if labels else ["command"]
     if all(row.tenant == DEFAULT_TENANT for row in rows):
         names.remove("tenant")
     for name, field in (("gpu_use", "gpu_busy_milli"), ("gpu_memory", "gpu_used_mb")):
         if all(getattr(row, field) is None for row in rows):
             names.remove(name)
+    if not any(row.away for row in rows):
+        names.remove("cluster")
     if not any(row.progress or row.array for row in rows):
         names.remove("progress")
     return names

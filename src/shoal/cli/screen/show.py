@@ -25,6 +25,7 @@ STATE_STYLES = {
     "dozing": "blue",
     "asleep": "blue",
     "waking": "cyan",
+    "away": "cyan",
     "stopping": "magenta",
     "succeeded": "green dim",
     "failed": "red",

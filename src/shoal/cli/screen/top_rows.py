@@ -64,6 +64,10 @@ def elapsed_ms(seen: Seen, job: JobLine) -> int:
     return max(0, (job.nap_ms or seen.now_ms) - (begin or job.submitted_ms))
 
 
+def _where(seen: Seen, job: JobLine) -> str:
+    return f"at {job.cluster}" if job.cluster else nodes_text(seen.places.get(job.id, []))
+
+
 def _left_ms(job: JobLine) -> int | None:
     known = job.step_us and job.steps
     return max(0, job.steps - job.step) * job.step_us // 1000 if known else None
@@ -144,8 +148,8 @@ JOBS = (
     Shown(Column("USER"), lambda _, j: Cell(j.user), lambda _, j: j.user),
     Shown(
         Column("NODES"),
-        lambda s, j: Cell(nodes_text(s.places.get(j.id, []))),
-        lambda s, j: nodes_text(s.places.get(j.id, [])),
+        lambda s, j: Cell(_where(s, j)),
+        lambda s, j: _where(s, j),
     ),
     Shown(
         Column("LEFT", right=True),

@@ -62,11 +62,13 @@ def node_lines(node: NodeView, closed: Sequence[str]) -> list[str]:
 
 def waiting_lines(rows: Sequence[JobRow]) -> list[str]:
     """What somebody's jobs hold, and why the others wait, most jobs first."""
-    running = [row for row in rows if row.state not in ("waiting", "asleep")]
+    running = [row for row in rows if row.state not in ("waiting", "asleep", "away")]
     waiting = [row for row in rows if row.state == "waiting"]
+    away = [row for row in rows if row.state == "away"]
     gpus = sum(row.size * row.gpus * (row.gpu_milli or 1000) for row in running) / 1000
     held = f"{plural(len(running), 'job')} on {gpus:g} GPUs"
-    lines = [f"{held}; {plural(len(waiting), 'job')} waiting"]
+    there = f"; {plural(len(away), 'job')} at neighbors" if away else ""
+    lines = [f"{held}; {plural(len(waiting), 'job')} waiting{there}"]
     reasons: dict[str, list[str]] = {}
     for row in waiting:
         reasons.setdefault(row.why, []).append(row.id)

@@ -27,6 +27,7 @@ STATES = {
     "waiting": ("PD", "PENDING"),
     "starting": ("CF", "CONFIGURING"),
     "running": ("R", "RUNNING"),
+    "away": ("R", "RUNNING"),
     "stopping": ("CG", "COMPLETING"),
     "succeeded": ("CD", "COMPLETED"),
     "failed": ("F", "FAILED"),

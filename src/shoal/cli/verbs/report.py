@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from shoal.sim.accounting import Accounts, Sum
 
 
-BY = ("account", "tenant", "user", "job", "node", "service", "day", "hour")
+NEIGHBOR = "neighbor"  # what is owed to them: no part of what our own nodes had
+BY = ("account", "tenant", "user", "job", "node", "service", "day", "hour", NEIGHBOR)
 GROUPS = ("used", "overhead", "wasted", "unused", "away")
 GROUP_STYLES = {
     "used": "green",
@@ -54,6 +55,7 @@ def report(
       shoal report --by job --from 24h
       shoal report --by day --csv november.csv
       shoal report --tokens --from 7d
+      shoal report --by neighbor
     """
     from shoal.cli import cluster
     from shoal.cli.screen import show
@@ -67,13 +69,17 @@ def report(
         from_ms, to_ms = moment_ms("--from", since, now_ms), moment_ms("--to", until, now_ms)
         if to_ms <= from_ms:
             raise Failure(f"--to: {units.quoted(until)} is not after --from {since}", USAGE)
-        view = client.ledger(by=By(by), from_ms=from_ms, to_ms=to_ms)
+        key = By.ACCOUNT if by == NEIGHBOR else By(by)
+        view = client.ledger(by=key, from_ms=from_ms, to_ms=to_ms)
     if csv is not None:
-        _write_csv(csv, view, tokens=tokens)
+        _write_csv(csv, view, "tokens" if tokens else "owed" if by == NEIGHBOR else "")
     if json:
         show.as_json(view)
     elif csv is None:
-        _print_tokens(view) if tokens else _print(view)
+        if not tokens and by != NEIGHBOR:
+            _print(view)
+        else:
+            _print_tokens(view) if tokens else _print_owed(view)
     else:
         show.line(f"wrote {csv}", "green")
 
@@ -129,8 +135,31 @@ def _print(view: LedgerView) -> None:
     if view.token_costs:
         show.line("")
         _print_costs(view)
+    if view.owed:
+        show.line("")
+        _print_owed(view)
     for note in view.notes:
         show.note(f"note: {note}")
+
+
+def _print_owed(view: LedgerView) -> None:
+    """What neighbors have run for us, each in its own currency."""
+    from shoal.cli.screen import show
+    from shoal.cli.screen.show import Column, table
+
+    if not view.owed:
+        show.line("no neighbor has run a job of ours to its end in this time")
+        return
+    columns = [Column("OWED TO"), Column("TENANT", flexible=True)]
+    columns += [Column(title, right=True) for title in ("JOBS", "GPU-HOURS", "COST")]
+    rows: list[list[str | Cell]] = []
+    for one in view.owed[:KEYS_SHOWN]:
+        cost = f"{one.cost:,.2f}" if one.cost else ""
+        rows.append([one.neighbor, one.tenant, str(one.jobs), gpu_hours(one.gpu_ms * 1000), cost])
+    table(columns, rows)
+    if len(view.owed) > KEYS_SHOWN:
+        more = len(view.owed) - KEYS_SHOWN
+        show.line(f"... and {more} more; --csv and --json list all", "dim")
 
 
 def _print_tokens(view: LedgerView) -> None:
@@ -345,12 +374,12 @@ def moment_text(at_ms: int) -> str:
 # -- files ----------------------------------------------------------------------------------
 
 
-def _write_csv(path: Path, view: LedgerView, *, tokens: bool) -> None:
+def _write_csv(path: Path, view: LedgerView, what: str) -> None:
     from shoal.forms import ledger_csv
 
     try:
         with path.open("w", encoding="utf-8", newline="") as file:
-            (ledger_csv.write_tokens if tokens else ledger_csv.write)(file, view)
+            ledger_csv.WRITERS[what](file, view)
     except OSError as error:
         raise Failure(f"--csv: {path}: {error.strerror or error}") from None
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from shoal.core.answers.bound import judge
 from shoal.core.state.events.log import Event
+from shoal.core.state.events.neighbors import JobHanded, JobReturned, JobRunsAway, JobSettled
 from shoal.core.state.events.nodes import NodeChecked, NodeJudged, NodeLost
 from shoal.core.state.events.queue import JobSubmitted
 from shoal.core.state.events.runs import (
@@ -88,18 +89,20 @@ def no_tail(attempt: int, member: int) -> str:  # noqa: ARG001
 class _Attempt:
     """One attempt while its events are read."""
 
-    def __init__(self, event: JobPlaced, from_step: int) -> None:
-        self.slices = event.slices
+    def __init__(self, event: JobPlaced | JobHanded, from_step: int) -> None:
+        away = isinstance(event, JobHanded)
+        self.slices = () if away else event.slices
         self.over_ms: dict[int, int] = {}
         self.firsts: list[FirstFailure] = []
         self.spent: dict[int, Spent] = {}
         self.told = AttemptRecord(
             attempt=event.attempt,
-            nodes=list(dict.fromkeys(slice_.node for slice_ in event.slices)),
-            members=len(event.slices),
-            gpu_milli=sum(map(_gpu_milli, event.slices)),
+            nodes=list(dict.fromkeys(slice_.node for slice_ in self.slices)),
+            members=len(self.slices),
+            gpu_milli=sum(map(_gpu_milli, self.slices)),
             placed_ms=event.at_ms,
             from_step=from_step,
+            cluster=event.neighbor if away else "",
         )
 
     def over(self, member: int, at_ms: int) -> None:
@@ -115,7 +118,7 @@ def attempts_of(events: Iterable[Event], tail: Tail) -> list[AttemptRecord]:
     for event in events:
         if isinstance(event, JobSubmitted):
             serves, waits_ms = bool(event.spec.service), event.at_ms
-        elif isinstance(event, JobPlaced):
+        elif isinstance(event, JobPlaced | JobHanded):
             found.append(_Attempt(event, saved_step))
             if serves:
                 waited_ms = event.at_ms - waits_ms if waits_ms is not None else None
@@ -159,7 +162,7 @@ def _take(attempt: _Attempt, event: Event) -> None:
     if isinstance(event, JobStopping | JobRequeued | JobFinished):
         _end_nap(told, event.at_ms)
     match event:
-        case JobRunning():
+        case JobRunning() | JobRunsAway():
             told.running_ms = event.at_ms
         case JobBegan() if event.startup_ms >= told.startup_ms:
             told.startup_ms, told.startup_by = event.startup_ms, event.by
@@ -193,6 +196,11 @@ def _take(attempt: _Attempt, event: Event) -> None:
         case JobRequeued():
             told.cause, told.why = CAUSES.get(event.cause.value, Cause.UNKNOWN), event.why
             told.ended_ms = event.at_ms
+        case JobReturned():
+            told.cause, told.why, told.ended_ms = Cause.RETURNED, event.why, event.at_ms
+            told.owed_gpu_ms, told.owed_money = event.gpu_ms, event.money
+        case JobSettled():
+            told.owed_gpu_ms, told.owed_money = event.gpu_ms, event.money
         case JobAdopted():  # it was not lost after all, and its members never ended
             told.cause, told.why = Cause.NONE, ""
             told.stopping_ms = told.ended_ms = None

@@ -11,7 +11,7 @@ from shoal.core.features.ends import ends_first
 from shoal.core.features.fabric.rdma import fallback
 from shoal.core.features.labels import label_note
 from shoal.core.features.lease import lease_note
-from shoal.core.features.neighbors import neighbors_note
+from shoal.core.features.neighbors import away_text, neighbors_note
 from shoal.core.features.sleep import sleepers_note
 from shoal.core.features.supply.orders import asked_for
 from shoal.core.features.workflow import awaited, begins
@@ -82,6 +82,8 @@ def _explain(state: State, job: Job, policy: Policy, now_ms: int) -> str:
     if job.phase is Phase.ASLEEP and job.wants:
         reason = asleep_reason(state, job, policy, now_ms)
         return f"{job.why}; {reason or 'it is about to be woken'}"
+    if job.phase is Phase.AWAY:
+        return away_text(state, job)
     if job.phase is not Phase.WAITING:
         hung = hung_note(state, job, now_ms) if state.heard.hangs else ""
         slow = fallback(state, job) if job.phase is Phase.RUNNING else ""

@@ -69,7 +69,7 @@ HALF = 2  # of its lease's length is left when it is renewed
 def cluster_problem(spec: JobSpec) -> Refused | None:
     """Of a job that says something about clusters."""
     if not asks(spec.cluster) and spec.if_cut_ms:
-        return Refused("if_cut", "is for jobs that name another cluster")
+        return Refused("if_cut", "is for jobs that name another cluster; add e.g. cluster: any")
     try:
         wish = wish_of(spec.cluster)
     except ValueError as error:
@@ -466,6 +466,26 @@ def neighbors_note(state: State, job: Job, policy: Policy, now_ms: int) -> str:
         f"{name}: {_there(state, policy, job, heard[name], now_ms)}" for name in _of(wish, heard)
     ]
     return "; ".join(texts[:3])
+
+
+def away_text(state: State, job: Job) -> str:
+    """Where it is, and why it waits there, as far as its host has said."""
+    away = job.away
+    assert away is not None, job.id
+    name, report = away.neighbor, state.heard.neighbors.get(away.neighbor)
+    handed = next((one for one in report.jobs if one.job == job.id), None) if report else None
+    if away.withdrawn:
+        what = "is being cancelled at" if away.cancelled else "is being taken back from"
+        text = f"{what} {name}: {away.withdrawn}"
+    elif not away.id:
+        text = f"{job.why}; it has not said yet that it has it"
+    elif away.running_ms is not None:
+        text = f"runs at {name} as {away.id}"
+    else:
+        why = f": {quoted(handed.why)}" if handed is not None and handed.why else ""
+        text = f"waits at {name} as {away.id}{why}"
+    trouble = quoted(report.problem) if report is not None and report.problem else ""
+    return f"{text}; {name} cannot be asked: {trouble}" if trouble else text
 
 
 def _of(wish: Wish, heard: Iterable[str]) -> Iterable[str]:

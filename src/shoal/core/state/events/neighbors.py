@@ -11,6 +11,8 @@ from shoal.model.away import STRAYS_MAX, Away, Stray
 from shoal.model.job import Job, Phase
 from shoal.model.phrases import because
 
+HOUR_MS = 3_600_000
+
 
 class JobHanded(JobEvent, frozen=True, kw_only=True):
     """The neighbor may have it from now on, so it is not started here before that has ended.
@@ -110,8 +112,8 @@ class JobWithdrawn(AwayEvent, frozen=True, kw_only=True):
         self.change(state, withdrawn=self.why, cancelled=away.cancelled or self.cancelled)
 
     def phrase(self) -> str:
-        what = "is being cancelled" if self.cancelled else "is being taken back"
-        return f"{what} at {self.neighbor}{because(self.why)}"
+        what = "is being cancelled at" if self.cancelled else "is being taken back from"
+        return f"{what} {self.neighbor}{because(self.why)}"
 
 
 class JobReturned(AwayEvent, frozen=True, kw_only=True):
@@ -172,7 +174,8 @@ class JobSettled(AwayEvent, frozen=True, kw_only=True):
             self.change(state)
 
     def phrase(self) -> str:
-        return f"has ended at {self.neighbor}"
+        hours = f" after {self.gpu_ms / HOUR_MS:.2f} GPU-hours" if self.gpu_ms else ""
+        return f"has ended at {self.neighbor}{hours}"
 
 
 def away_of(state: State, job_id: str) -> tuple[Job, Away]:

@@ -9,6 +9,7 @@ import msgspec
 from shoal.core.state.events.arrays import ArraySubmitted
 from shoal.core.state.events.cluster import PolicyChanged
 from shoal.core.state.events.log import Event, Recorded
+from shoal.core.state.events.neighbors import JobRunsAway
 from shoal.core.state.events.nodes import NodeIntended, NodeJoined
 from shoal.core.state.events.queue import JobSubmitted
 from shoal.core.state.events.runs import (
@@ -287,7 +288,7 @@ class History:
                 self._replicas[event.job] = self._replicas[event.job][0], event.at_ms
             case JobPlaced() if event.job in jobs:
                 jobs[event.job].placed(event)
-            case JobRunning() if event.job in jobs:
+            case JobRunning() | JobRunsAway() if event.job in jobs:
                 jobs[event.job].runs(event.at_ms)
             case JobCheckpointed() if event.job in jobs:
                 jobs[event.job].checkpointed(event.at_ms)
@@ -382,7 +383,15 @@ def _arrival(lived: _Lived, gangs: Gangs, last_ms: int) -> Arrival:
 
 def _lean(spec: JobSpec) -> JobSpec:
     """What a replay needs of it: a month of jobs must fit into memory."""
-    own = {"after": (), "begin_ms": 0, "workflow": "", "schedule": "", "scheduled_ms": 0}
+    own = {
+        "cluster": "",
+        "if_cut_ms": 0,
+        "after": (),
+        "begin_ms": 0,
+        "workflow": "",
+        "schedule": "",
+        "scheduled_ms": 0,
+    }
     own |= {
         "service": "",
         "version": 0,
