@@ -165,9 +165,9 @@ def disks_of(image: Mapping[str, Any], disk_gb: int) -> list[dict[str, Any]]:
     found = []
     for mapping in image.get("BlockDeviceMappings", []):
         if "Ebs" in mapping:
-            ebs: dict[str, Any] = {"DeleteOnTermination": True}
-            if disk_gb and mapping["DeviceName"] == image.get("RootDeviceName"):
-                ebs["VolumeSize"] = disk_gb
+            root = mapping["DeviceName"] == image.get("RootDeviceName")
+            size = disk_gb if disk_gb and root else mapping["Ebs"].get("VolumeSize")
+            ebs = {"DeleteOnTermination": True, **({"VolumeSize": size} if size else {})}
             found.append({"DeviceName": mapping["DeviceName"], "Ebs": ebs})
     return found
 
