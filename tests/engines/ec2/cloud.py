@@ -10,7 +10,7 @@ import os
 import threading
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -50,6 +50,7 @@ class Cloud:
         self.hidden: Counter[str] = Counter()
         self.prices: dict[tuple[str, str], str] = {}
         self.refusal: tuple[str, str] | None = None  # of RunInstances: code and message
+        self.at_loss: Callable[[], None] = lambda: None
         self.asked: list[dict[str, str]] = []
         self._tokens: dict[str, tuple[dict[str, str], bytes]] = {}
 
@@ -89,7 +90,10 @@ class Cloud:
             if self._due(self.hidden, action):
                 empty = b"<DescribeInstancesResponse><reservationSet/></DescribeInstancesResponse>"
                 return 200, empty
-            return None if self._due(self.lost, action) else (status, found)
+            if not self._due(self.lost, action):
+                return status, found
+        self.at_loss()
+        return None
 
     def _due(self, counts: Counter[str], action: str) -> bool:
         counts[action] -= 1
