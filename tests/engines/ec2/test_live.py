@@ -134,6 +134,9 @@ def test_a_job_leaves_a_spot_instance_before_it_is_taken_back(here: Here) -> Non
     here.machines.interrupt(first)
     (second,) = here.ids()
     here.machines.interrupt(second)  # without a notice
+    taken = "EC2 took the spot instance back"
+    here.on.until(lambda: taken in here.on.shoal("events"), "the end to be seen")
+    here.supply(market="spot", most=3)  # a supply that was changed is asked at once
     here.on.until(lambda: here.state(job) == ("running", 3), "the job to run again")
     here.on.shoal("cancel", job)
     here.until_gone()

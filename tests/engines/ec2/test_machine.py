@@ -80,8 +80,8 @@ def test_it_joins_with_what_the_supply_and_the_machine_say() -> None:
 def test_the_metadata_service_is_asked_with_a_session() -> None:
     with metadata_service({"instance-id": "i-1"}) as base:
         metadata = Metadata(base)
-        assert metadata.found("instance-id") == "i-1"
-        assert metadata.ask(machine.NOTICE) is None
+        assert metadata.ask("instance-id") == "i-1"
+        assert metadata.ask(machine.NOTICE) == ""
 
 
 def test_a_notice_says_when_it_ends() -> None:

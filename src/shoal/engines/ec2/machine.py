@@ -32,7 +32,6 @@ BASE = "http://169.254.169.254"
 BASE_VARIABLE = "AWS_EC2_METADATA_SERVICE_ENDPOINT"  # as AWS' own tools have it
 TOKEN_S = 300  # how long a session with the metadata service lasts
 ANSWER_S = 5.0
-TRIES, PAUSE_S = 10, 2.0  # after a boot, the network may come late
 LOOK_S = 5.0  # between two looks for a notice, as AWS recommends
 NOTICE = "spot/instance-action"
 # A label of the node, and where the metadata service has it.
@@ -48,8 +47,8 @@ def main(argv: list[str]) -> int:
     told = msgspec.json.decode(sys.stdin.buffer.read(), type=Settings)
     metadata = Metadata(os.environ.get(BASE_VARIABLE, BASE))
     try:
-        index = int(metadata.found("ami-launch-index"))
-        about = {label: metadata.found(path) for label, path in LABELS.items()}
+        index = int(metadata.ask("ami-launch-index"))
+        about = {label: metadata.ask(path) for label, path in LABELS.items()}
     except (OSError, http.client.HTTPException, ValueError) as error:
         print(f"the metadata service does not answer: {error}", flush=True)
         return 1
@@ -102,28 +101,16 @@ class Metadata:
         # A proxy in the environment must not be asked.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
-    def found(self, path: str) -> str:
-        """What is always there; right after a boot it may not be reachable yet."""
-        for left in reversed(range(TRIES)):
-            try:
-                return self.ask(path) or ""
-            except (OSError, http.client.HTTPException):
-                if not left:
-                    raise
-                time.sleep(PAUSE_S)
-        raise AssertionError("unreachable")
-
-    def ask(self, path: str) -> str | None:
-        """None: there is nothing of this name."""
+    def ask(self, path: str) -> str:
+        """Empty: there is nothing of this name."""
         life = {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_S)}
         session = self._send("PUT", "/latest/api/token", life)
+        own = {"X-aws-ec2-metadata-token": session}
         try:
-            return self._send(
-                "GET", f"/latest/meta-data/{path}", {"X-aws-ec2-metadata-token": session}
-            )
+            return self._send("GET", f"/latest/meta-data/{path}", own)
         except urllib.error.HTTPError as error:
             if error.code == 404:
-                return None
+                return ""
             raise
 
     def _send(self, method: str, path: str, headers: dict[str, str]) -> str:
@@ -162,7 +149,7 @@ def _follow(metadata: Metadata, folder: Path) -> None:
     known = ""
     while True:
         with contextlib.suppress(OSError, http.client.HTTPException, ValueError, KeyError):
-            text = metadata.ask(NOTICE) or ""
+            text = metadata.ask(NOTICE)
             if text not in ("", known) and folder.is_dir():
                 write_end(folder, *notice(text))
                 known = text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
@@ -12,7 +11,7 @@ import msgspec
 
 from shoal.engines.ec2.options import field
 from shoal.engines.ec2.render import CLUSTER, MILLIONTHS, order_in
-from shoal.model.supply import REASON_CHARACTERS_MAX, OrderPhase, OrderStatus, Supply
+from shoal.model.supply import OrderPhase, OrderStatus, Supply
 
 OVER = ("shutting-down", "terminated")
 STOPPED = ("stopping", "stopped")
@@ -52,8 +51,6 @@ SUBJECTS = (
     ("InvalidInstanceType", "types"),
     ("InvalidTag", "tags"),
 )
-# The same for codes that several words share: a part of the message.
-PARTS = (("nstance type", "types"), ("rofile", "profile"), ("vailability zone", "zones"))
 CREDENTIALS = ("AuthFailure", "InvalidClientTokenId", "ExpiredToken", "RequestExpired")
 
 
@@ -153,15 +150,10 @@ def refusal(code: str, message: str, supply: Supply | None = None) -> str:
     """One line: the word of the supply that it is about, what is wrong, what helps."""
     message = " ".join(message.partition("Encoded authorization failure")[0].split()).rstrip(".")
     if code in CREDENTIALS:
-        return f"AWS does not accept the controller's credentials ({code}): {message}"[:MOST]
-    if code in ("UnauthorizedOperation", "AccessDenied"):
-        return f"no permission (docs/ec2.md lists those that are needed): {message}"[:MOST]
+        return f"AWS does not accept the controller's credentials ({code}): {message}"
+    if code == "UnauthorizedOperation":
+        return f"no permission (docs/ec2.md lists those that are needed): {message}"
     word = next((word for start, word in SUBJECTS if code.startswith(start)), "")
-    word = word or next((word for part, word in PARTS if re.search(part, message)), "")
-    if supply is None or not word:
-        name = f"supply {supply.name}: " if supply else ""
-        return f"{name}EC2 refuses: {message} ({code})"[:MOST]
-    return f"{field(supply, word)}: {message} ({code})"[:MOST]
-
-
-MOST = REASON_CHARACTERS_MAX
+    if supply is not None and word:
+        return f"{field(supply, word)}: {message} ({code})"
+    return f"EC2 refuses: {message} ({code})"

@@ -17,14 +17,7 @@ from shoal.engines.ec2.options import Options, field, region_of
 from shoal.engines.ec2.options import read as options_of
 from shoal.engines.ec2.render import Candidate
 from shoal.model.node import NodeSpec
-from shoal.model.supply import (
-    REASON_CHARACTERS_MAX,
-    OrderStatus,
-    Provision,
-    Release,
-    Supply,
-    SupplyReport,
-)
+from shoal.model.supply import OrderStatus, Provision, Release, Supply, SupplyReport
 from shoal.ports import SupplyContext, SupplyError
 
 T = TypeVar("T")
@@ -136,7 +129,7 @@ class Region:
             refusals[f"{candidate}: {why}"] = None
         what = "; ".join(refusals) or f"no spot instance costs {_price(supply)} or less now"
         word = "types" if refusals else "price"
-        raise SupplyError(f"{field(supply, word)}: {what}"[:REASON_CHARACTERS_MAX])
+        raise SupplyError(f"{field(supply, word)}: {what}")
 
     def _run(self, asked: dict[str, Any], supply: Supply) -> str:
         """Why there is no room; empty: it was carried out."""
@@ -190,10 +183,11 @@ class Region:
         try:
             return call(self._connected())
         except exceptions.ClientError as error:
-            code = str(error.response.get("Error", {}).get("Code", ""))
-            message = str(error.response.get("Error", {}).get("Message", ""))
-            status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-            if code not in read.NO_ROOM and (status >= 500 or code in read.NO_ANSWER):
+            said, status = error.response["Error"], error.response["ResponseMetadata"]
+            code, message = str(said.get("Code", "")), str(said.get("Message", ""))
+            if code not in read.NO_ROOM and (
+                status.get("HTTPStatusCode", 0) >= 500 or code in read.NO_ANSWER
+            ):
                 raise NoAnswer(f"EC2 is busy or does not answer ({code})") from None
             raise Refusal(read.refusal(code, message, supply), code) from None
         except (exceptions.HTTPClientError, exceptions.ConnectionError) as error:
