@@ -3,14 +3,12 @@ file in the home of a cluster without a database."""
 
 from __future__ import annotations
 
-import base64
 import hashlib
-import hmac
 import secrets
 from typing import TYPE_CHECKING
 
 from shoal.model.identity import NodeKey, order_key_id
-from shoal.model.report import Refused, SetKey
+from shoal.model.report import SetKey
 
 if TYPE_CHECKING:
     from shoal.control.loop import ControlLoop
@@ -66,7 +64,10 @@ async def for_order(loop: ControlLoop, settings: Settings, order_id: str) -> str
     """A join token for the machines of this order alone, each of them once. It is made of the
     cluster's own, so that an order that is sent again has the same one."""
     import asyncio
+    import base64
+    import hmac
 
+    from shoal.model.report import Refused
     from shoal.ports import SupplyError
 
     _, standing_secret, fingerprint = parts(await asyncio.to_thread(standing, settings))

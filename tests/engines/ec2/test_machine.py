@@ -8,16 +8,21 @@ import http.server
 import json
 import os
 import stat
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
+from harness.waiting import WAIT_S, until
 
 from shoal.engines.ec2 import machine
 from shoal.engines.ec2.machine import Metadata, join_argv, keep_tenants_away, notice
-from shoal.engines.ec2.render import Settings
+from shoal.engines.ec2.options import Options
+from shoal.engines.ec2.render import Settings, user_data
+from shoal.model.supply import Provision, Supply
 
 ABOUT = {"ec2.instance": "i-1", "ec2.type": "g5.xlarge", "ec2.zone": "us-east-1a", "ec2.market": ""}
 
@@ -108,3 +113,47 @@ def test_only_root_may_ask_the_metadata_service(
     said = (tmp_path / "said").read_text()
     assert "-d 169.254.169.254 -m owner ! --uid-owner 0 -j REJECT" in said
     assert ("ip daddr 169.254.169.254 meta skuid != 0 reject" in said) is (works != "iptables")
+
+
+# -- the user data ---------------------------------------------------------------------------------
+
+
+def booted(folder: Path, python: str, **words: str) -> subprocess.Popen[bytes]:
+    """A machine that starts, with programs of ours in place of its own."""
+    program(folder, "python", python)
+    program(folder, "shutdown", f'echo "shutdown $*" >>{folder}/said')
+    supply = Supply(name="gpu", engine="ec2", lasts_ms=90_000)
+    command = Provision(order="o1", supply=supply, nodes=("gpu-1",))
+    told = {"image": "ami-1", "types": ["a.1"], "python": f"{folder}/python", **words}
+    (folder / "user-data").write_text(
+        user_data(command, msgspec.convert(told, Options), "https://head:7700", "shoal_0_t")
+    )
+    path = f"{folder}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.Popen(["sh", f"{folder}/user-data", "node"], env={"PATH": path})
+
+
+def said(folder: Path) -> list[str]:
+    path = folder / "said"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def test_a_machine_is_switched_off_when_its_node_has_ended(tmp_path: Path) -> None:
+    machine = booted(tmp_path, f"cat >{tmp_path}/told; echo $0 >>{tmp_path}/said")
+    assert machine.wait(WAIT_S) == 0
+    assert said(tmp_path) == ["shutdown -P +2", f"{tmp_path}/python", "shutdown -P now"]
+    assert msgspec.json.decode((tmp_path / "told").read_bytes(), type=Settings).order == "o1"
+
+
+def test_a_machine_that_is_shut_down_lets_its_node_end_first(tmp_path: Path) -> None:
+    works = f"trap 'echo left >>{tmp_path}/said; exit' TERM; echo up >>{tmp_path}/said"
+    machine = booted(tmp_path, f"{works}; while :; do sleep 0.05; done")
+    until(lambda: "up" in said(tmp_path), "the node to start")
+    machine.terminate()
+    machine.wait(WAIT_S)
+    assert said(tmp_path) == ["shutdown -P +2", "up", "left", "shutdown -P now"]
+
+
+def test_a_machine_whose_setup_fails_starts_no_node(tmp_path: Path) -> None:
+    machine = booted(tmp_path, f"echo up >>{tmp_path}/said", setup="false\ntrue")
+    machine.wait(WAIT_S)
+    assert said(tmp_path) == ["shutdown -P +2", "shutdown -P now"]

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
+import textwrap
 from datetime import UTC, datetime
+from pathlib import Path
 
 import msgspec
 import pytest
+import yaml
 
-from shoal.engines.ec2 import read, render
+from shoal.engines.ec2 import read, render, supplier
 from shoal.engines.ec2.options import Options
+from shoal.engines.ec2.options import read as read_options
 from shoal.engines.ec2.read import Instance
 from shoal.engines.ec2.render import Candidate, Settings
+from shoal.forms.supply import supplies
 from shoal.model.supply import OrderPhase, Provision, Supply
 from shoal.ports import SupplyError
 
@@ -49,13 +55,13 @@ def test_user_data_has_the_settings_as_base64_and_nothing_that_a_tenant_wrote() 
     found = msgspec.json.decode(base64.b64decode(told), type=Settings)
     assert found.token == TOKEN and found.nodes == ("gpu-1",) and found.labels == {"pool": "a"}
     assert "evil" not in base64.b64decode(told).decode()
-    assert text.endswith("shutdown -P now\n")
+    assert text.endswith("\nend\n")
 
 
 def test_what_the_policy_says_is_quoted() -> None:
     text = render.user_data(order(), options(setup=EVIL, python="/opt/a b/python"), "u", TOKEN)
     assert "evil" not in text and "'/opt/a b/python' -m shoal" in text
-    (setup,) = re.findall(r"^echo (\S+) \| base64 -d \| sh -eu &&$", text, re.MULTILINE)
+    (setup,) = re.findall(r"^echo (\S+) \| base64 -d \| sh -eu \|\| end$", text, re.MULTILINE)
     assert base64.b64decode(setup).decode() == EVIL
 
 
@@ -133,3 +139,32 @@ def test_of_several_prices_the_newest_counts() -> None:
         return {**place, "SpotPrice": price, "Timestamp": when}
 
     assert read.spot_prices([at(1, "0.5"), at(3, "0.25"), at(2, "9")]) == {("a", "z"): 250_000}
+
+
+# -- what the page says ----------------------------------------------------------------------------
+
+PAGE = (Path(__file__).parents[3] / "docs" / "ec2.md").read_text()
+
+
+def test_the_rights_of_the_page_are_those_that_we_use() -> None:
+    (text,) = re.findall(r"^```json\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    listed = [one["Action"] for one in json.loads(text)["Statement"]]
+    rights = {right for one in listed for right in ([one] if isinstance(one, str) else one)}
+    source = Path(str(supplier.__file__)).read_text()
+    calls = re.findall(r"ec2\.([a-z_]+)\(|get_paginator\(\"(\w+)\"\)", source)
+    used = {one or two for one, two in calls} - {"get_paginator"}
+    names = {f"ec2:{''.join(word.title() for word in one.split('_'))}" for one in used}
+    assert rights == names | {
+        "ec2:DescribeInstances",
+        "ec2:CreateTags",
+    }  # as a part of RunInstances
+
+
+def test_the_policy_of_the_page_is_one() -> None:
+    (text,) = re.findall(
+        r"^    # elastic\.yaml\n(.*?)^    shoal policy set", PAGE, re.M | re.DOTALL
+    )
+    rows = supplies(yaml.safe_load(textwrap.dedent(text))["supply"])
+    found = [read_options(msgspec.convert(row, Supply)) for row in rows]
+    assert [one.market for one in found] == ["spot", "on-demand"]
+    assert found[0].types == ("g6.xlarge", "g5.xlarge") and found[0].zones[1] == "us-east-1b"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from shoal.engines.ec2 import options
 from shoal.engines.ec2.options import SUPPLIER
 from shoal.model.supply import OrderPhase, OrderStatus, Provision, Release, Supply
 from shoal.ports import Supplier, SupplyContext, SupplyError
@@ -27,10 +28,8 @@ def supply(**fields: Any) -> Supply:
     words |= {
         word: fields.pop(word) for word in list(fields) if word not in Supply.__struct_fields__
     }
-    options = {word: text for word, text in words.items() if text}
-    return Supply(
-        **{"name": "gpu", "engine": "ec2", "gpus": 1, "most": 9, **fields}, options=options
-    )
+    said = {word: text for word, text in words.items() if text}
+    return Supply(**{"name": "gpu", "engine": "ec2", "gpus": 1, "most": 9, **fields}, options=said)
 
 
 class Bed:
@@ -277,3 +276,9 @@ def test_what_we_may_not_do_is_said_in_one_line(ec2: Cloud) -> None:
         "no permission (docs/ec2.md lists those that are needed): "
         "You are not authorized: ec2:RunInstances"
     )
+
+
+def test_without_boto3_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "find_spec", lambda _: None)
+    with pytest.raises(SupplyError, match=r"install it with: pip install 'shoal\[ec2\]'"):
+        Bed(supply())

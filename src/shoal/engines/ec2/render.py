@@ -194,9 +194,8 @@ def settings(command: Provision, options: Options, url: str, token: str) -> Sett
 def user_data(command: Provision, options: Options, url: str, token: str) -> str:
     told = msgspec.json.encode(settings(command, options, url, token))
     lasts_s = -(-command.supply.lasts_ms // 1000)
-    setup = (
-        f"echo {_base64(options.setup.encode())} | base64 -d | sh -eu &&" if options.setup else ""
-    )
+    setup = _base64(options.setup.encode())
+    setup = f"echo {setup} | base64 -d | sh -eu || end" if setup else ""
     text = SCRIPT.format(
         setup=setup,
         settings=_base64(told),
@@ -220,14 +219,23 @@ if [ "$1" != node ] && [ -d /run/systemd/system ]; then
     exec systemd-run --unit=shoal-node --property=Delegate=yes --property=KillMode=mixed \\
         --property=TimeoutStopSec=100 /bin/sh "$0" node
 fi
+end() {{
+    shutdown -P now
+    exit
+}}
 ends=0
 if [ {seconds} -gt 0 ]; then
     ends=$(($(date +%s) + {seconds}))
     shutdown -P +{minutes}
 fi
 {setup}
-echo {settings} | base64 -d | {python} -m shoal.engines.ec2.machine "$ends"
-shutdown -P now
+echo {settings} | base64 -d | {python} -m shoal.engines.ec2.machine "$ends" &
+agent=$!
+trap 'kill -TERM "$agent"' TERM
+while kill -0 "$agent" 2>/dev/null; do
+    wait "$agent"
+done
+end
 """
 
 
