@@ -103,7 +103,8 @@ def request(
     user_data: str,
 ) -> dict[str, Any]:
     """The arguments of RunInstances: all machines of the lot, or none."""
-    supply, made = command.supply, {}
+    supply = command.supply
+    made: dict[str, Any] = {}
     kinds = list(TAGGED)
     if options.spot:
         kinds.append("spot-instances-request")
