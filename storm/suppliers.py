@@ -10,10 +10,11 @@ from functools import partial
 
 import msgspec
 
+from shoal.model.identity import NodeKey, order_key_id
 from shoal.model.job import JobSpec, Restart
 from shoal.model.node import NodeSpec
 from shoal.model.policy import Policy
-from shoal.model.report import Answer, Cancel, Submit
+from shoal.model.report import Answer, Cancel, SetKey, Submit
 from shoal.model.supply import (
     OrderPhase,
     OrderStatus,
@@ -23,7 +24,7 @@ from shoal.model.supply import (
     SupplyCommand,
     SupplyReport,
 )
-from storm.supplytruth import SupplyTruth
+from storm.supplytruth import TOKEN_OF, SupplyTruth
 from storm.world import World
 
 SUPPLY_PART = 0.3  # of the histories have nodes that are ordered
@@ -31,6 +32,8 @@ ENGINE = "stormy"
 LOOK_MS = 1_000
 REMEMBERED_MS = 60_000  # how long the supplier shows orders that have ended
 ASK_AGAIN_MS = 1_500
+STOLEN_MS = (700, 5_000)  # after a boot, somebody else shows the join token of its order
+HASH = "0" * 64
 
 
 class Held(msgspec.Struct):
@@ -88,6 +91,7 @@ class Suppliers:
         self._refusal = rng.choice((0.0, 0.1, 0.5))
         self._loss = rng.choice((0.0, 0.1, 0.3))
         self._slow_ms = rng.choice((200, 3_000, 15_000))
+        self._keys = 0
         self.open_questions: dict[str, None] = {}
         self._accepted: dict[str, str] = {}
         world.controller.supply = self.take
@@ -178,6 +182,9 @@ class Suppliers:
             delay_ms = 50 if self._calm else self._rng.randrange(10, self._slow_ms)
             self._truth.holds(self._running())
             if not refused:
+                self._ask_key(
+                    NodeKey(id=order_key_id(command.order), hash=HASH, order=command.order)
+                )
                 self._world.timeline.after(delay_ms, lambda: self._start(held))
 
     def _running(self) -> dict[str, Provision]:
@@ -217,6 +224,16 @@ class Suppliers:
             self._world.boot(name, spec)
         else:
             self._world.add_node(spec)
+        for delay_ms in (0, *STOLEN_MS):  # by the machine, and by whoever reads its token there
+            self._world.timeline.after(delay_ms, partial(self._join, name, held.command.order))
+
+    def _join(self, node: str, order: str) -> None:
+        self._keys += 1
+        self._ask_key(NodeKey(id=f"{self._keys:08d}", hash=HASH, node=node), order)
+
+    def _ask_key(self, key: NodeKey, order: str = "") -> None:
+        who = f"{TOKEN_OF}{order}" if order else "the controller"
+        self._world.ask(SetKey(key, who=who, order=order), lambda _: None)
 
     def _end(self, held: Held, reason: str, *, failed: bool) -> None:
         order = held.command.order

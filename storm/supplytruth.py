@@ -1,12 +1,15 @@
 """What is promised about ordered nodes: never more than allowed, never dearer than allowed, and no
-machine is given back while something runs there, unless it cannot be reached."""
+machine is given back while something runs there, unless it cannot be reached. The join token of an
+order lets each of its machines in, and nobody after them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from shoal.core.state.events.cluster import PolicyChanged
+from shoal.core.state.events.identity import KeySet
 from shoal.core.state.events.log import Event
+from shoal.core.state.events.nodes import NodeJoined
 from shoal.core.state.events.supply import NodesOrdered, OrderEnded
 from shoal.model.policy import Policy
 from shoal.model.supply import Provision
@@ -14,6 +17,8 @@ from storm.contacts import Contacts
 from storm.jobtruth import JobTruth
 from storm.lives import Lives, Untruth
 from storm.timeline import Timeline
+
+TOKEN_OF = "the join token of "  # with which a machine joined
 
 
 class SupplyTruth:
@@ -32,6 +37,7 @@ class SupplyTruth:
         self._contacts = contacts
         self._orders: dict[str, NodesOrdered] = {}  # in the log, and not ended there
         self._numbers: set[str] = set()
+        self._came: set[tuple[str, str]] = set()  # orders, and nodes that joined by them
         self._sent: dict[str, tuple[int, list[str]]] = {}  # order -> when, nodes that are heard
 
     def see(self, event: Event) -> None:
@@ -46,6 +52,12 @@ class SupplyTruth:
                 self._within_bounds(event)
             case OrderEnded():
                 del self._orders[event.order]
+            case NodeJoined():
+                self._came.add((event.spec.order, event.spec.id))
+            case KeySet() if event.who.startswith(TOKEN_OF):
+                order, node = event.who.removeprefix(TOKEN_OF), event.key.node
+                if (order, node) in self._came or order not in self._orders:
+                    raise Untruth(f"the join token of {order} let {node} in again")
 
     def _within_bounds(self, event: NodesOrdered) -> None:
         one = event.supply

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -158,7 +158,9 @@ class SupplyContext(msgspec.Struct, frozen=True, kw_only=True):
     put into the names or labels of whatever the supplier makes, so that it finds its own again and
     nothing else. `join_token` lets a machine join, so it must not be where other users can read it.
     `supplies`: those of the policy and of all orders, which name the places where the engine has to
-    look. `changed`: a supplier that notices changes by itself calls it, and is looked at soon."""
+    look. `changed`: a supplier that notices changes by itself calls it, and is looked at soon.
+    `order_token`: for an order's id, a join token for its machines alone, each of them once. It is
+    void when they have joined, so it may be where their jobs can read it."""
 
     cluster: str
     home: Path
@@ -167,6 +169,7 @@ class SupplyContext(msgspec.Struct, frozen=True, kw_only=True):
     python: str  # the interpreter that runs Shoal here
     supplies: Callable[[], tuple[Supply, ...]] = tuple
     changed: Callable[[], None] = lambda: None
+    order_token: Callable[[str], Awaitable[str]] | None = None
 
 
 class SupplierKind(NamedTuple):

@@ -9,20 +9,22 @@ from typing import Any
 
 import msgspec
 import pytest
+from harness.waiting import until
 
 from shoal.api.access import new_token
 from shoal.calls.call import Needs
 from shoal.calls.table import match
 from shoal.client.transport import ShoalError
-from shoal.control.jointoken import keep_standing, standing
+from shoal.control.jointoken import for_order, keep_standing, standing
 from shoal.database.settings import FileSettings
 from shoal.engines.linked.joining import prepare
 from shoal.link.wire import PROTOCOL, LinkFile
 from shoal.machine.files import LINK_FILE
 from shoal.model.identity import NodeKey
 from shoal.model.node import JOINED, NodeSpec
-from shoal.model.report import RemoveKey, SetKey
-from shoal.ports import EngineError
+from shoal.model.report import Nothing, RemoveKey, SetKey, SetPolicy
+from shoal.model.supply import Supply, SupplyReport
+from shoal.ports import EngineError, SupplyError
 from tests.api.server import OPERATORS, Server, serving
 from tests.api.test_roles import TABLE
 
@@ -169,3 +171,34 @@ def test_another_join_token_voids_the_one_before_and_no_nodes_key(
     assert (own.status, "shoal token rotate join" in own.message) == (422, True)
     assert server.call(OPERATORS, "DELETE", f"/v1/keys/{key.split('_')[1]}").status == 200
     assert server.call(key, "GET", "/v1/status").status == 401
+
+
+def test_the_token_of_an_order_is_for_its_machines_alone(server: Server, tmp_path: Path) -> None:
+    supply = Supply(name="gpu", engine="fake", least=1)
+    server.ask(SetPolicy(msgspec.structs.replace(server.loop.policy, supply=(supply,))))
+
+    def placed() -> bool:
+        server.loop.clock.ms += 2_000  # type: ignore[attr-defined]
+        server.asyncio.call_soon_threadsafe(server.loop.supplied, SupplyReport(engine="fake"))
+        server.ask(Nothing())
+        return "o1" in server.loop.tick.state.orders
+
+    until(placed, "no order is placed")
+
+    def token_of(order: str) -> str:
+        task = for_order(server.loop, FileSettings(server.home.path), order)
+        return asyncio.run_coroutine_threadsafe(task, server.asyncio).result(120)
+
+    given = token_of("o1")
+    assert token_of("o1") == given  # the same when it is sent again
+    other = body(spec("gpu-1", order="o2"))
+    reply = server.call(given.split(".")[0], "POST", "/v1/join", other)
+    assert (reply.status, "for the machines of order o1 alone" in reply.message) == (403, True)
+    with pytest.raises(ShoalError, match="gpu7 is not a node of order o1"):
+        prepare(tmp_path / "odd", url(server), given.rstrip("."), spec("gpu7", order="o1"))
+    mine = spec("gpu-1", order="o1")
+    prepare(tmp_path / "mine", url(server), given.rstrip("."), mine)
+    listed = msgspec.json.decode(server.call(OPERATORS, "GET", "/v1/keys").body)
+    assert "order o1" in [key["note"] for key in listed]
+    with pytest.raises(SupplyError, match="order o9 is over"):
+        token_of("o9")

@@ -241,5 +241,7 @@ def test_an_engine_that_is_not_installed_is_one_line(scene: Scene) -> None:
 
 def test_an_unknown_engine_names_those_that_there_are(tmp_path: Path) -> None:
     context = SupplyContext(cluster="0", home=tmp_path, join_url="", join_token="", python="")
-    with pytest.raises(SupplyError, match=r"no supplier 'pbs'; there are kubernetes, ray, slurm$"):
+    with pytest.raises(
+        SupplyError, match=r"no supplier 'pbs'; there are ec2, kubernetes, ray, slurm$"
+    ):
         build_supplier("pbs", context)

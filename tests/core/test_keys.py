@@ -10,11 +10,12 @@ from shoal.core.invariants import Violation, verify
 from shoal.core.state.events.identity import KeyRemoved
 from shoal.core.state.load import restore
 from shoal.core.state.state import Snapshot
-from shoal.model.identity import NodeKey
+from shoal.model.identity import NodeKey, order_key_id
 from shoal.model.node import JOINED, NodeIntent, NodeSpec
 from shoal.model.report import (
     Accepted,
     Answer,
+    Cancel,
     NodeGone,
     NodeReport,
     Refused,
@@ -22,7 +23,9 @@ from shoal.model.report import (
     SetIntent,
     SetKey,
 )
+from shoal.model.supply import OrderPhase
 from tests.core.build import Cluster
+from tests.core.supplier import Pool, supply
 
 HASH = "a" * 64
 
@@ -170,3 +173,79 @@ def test_keys_survive_a_snapshot_and_two_for_one_node_are_a_violation() -> None:
     state.identity.keys["b" * 8] = key("b")
     with pytest.raises(Violation, match="n1 has two keys"):
         verify(state)
+
+
+# -- join tokens of orders -------------------------------------------------------------------------
+
+
+def order_token(order: str = "o1") -> NodeKey:
+    return NodeKey(id=order_key_id(order), hash=HASH, order=order)
+
+
+def ordered(lot: int = 1) -> Pool:
+    """Order o1 is at its supplier, with a join token of its own."""
+    pool = Pool(supply(lot=lot, most=lot))
+    pool.submit(gpus=8, members=lot)
+    assert isinstance(pool.cluster.ask(SetKey(order_token())), Accepted)
+    return pool
+
+
+def with_token(node: str, order: str = "o1") -> SetKey:
+    return SetKey(key("b", node), order=order)
+
+
+def test_the_token_of_an_order_lets_each_of_its_nodes_in_until_it_has_come() -> None:
+    pool = ordered(lot=2)
+    ask = pool.cluster.ask
+    assert isinstance(ask(with_token("gpu-1")), Accepted)
+    again = SetKey(msgspec.structs.replace(key("c"), node="gpu-1"), order="o1")
+    assert isinstance(ask(again), Accepted)  # an answer was lost on its way
+    pool.is_("o1", OrderPhase.RUNNING)
+    pool.look()
+    pool.cluster.bring(pool.specs("o1")[0])
+    assert "was used: gpu-1 has joined" in refused(ask(with_token("gpu-1"))).message
+    assert "not a node of order o1" in refused(ask(with_token("gpu-3"))).message
+    assert isinstance(ask(with_token("gpu-2")), Accepted)
+    pool.cluster.bring(pool.specs("o1")[1])
+    pool.look()
+    assert order_key_id("o1") not in pool.cluster.state.identity.keys
+    verify(pool.cluster.state)
+
+
+def test_a_node_that_is_lost_does_not_open_the_token_of_its_order_again() -> None:
+    pool = ordered()
+    pool.bring("o1")
+    pool.cluster.step(gone=(NodeGone("gpu-1", 1, "power"),))
+    assert isinstance(refused(pool.cluster.ask(with_token("gpu-1"))), Refused)
+
+
+def test_the_token_of_an_order_goes_with_it() -> None:
+    pool = ordered()
+    pool.is_("o1", OrderPhase.ENDED, "Refused", failed=True)
+    pool.look()
+    assert order_key_id("o1") not in pool.cluster.state.identity.keys
+    assert "which is over" in refused(pool.cluster.ask(with_token("gpu-1"))).message
+    assert "which is over" in refused(pool.cluster.ask(SetKey(order_token()))).message
+    verify(pool.cluster.state)
+
+
+def test_an_order_that_is_given_back_lets_no_machine_in() -> None:
+    pool = ordered()
+    pool.look()
+    pool.cluster.ask(Cancel("j1"))
+    pool.wait(40_000)
+    assert "o1" in pool.released or pool.cluster.state.orders["o1"].release
+    assert "which is over" in refused(pool.cluster.ask(with_token("gpu-1"))).message
+
+
+def test_tokens_of_orders_do_not_use_up_those_of_people(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keys_phase, "JOIN_TOKENS_MAX", 1)
+    pool = ordered()
+    assert isinstance(pool.cluster.ask(SetKey(NodeKey(id="t" * 8, hash=HASH))), Accepted)
+
+
+def test_a_token_that_outlives_its_order_is_noticed() -> None:
+    pool = ordered()
+    pool.cluster.state.identity.keys["x"] = order_token("o9")
+    with pytest.raises(Violation, match="the join token of order o9 has outlived it"):
+        verify(pool.cluster.state)

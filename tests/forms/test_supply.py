@@ -76,7 +76,7 @@ def test_differences_between_two_policies_name_the_supply() -> None:
 @pytest.mark.parametrize(
     ("text", "field", "message"),
     [
-        ("{partition: gpu}", "supply.engine", "must be one of kubernetes, ray, slurm"),
+        ("{partition: gpu}", "supply.engine", "must be one of ec2, kubernetes, ray, slurm"),
         ("{engine: [pbs]}", "supply.engine", "must be one of"),
         ("{engine: slurm, parttion: gpu}", "supply.slurm", "did you mean 'partition'?"),
         ("{engine: slurm, zone: b}", "supply.slurm", "slurm also has partition"),
@@ -128,7 +128,9 @@ def test_an_engine_that_only_the_head_has_is_left_to_it() -> None:
     found = policies.parse("supply: [{engine: pbs, queue: gpu, gpus: 8, most: 2}]", ".yaml")
     assert (found.supply[0].gpus, found.supply[0].options) == (8, {"queue": "gpu"})
     policies.check(found, load=False)
-    with pytest.raises(BadField, match=r"no supplier 'pbs'; there are kubernetes, ray, slurm$"):
+    with pytest.raises(
+        BadField, match=r"no supplier 'pbs'; there are ec2, kubernetes, ray, slurm$"
+    ):
         policies.check(found, load=True)
 
 

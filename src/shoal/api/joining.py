@@ -61,11 +61,16 @@ class Join:
             raise Refusal(422, _versions(data), "version")
         if not spec.origin:
             raise Refusal(422, "says that this is one of the head's own nodes", "origin")
+        shown = loop.state.identity.keys.get(who.key)
+        order = shown.order if shown is not None else ""
+        if order and spec.order != order:
+            raise Refusal(403, f"is for the machines of order {order} alone", "token")
         key_id, secret, hash_ = new_token()
         key = NodeKey(id=key_id, hash=hash_, node=spec.id)
         had = access.bearer(data.key) if data.key else None
         before = had.key if had is not None and had.node == spec.id else ""
-        accepted(await loop.request(SetKey(key, data.incarnation, before, f"join token {who.key}")))
+        by = f"join token {who.key}"
+        accepted(await loop.request(SetKey(key, data.incarnation, before, by, order)))
         await loop.settled()
         node = loop.state.nodes.get(spec.id)
         return Joined(

@@ -7,7 +7,7 @@ import hashlib
 import secrets
 from typing import TYPE_CHECKING
 
-from shoal.model.identity import NodeKey
+from shoal.model.identity import NodeKey, order_key_id
 from shoal.model.report import SetKey
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 NAME = "join-token"
 NOTE = "the cluster's own"
+ORDER_MS = 1_800_000  # how long machines of an order may take to join
 
 
 def standing(settings: Settings) -> str:
@@ -57,3 +58,32 @@ async def keep_standing(loop: ControlLoop, settings: Settings, fingerprint: str)
     if known is None or known.hash != hash_:
         key = NodeKey(id=key_id, hash=hash_, note=NOTE)
         await loop.request(SetKey(key, who="the controller"))
+
+
+async def for_order(loop: ControlLoop, settings: Settings, order_id: str) -> str:
+    """A join token for the machines of this order alone, each of them once. It is made of the
+    cluster's own, so that an order that is sent again has the same one."""
+    import asyncio
+    import base64
+    import hmac
+
+    from shoal.model.report import Refused
+    from shoal.ports import SupplyError
+
+    _, standing_secret, fingerprint = parts(await asyncio.to_thread(standing, settings))
+    await loop.settled()
+    order = loop.state.orders.get(order_id)
+    if order is None:
+        raise SupplyError(f"order {order_id} is over")
+    what = f"order {order_id} of {order.at_ms}".encode()
+    digest = hmac.digest(standing_secret.encode(), what, "sha256")
+    secret = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+    key_id, hash_ = order_key_id(order_id), hashlib.sha256(secret.encode()).hexdigest()
+    known, now_ms = loop.state.identity.keys.get(key_id), loop.clock.now_ms()
+    if known is None or known.hash != hash_ or known.until_ms < now_ms + ORDER_MS // 2:
+        until_ms, note = now_ms + ORDER_MS, f"order {order_id}"
+        key = NodeKey(id=key_id, hash=hash_, until_ms=until_ms, note=note, order=order_id)
+        answer = await loop.request(SetKey(key, who="the controller"))
+        if isinstance(answer, Refused):
+            raise SupplyError(f"its join token {answer.message}")
+    return f"shoal_{key_id}_{secret}.{fingerprint}"

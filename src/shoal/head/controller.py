@@ -25,7 +25,7 @@ from shoal.control.filedesk import FileDesk
 from shoal.control.gateway_link import GatewayLink
 from shoal.control.history.history import History
 from shoal.control.home import ClusterConfig, Home, node_url
-from shoal.control.jointoken import keep_standing, standing
+from shoal.control.jointoken import for_order, keep_standing, standing
 from shoal.control.leading import end_process
 from shoal.control.logs import LogStore
 from shoal.control.loop import ControlLoop
@@ -344,6 +344,7 @@ def _supplying(home: Home, config: ClusterConfig, loop: ControlLoop, stores: Sto
             python=sys.executable,
             supplies=supplies,
             changed=lambda: supplying.look_soon(engine),
+            order_token=lambda order: for_order(loop, stores.settings, order),
         )
         return build_supplier(engine, context)
 

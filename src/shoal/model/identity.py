@@ -114,8 +114,9 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
 
 class NodeKey(msgspec.Struct, frozen=True, kw_only=True):
     """What a machine shows. With a `node`: the key of that node's link, good for nothing else.
-    Without one: a join token, with which any machine may become a node. `hash` and `until_ms` are
-    as for a token."""
+    Without one: a join token, with which any machine may become a node. With an `order`: a join
+    token for the machines of that order alone, each of them once. `hash` and `until_ms` are as for
+    a token."""
 
     id: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]{8,16}(?!\n)$")]
     hash: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}(?!\n)$")]
@@ -123,6 +124,12 @@ class NodeKey(msgspec.Struct, frozen=True, kw_only=True):
     until_ms: int = 0
     since_ms: int = 0
     note: Annotated[str, msgspec.Meta(max_length=200)] = ""
+    order: Annotated[str, msgspec.Meta(max_length=16)] = ""
+
+
+def order_key_id(order: str) -> str:
+    """The id of the join token of an order. No other token can have it: theirs are hex digits."""
+    return f"ord{order[1:]:0>12}"
 
 
 class Per(enum.StrEnum):

@@ -382,12 +382,14 @@ class EndSignIn(msgspec.Struct, frozen=True):
 
 class SetKey(msgspec.Struct, frozen=True):
     """A join token (replaces one of that id), or the key of a node that joins and voids its earlier
-    ones. A machine that was this node shows its last `incarnation`, or `before`: its key's id."""
+    ones. A machine that was this node shows its last `incarnation`, or `before`: its key's id.
+    `order`: the machine has shown the join token of this order."""
 
     key: NodeKey
     incarnation: int = 0
     before: str = ""
     who: str = "a user"
+    order: str = ""
 
 
 class RemoveKey(msgspec.Struct, frozen=True):

@@ -33,7 +33,7 @@ HEADS = "Several heads"
     Option("--memory", metavar="SIZE", help="Memory per virtual node, e.g. 8G."),
     Option("--topology", metavar="BxR", help="B blocks of R racks each, e.g. 2x2."),
     flag("--this-machine", help="One node: this machine as it is."),
-    Option("--engine", metavar="E", help="What brings nodes: slurm, kubernetes or ray."),
+    Option("--engine", metavar="E", help="What brings nodes: slurm, kubernetes, ray or ec2."),
     Option("--supply", metavar="K=V,...", help="Nodes that it may bring; or a file of them."),
     Option("--address", metavar="HOST:PORT", help="With --engine ray: the Ray that runs there."),
     Option("--namespace", metavar="N", help="With --engine kubernetes: where its pods are."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 
 import msgspec
 
@@ -43,6 +44,7 @@ from shoal.model.identity import (
     TenantRecord,
     Token,
     User,
+    order_key_id,
     role_in,
 )
 from shoal.model.job import DEFAULT_TENANT
@@ -62,6 +64,7 @@ from shoal.model.report import (
     SetToken,
     SetUser,
 )
+from shoal.model.supply import ORDERS_MAX
 
 
 def change_identity(round_: Round, request: PeopleRequest) -> Answer:
@@ -315,6 +318,8 @@ def _set_key(round_: Round, request: SetKey) -> Answer:
     before = identity.keys.get(key.id)
     if before is not None and (key.node or before.node):
         return Refused("key", f"there is a key {key.id} already")
+    if (key.order or request.order) and (over := _order_over(round_, request)):
+        return over
     if key.node:
         taken = _taken(round_, request)
         if taken is not None:
@@ -322,14 +327,41 @@ def _set_key(round_: Round, request: SetKey) -> Answer:
         _void(round_, key.node, f"{key.node} joined again, and has another key")
         _void_unused(round_)
         most, what = KEYS_MAX, "keys of nodes"
+    elif key.order:
+        most, what = ORDERS_MAX, "tokens of orders"
     else:
         most, what = JOIN_TOKENS_MAX, "join tokens"
-    alike = sum(bool(other.node) == bool(key.node) for other in identity.keys.values())
+    sort = (bool(key.node), bool(key.order))
+    alike = sum((bool(one.node), bool(one.order)) == sort for one in identity.keys.values())
     if before is None and alike >= most:
         return Refused("key", f"there are {most} {what}, the maximum; remove one")
     key = msgspec.structs.replace(key, since_ms=round_.now_ms)
     round_.emit(KeySet(at_ms=round_.now_ms, key=key, who=request.who))
     return Accepted(key.id)
+
+
+def _order_over(round_: Round, request: SetKey) -> Refused | None:
+    """A join token of an order lets in each node of that order until it has come. Jobs run on a
+    node only after that, so whatever they read there is of no use to them."""
+    order_id, node = request.key.order or request.order, request.key.node
+    order = round_.state.orders.get(order_id)
+    if order is None or order.release:
+        return Refused("token", f"is of order {order_id}, which is over")
+    if node and node not in order.nodes:
+        return Refused("name", f"{node} is not a node of order {order_id}")
+    if node in round_.state.brought.get(order_id, ()):
+        return Refused("token", f"was used: {node} has joined with it")
+    return None
+
+
+def void_order_key(round_: Round, order: str, nodes: Collection[str]) -> None:
+    """When all nodes of an order have come, nobody needs its token."""
+    key_id = order_key_id(order)
+    if key_id in round_.state.identity.keys and len(round_.state.brought.get(order, ())) == len(
+        nodes
+    ):
+        why = "all nodes of the order have joined"
+        round_.emit(KeyRemoved(at_ms=round_.now_ms, key=key_id, why=why))
 
 
 def _void_unused(round_: Round) -> None:
@@ -399,6 +431,9 @@ def identity_violation(state: State) -> str:
             return f"the jobs of {record.name} begin after the newest one"
     if gone := set(identity.ended) - {*identity.tokens, ""}:
         return f"sign-ins of the token {sorted(gone)[0]} have outlived it"
+    stale = [key.order for key in identity.keys.values() if key.order not in ("", *state.orders)]
+    if stale:
+        return f"the join token of order {stale[0]} has outlived it"
     named = Counter(key.node for key in identity.keys.values() if key.node)
     if twice := [node for node, count in named.items() if count > 1]:
         return f"{twice[0]} has two keys"

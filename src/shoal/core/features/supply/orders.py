@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from shoal.core.features.ends import hear_notes, is_stray, lose, too_long
-from shoal.core.features.identity import void_keys
+from shoal.core.features.identity import void_keys, void_order_key
 from shoal.core.scheduling.ends import outlives
 from shoal.core.scheduling.packing import fits_empty, on_one_node
 from shoal.core.state.events.log import Event
@@ -92,6 +92,7 @@ def _hear_order(round_: Round, order: Order, status: OrderStatus | None) -> None
             end_order(round_, order, failed=failed, why=why)
         return
     heard.missing_ms.pop(order.id, None)
+    void_order_key(round_, order.id, order.nodes)
     if status.phase is OrderPhase.ENDED:
         brought = order.phase is OrderPhase.RUNNING and order.id in round_.state.brought
         failed = order.failed or (not order.release and (status.failed or not brought))

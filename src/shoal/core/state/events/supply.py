@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shoal.core.state.events.base import EventBase, Reader
 from shoal.core.state.state import State
+from shoal.model.identity import order_key_id
 from shoal.model.phrases import because
 from shoal.model.policy import Policy
 from shoal.model.resources import plural
@@ -84,13 +85,15 @@ class OrderUnused(OrderEvent, frozen=True, kw_only=True):
 
 
 class OrderEnded(OrderEvent, frozen=True, kw_only=True):
-    """Nothing is left of the order. `failed`: the supply is asked again only after a while."""
+    """Nothing is left of the order, and its join token is void. `failed`: the supply is asked again
+    only after a while."""
 
     supply: str
     failed: bool = False
 
     def apply(self, state: State) -> None:
         order = state.orders.pop(self.order)
+        state.identity.keys.pop(order_key_id(self.order), None)
         before = state.setbacks.pop(self.supply, None)
         if not self.failed:
             return
