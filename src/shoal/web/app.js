@@ -58,6 +58,7 @@ async function show() {
   for (const tab of frame.querySelectorAll(".tabs a")) {
     const current = tab.dataset.view === (view.under ?? name);
     tab.tabIndex = current ? 0 : -1;
+    tab.hidden = !current && !listed(tab.dataset.view);
     if (current) {
       tab.setAttribute("aria-current", "page");
       tab.scrollIntoView({ block: "nearest", inline: "nearest" });
@@ -101,9 +102,8 @@ function everything() {
     location.hash = hash;
     main?.focus({ preventScroll: true });
   };
-  const views = tabs()
-    .filter(([name]) => listed(name))
-    .map(([name, view]) => ({ title: view.tab, hint: "view", run: go(`#/${name}`) }));
+  const listing = tabs().filter(([name]) => listed(name));
+  const views = listing.map(([name, view]) => ({ title: view.tab, hint: "view", run: go(`#/${name}`) }));
   const nodes = [...cluster.nodes.values()].map((node) => ({
     title: node.id,
     hint: `node · ${node.state}`,
@@ -227,7 +227,7 @@ function build() {
   const words = h("span", { class: "words" }, "Connecting");
   const state = h("span", { class: "link-state", role: "status", "data-state": "lost" }, h("i", {}), words);
   const links = tabs().map(([name, view]) =>
-    h("a", { href: `#/${name}`, "data-view": name, hidden: !listed(name) }, view.tab, name === "jobs" ? waiting : null),
+    h("a", { href: `#/${name}`, "data-view": name }, view.tab, name === "jobs" ? waiting : null),
   );
   main = h("main", { id: "main", tabindex: "-1" });
   frame = h(

@@ -6,7 +6,8 @@ import { cluster } from "./live.js";
 const everywhere = () => isAdmin() || me.tenant === "*";
 
 /** `tab`: its word in the frame's list. `under`: the tab that is current while it is open. `allowed`: who may open it.
- * `listed`: whether its tab is there now. `ahead`: fetched soon after the first view, because it is opened often. `shape`: its placeholders while it loads. */
+ * `listed`: whether it has a tab now. `ahead`: fetched soon after the first view, because it is opened often.
+ * `shape`: its placeholders while it loads. */
 export const VIEWS = {
   cluster: { tab: "Cluster", shape: ["tiles", "map"], ahead: true, load: () => import("./view-cluster.js") },
   node: { title: "Node", under: "cluster", shape: ["tiles", "chart", "table"], load: () => import("./view-node.js") },
