@@ -70,6 +70,17 @@ class Events:
         return respond(body)
 
 
+async def newest(reach: Reach, kinds: tuple[type[JobEvent], ...], most: int) -> list[Recorded]:
+    """The last ones of these kinds that the sender may see, in the newest part of the log."""
+
+    def read() -> list[Recorded]:
+        found = reach.loop.store.events(-EVENTS_MAX, EVENTS_MAX, notable=True)
+        return [one for one in found if isinstance(one.event, kinds)]
+
+    found = await aside(read, EVENTS_MAX)
+    return (await _seen(reach, found[-READ_AT_ONCE:]))[-most:]
+
+
 async def _page(reach: Reach, read: Read, after: int, limit: int, wanted: JobFilter) -> Page:
     """Events that the sender may see, and where to continue."""
     if reach.who.admin and not wanted.given:

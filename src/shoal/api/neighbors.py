@@ -10,18 +10,26 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from shoal.api.audit import note
+from shoal.api.events import newest
 from shoal.api.handling import handles
 from shoal.api.http import Request
+from shoal.api.offers import lowest, rates_of
 from shoal.api.problems import Refusal, accepted
 from shoal.api.reach import Reach
+from shoal.api.views import guests
+from shoal.calls.histories import SharedView
 from shoal.calls.neighbors import NeighborCalls
 from shoal.client import transport
 from shoal.client.transport import Endpoint, ShoalError
 from shoal.control.jointoken import parts
 from shoal.control.reach import is_loopback
 from shoal.control.stores import Stores
+from shoal.core.state.events.log import published
+from shoal.core.state.events.neighbors import JobHanded, JobReturned, JobSettled, JobWithdrawn
+from shoal.ledger.live import LiveLedger
 from shoal.model.job import JOB_NAME_PATTERN, Job, Restart
-from shoal.model.neighbor import ANY, NEIGHBORS_MAX
+from shoal.model.ledger import PriceList
+from shoal.model.neighbor import ANY, NEIGHBORS_MAX, PRICE_UNIT
 from shoal.model.neighbor_views import GoneView, NeighborView, NewNeighbor, ThereView
 from shoal.model.report import DeclareGone, Nothing
 from shoal.model.resources import plural
@@ -35,6 +43,8 @@ if TYPE_CHECKING:
 
 NAME_CHARACTERS_MAX = 40
 SHOWN_MAX = 100  # jobs of one neighbor
+MOVED_MAX = 30
+MOVES = (JobHanded, JobWithdrawn, JobReturned, JobSettled)
 LINES_MAX = 20
 NAME = re.compile(JOB_NAME_PATTERN)
 NOT_NAMES = (ANY, "here", "home")
@@ -45,6 +55,17 @@ class Neighbors:
     def listing(self, reach: Reach) -> list[NeighborView]:
         driver = reach.loop.neighboring
         return [view_of(reach, site) for site in driver.sites.values()] if driver else []
+
+    @handles(NeighborCalls.shared)
+    async def shared(self, reach: Reach, live_ledger: LiveLedger | None) -> SharedView:
+        prices = live_ledger.prices if live_ledger is not None else PriceList()
+        moved = await newest(reach, MOVES, MOVED_MAX)
+        return SharedView(
+            price=lowest(rates_of(reach.loop.state, prices)),
+            currency=prices.currency,
+            guests=sorted(guests(reach)),
+            moved=published(moved),
+        )
 
     @handles(NeighborCalls.set_neighbor)
     async def set(
@@ -243,5 +264,7 @@ def there_view(site: Site, job: Job) -> ThereView:
         state=there.phase if there is not None else "",
         since_ms=away.since_ms,
         gpus=job.spec.gpus * job.spec.members,
+        running_ms=away.running_ms,
+        price=away.price / PRICE_UNIT if away.price is not None else None,
         withdrawn=away.withdrawn,
     )

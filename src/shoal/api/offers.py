@@ -49,7 +49,7 @@ class Offers:
         quiet(request.scope)
         charge(request, len(data) - 1)
         loop, prices = reach.loop, live_ledger.prices if live_ledger is not None else PriceList()
-        rates, until_s = _rates(loop.state, prices), time.monotonic() + TOTAL_S_MAX
+        rates, until_s = rates_of(loop.state, prices), time.monotonic() + TOTAL_S_MAX
         found: list[Offer] = []
         for one in data:
             late = time.monotonic() > until_s
@@ -69,7 +69,7 @@ class Offers:
             labels=site_labels(loop.policy),
             cluster=loop.cluster,
             waiting=loop.state.queue.size,
-            price=min((float(rate) for rate in rates.values() if rate is not None), default=None),
+            price=lowest(rates),
         )
 
 
@@ -94,7 +94,11 @@ def _text(refusal: Refusal) -> str:
     return f"{problem.field}: {problem.message}" if problem.field else problem.message
 
 
-def _rates(state: State, prices: PriceList) -> Rates:
+def lowest(rates: Rates) -> float | None:
+    return min((float(rate) for rate in rates.values() if rate is not None), default=None)
+
+
+def rates_of(state: State, prices: PriceList) -> Rates:
     rates: Rates = {}
     for node in state.order if prices.gpus or prices.nodes else ():
         if node.health is not NodeHealth.LOST and node.spec.gpus:

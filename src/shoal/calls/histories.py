@@ -15,6 +15,16 @@ class WhyView(Why, kw_only=True):
     events: list[Recorded]
 
 
+class SharedView(msgspec.Struct, kw_only=True):
+    """`price`: the lowest of a GPU for an hour; None: not known. `guests`: tenants of clusters that
+    may send jobs. `moved`: the newest events of jobs that went to neighbors or came back."""
+
+    price: float | None
+    currency: str
+    guests: list[str]
+    moved: list[Recorded]
+
+
 class EventsView(msgspec.Struct, kw_only=True):
     """Pass `next_after` as `after` to continue from here."""
 

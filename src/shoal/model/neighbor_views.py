@@ -22,13 +22,15 @@ class NewNeighbor(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 class ThereView(msgspec.Struct, kw_only=True):
     """A job of ours there. `id`: its name there; empty: it is not known to have come. `state`: as
-    the neighbor said last."""
+    the neighbor said last. `price`: for a GPU and an hour, as offered."""
 
     job: str
     id: str
     state: str
     since_ms: int
     gpus: int
+    running_ms: int | None = None
+    price: float | None = None
     withdrawn: str = ""
 
 

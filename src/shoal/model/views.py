@@ -196,6 +196,8 @@ class StatusView(msgspec.Struct, kw_only=True):
     caps: list[str] = []  # tenants that may have only so many jobs, the fullest first
     unenforced: list[str] = []  # what members are not held to, and on which nodes
     alarms: tuple[str, ...] = ()  # what is wrong with the controller itself
+    # Clusters that take jobs of ours or may send theirs, if there are any.
+    neighbors: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class HeadView(msgspec.Struct, kw_only=True):

@@ -9,7 +9,7 @@ import { searchJobs } from "./job-query.js";
 import { begin, cluster, end, known, listen } from "./live.js";
 import { show as showPalette, watchKeys } from "./palette.js";
 import { bar, Opening, watchLink } from "./states.js";
-import { allowed, FIRST, MOVED, tabs, titleOf, VIEWS } from "./views.js";
+import { allowed, FIRST, listed, MOVED, tabs, titleOf, VIEWS } from "./views.js";
 
 const AHEAD_MS = 1500; // after the first view: then those that are opened most are fetched
 const root = document.getElementById("app");
@@ -58,6 +58,7 @@ async function show() {
   for (const tab of frame.querySelectorAll(".tabs a")) {
     const current = tab.dataset.view === (view.under ?? name);
     tab.tabIndex = current ? 0 : -1;
+    tab.hidden = !current && !listed(tab.dataset.view);
     if (current) {
       tab.setAttribute("aria-current", "page");
       tab.scrollIntoView({ block: "nearest", inline: "nearest" });
@@ -101,7 +102,8 @@ function everything() {
     location.hash = hash;
     main?.focus({ preventScroll: true });
   };
-  const views = tabs().map(([name, view]) => ({ title: view.tab, hint: "view", run: go(`#/${name}`) }));
+  const listing = tabs().filter(([name]) => listed(name));
+  const views = listing.map(([name, view]) => ({ title: view.tab, hint: "view", run: go(`#/${name}`) }));
   const nodes = [...cluster.nodes.values()].map((node) => ({
     title: node.id,
     hint: `node · ${node.state}`,
@@ -204,7 +206,7 @@ function identity() {
 
 /** The tabs are one stop of the Tab key; the arrow keys move between them. */
 function rove(event) {
-  const all = [...frame.querySelectorAll(".tabs a")];
+  const all = [...frame.querySelectorAll(".tabs a:not([hidden])")];
   const at = all.indexOf(document.activeElement);
   const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: all.length - 1 }[event.key];
   if (to === undefined || event.ctrlKey || event.altKey || event.metaKey) return;
@@ -257,6 +259,7 @@ function build() {
     waiting.hidden = !count;
     waiting.textContent = count > 999 ? "999+" : String(count);
     waiting.setAttribute("aria-label", `${count} waiting`);
+    for (const link of links) link.hidden = !listed(link.dataset.view) && !link.hasAttribute("aria-current");
     state.dataset.state = cluster.linked ? "live" : "lost";
     words.textContent = cluster.linked ? "Live" : cluster.heard ? "Disconnected" : "Connecting";
   });
