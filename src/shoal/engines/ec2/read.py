@@ -13,8 +13,9 @@ from shoal.engines.ec2.options import field
 from shoal.engines.ec2.render import CLUSTER, MILLIONTHS, order_in
 from shoal.model.supply import OrderPhase, OrderStatus, Supply
 
-OVER = ("shutting-down", "terminated")
-STOPPED = ("stopping", "stopped")
+OVER = "terminated"  # before that, jobs may still run: a machine takes minutes to shut down
+# One that is stopped still costs its disk. Its node is silent, so the order is given back.
+LEAVING = {"shutting-down": "shuts down", "stopping": "was stopped", "stopped": "was stopped"}
 # Reasons of an end that say nothing against asking again: it switched itself off, as a node that
 # has left or whose time is over does.
 OWN_END = "Client.InstanceInitiatedShutdown"
@@ -68,7 +69,7 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def over(self) -> bool:
-        return self.state in OVER
+        return self.state == OVER
 
 
 def instances(pages: Iterable[Mapping[str, Any]], cluster: str) -> list[Instance]:
@@ -125,12 +126,11 @@ def status(order: str, found: Sequence[Instance]) -> OrderStatus:
             order=order, phase=OrderPhase.ENDED, reason=why, failed=failed, handle=shown.id
         )
     pending = any(one.state == "pending" for one in living)
-    # One that is stopped still costs its disk. Its node is silent, so the order is given back.
-    stopped = any(one.state in STOPPED for one in living)
+    leaving = next((LEAVING[one.state] for one in living if one.state in LEAVING), "")
     return OrderStatus(
         order=order,
         phase=OrderPhase.PENDING if pending else OrderPhase.RUNNING,
-        reason="an instance was stopped" if stopped else f"{shown.type} in {shown.zone}",
+        reason=f"an instance {leaving}" if leaving else f"{shown.type} in {shown.zone}",
         handle=shown.id,
     )
 
