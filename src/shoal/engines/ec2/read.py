@@ -111,14 +111,14 @@ def surplus(found: Sequence[Instance]) -> list[str]:
     living = [one for one in found if not one.over]
     if not living:
         return []
-    kept = min(living, key=lambda one: (one.launched, one.reservation)).reservation
+    kept = min(living, key=_age).reservation
     return [one.id for one in living if one.reservation != kept]
 
 
 def status(order: str, found: Sequence[Instance]) -> OrderStatus:
     """An order lives while one of its instances does."""
     living = [one for one in found if not one.over]
-    shown = min(living or found, key=lambda one: (one.launched, one.id))
+    shown = min(living or found, key=_age)
     if not living:
         failed = shown.reason != OWN_END
         why = WORDS_OF_ENDS.get(shown.reason, shown.reason or "the instance has ended")
@@ -133,6 +133,11 @@ def status(order: str, found: Sequence[Instance]) -> OrderStatus:
         reason=f"an instance {leaving}" if leaving else f"{shown.type} in {shown.zone}",
         handle=shown.id,
     )
+
+
+def _age(one: Instance) -> tuple[datetime, str, str]:
+    """EC2 knows times in seconds."""
+    return one.launched, one.reservation, one.id
 
 
 def spot_prices(history: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], int]:
