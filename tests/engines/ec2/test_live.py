@@ -66,10 +66,13 @@ class Here:
     def ids(self) -> list[str]:
         return [one["InstanceId"] for one in self.ec2.instances()]
 
+    def orders(self) -> list[str]:
+        with self.on.client() as client:
+            return [one.id for one in client.supply().orders]
+
     def until_gone(self) -> None:
         self.on.shoal("policy", "set", "fair")  # without a supply
-        self.on.until(lambda: not self.ids(), "all instances to be given back")
-        self.on.until(lambda: not json.loads(self.on.shoal("supply", "--json"))["orders"], "orders")
+        self.on.until(lambda: not self.ids() and not self.orders(), "all to be given back")
         self.on.until(lambda: not self.machines.running, "machines to be off")
         assert self.ec2.client().describe_volumes()["Volumes"] == []
 
@@ -108,11 +111,11 @@ def test_an_instance_comes_for_a_job_and_its_token_opens_nothing_afterwards(here
     job = here.run("--where", "pool=a", "--", "true")
     here.on.until(lambda: here.state(job)[0] == "succeeded", "the job to succeed")
     (instance,) = here.ids()
-    (order,) = json.loads(here.on.shoal("supply", "--json"))["orders"]
+    (order,) = here.orders()
     token = settings_in(here.ec2.user_data(instance)).token
     assert token.partition(".")[0] not in (here.on.home / "join-token").read_text()
     for name in ("lent-1", "lent-2"):
-        status, said = join_status(here, token, name, order["id"])
+        status, said = join_status(here, token, name, order)
         assert status in (401, 422) and '"key":' not in said, said
     rules = (here.machines.folder(instance) / "rules").read_text()
     assert "169.254.169.254 -m owner ! --uid-owner 0 -j REJECT" in rules
@@ -123,19 +126,21 @@ def test_a_job_leaves_a_spot_instance_before_it_is_taken_back(here: Here) -> Non
     job = here.run("--preemptible", "--stop-grace", "1s", "--", *FOR_EVER)
     here.on.until(lambda: here.state(job) == ("running", 1), "the job to run")
     (first,) = here.ids()
-    (node,) = json.loads(here.on.shoal("nodes", "--json"))
-    assert node["labels"]["ec2.instance"] == first and node["labels"]["ec2.market"] == "spot"
-    assert node["ends_in_ms"] is not None  # its time is limited
+    with here.on.client() as client:
+        (node,) = client.nodes()
+    assert node.labels["ec2.instance"] == first and node.labels["ec2.market"] == "spot"
+    assert node.ends_in_ms is not None  # its time is limited
     moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 20))
     notice = json.dumps({"action": "terminate", "time": moment})
     here.machines.answers[first]["spot/instance-action"] = notice
     here.on.until(lambda: here.state(job) == ("running", 2), "the job to run elsewhere")
     assert "EC2 spot notice: terminate" in here.on.shoal("events", "--job", job)
+    before = here.orders()
     here.machines.interrupt(first)
     second = next(one for one in here.ids() if one != first)
     here.machines.interrupt(second)  # without a notice
-    taken = "EC2 took the spot instance back"
-    here.on.until(lambda: taken in here.on.shoal("events"), "the end to be seen")
+    here.on.until(lambda: not {*before} & {*here.orders()}, "the end to be seen")
+    assert "EC2 took the spot instance back" in here.on.shoal("events")
     here.supply(**SPOT, price=9)  # a supply that was changed is asked at once
     here.on.until(lambda: here.state(job) == ("running", 3), "the job to run again")
     here.on.shoal("cancel", job)

@@ -9,6 +9,7 @@ import json
 import os
 import stat
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from shoal.engines.ec2.machine import Metadata, join_argv, keep_tenants_away, no
 from shoal.engines.ec2.options import Options
 from shoal.engines.ec2.render import Settings, user_data
 from shoal.model.supply import Provision, Supply
+from tests.needs import need_program, need_root
 
 ABOUT = {"ec2.instance": "i-1", "ec2.type": "g5.xlarge", "ec2.zone": "us-east-1a", "ec2.market": ""}
 
@@ -157,3 +159,34 @@ def test_a_machine_whose_setup_fails_starts_no_node(tmp_path: Path) -> None:
     machine = booted(tmp_path, f"echo up >>{tmp_path}/said", setup="false\ntrue")
     machine.wait(WAIT_S)
     assert said(tmp_path) == ["shutdown -P +2", "shutdown -P now"]
+
+
+ASKED_BY = """
+import os, socket, subprocess
+from shoal.engines.ec2.machine import keep_tenants_away
+for words in ("link set lo up", "addr add 169.254.169.254/32 dev lo"):
+    subprocess.run(["ip", *words.split()], check=True)
+service = socket.create_server(("169.254.169.254", 80))
+assert keep_tenants_away()
+for user in (0, 61000):
+    asks = os.fork()
+    if not asks:
+        os.setuid(user)
+        try:
+            socket.create_connection(("169.254.169.254", 80), timeout=60)
+        except ConnectionRefusedError:
+            os._exit(1)
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(asks, 0)[1]))
+"""
+
+
+def test_the_kernel_keeps_the_users_of_tenants_from_the_metadata_service() -> None:
+    need_root()
+    need_program("iptables")
+    need_program("ip")
+    command = ["unshare", "--net", sys.executable, "-c", ASKED_BY]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "unshare failed" in done.stderr or "Permission denied" in done.stderr:
+        pytest.skip(f"no network namespace, or no iptables there: {done.stderr.strip()}")
+    assert done.stdout.split() == ["0", "1"], done.stderr

@@ -120,6 +120,12 @@ def test_an_order_lives_while_one_of_its_instances_does() -> None:
     assert read.surplus([gone]) == []
 
 
+def test_an_instance_that_shuts_down_is_not_over() -> None:
+    """Its jobs may still run, so they must not start elsewhere yet."""
+    one = read.status("o1", [instance("i-1", "shutting-down", "Server.SpotInstanceTermination")])
+    assert (one.phase, one.reason) == (OrderPhase.RUNNING, "an instance shuts down")
+
+
 def test_instances_of_others_are_left_out() -> None:
     def page(*tags: tuple[str, str]) -> dict[str, object]:
         one = {"InstanceId": "i-1", "LaunchTime": datetime.now(UTC), "InstanceType": "a.1"}

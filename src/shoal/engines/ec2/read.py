@@ -13,8 +13,9 @@ from shoal.engines.ec2.options import field
 from shoal.engines.ec2.render import CLUSTER, MILLIONTHS, order_in
 from shoal.model.supply import OrderPhase, OrderStatus, Supply
 
-OVER = ("shutting-down", "terminated")
-STOPPED = ("stopping", "stopped")
+OVER = "terminated"  # before that, jobs may still run: a machine takes minutes to shut down
+# One that is stopped still costs its disk. Its node is silent, so the order is given back.
+LEAVING = {"shutting-down": "shuts down", "stopping": "was stopped", "stopped": "was stopped"}
 # Reasons of an end that say nothing against asking again: it switched itself off, as a node that
 # has left or whose time is over does.
 OWN_END = "Client.InstanceInitiatedShutdown"
@@ -68,7 +69,7 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def over(self) -> bool:
-        return self.state in OVER
+        return self.state == OVER
 
 
 def instances(pages: Iterable[Mapping[str, Any]], cluster: str) -> list[Instance]:
@@ -110,14 +111,14 @@ def surplus(found: Sequence[Instance]) -> list[str]:
     living = [one for one in found if not one.over]
     if not living:
         return []
-    kept = min(living, key=lambda one: (one.launched, one.reservation)).reservation
+    kept = min(living, key=_age).reservation
     return [one.id for one in living if one.reservation != kept]
 
 
 def status(order: str, found: Sequence[Instance]) -> OrderStatus:
     """An order lives while one of its instances does."""
     living = [one for one in found if not one.over]
-    shown = min(living or found, key=lambda one: (one.launched, one.id))
+    shown = min(living or found, key=_age)
     if not living:
         failed = shown.reason != OWN_END
         why = WORDS_OF_ENDS.get(shown.reason, shown.reason or "the instance has ended")
@@ -125,14 +126,18 @@ def status(order: str, found: Sequence[Instance]) -> OrderStatus:
             order=order, phase=OrderPhase.ENDED, reason=why, failed=failed, handle=shown.id
         )
     pending = any(one.state == "pending" for one in living)
-    # One that is stopped still costs its disk. Its node is silent, so the order is given back.
-    stopped = any(one.state in STOPPED for one in living)
+    leaving = next((LEAVING[one.state] for one in living if one.state in LEAVING), "")
     return OrderStatus(
         order=order,
         phase=OrderPhase.PENDING if pending else OrderPhase.RUNNING,
-        reason="an instance was stopped" if stopped else f"{shown.type} in {shown.zone}",
+        reason=f"an instance {leaving}" if leaving else f"{shown.type} in {shown.zone}",
         handle=shown.id,
     )
+
+
+def _age(one: Instance) -> tuple[datetime, str, str]:
+    """EC2 knows times in seconds."""
+    return one.launched, one.reservation, one.id
 
 
 def spot_prices(history: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], int]:
