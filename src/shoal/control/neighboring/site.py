@@ -398,7 +398,8 @@ class Site:
             (job.id, job.attempt) for job in jobs if job.away and job.away.neighbor == self.name
         }
         for one, (_, job, attempt) in ours:
-            if (job, attempt) not in here and one.state != Phase.STOPPING:
+            ends = one.finished_ms is not None or one.state == Phase.STOPPING
+            if (job, attempt) not in here and not ends:
                 self._loop.check()
                 log.warning("%s at %s is not known here; it is cancelled", one.id, self.name)
                 await self.wire.ask(Anything, JobCalls.cancel, one.id)
