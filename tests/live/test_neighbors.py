@@ -195,9 +195,13 @@ def test_a_job_goes_there_with_what_it_needs_and_comes_back_with_what_it_made(pa
         package=package,
         secrets=("hf-token=HF",),
         name="train",
+        if_cut_ms=3_600_000,
     )
     there = pair.until_there(job)
-    assert west.job(there).tenant == "home"
+    shown = west.job(there)
+    assert shown.tenant == "home"
+    lease_ms = 3_600_000 // 2
+    assert isinstance(shown.until_ms, int) and 0 < shown.until_ms - shown.submitted_ms <= lease_ms
     assert pair.ended(job) == "failed"
     ended = home.job(job)
     assert (ended.code, ended.attempt, "west" in ended.why) == (3, 1, True), ended.why
@@ -339,13 +343,9 @@ class Liar(BaseHTTPRequestHandler):
     ours: str
 
     def do_GET(self) -> None:
-        stranger = {
-            "id": "j1",
-            "state": "succeeded",
-            "finished_ms": 1,
-            "labels": {"home": self.ours},
-        }
-        self._answer([{**stranger, "tenant": "root"}])
+        """A list of what it has of ours, with a job that another host runs."""
+        row = {"id": "j1", "state": "running", "labels": {"home": self.ours}, "tenant": "root"}
+        self._answer([row] if self.does == "talks-nonsense" else [])
 
     def do_POST(self) -> None:
         size = int(self.headers.get("content-length", "0"))
