@@ -368,7 +368,7 @@ class Site:
             return None
         done, there.fetched = there.fetched, None
         try:
-            missing = await done
+            missing = one_line(await done)
         except (Unreachable, Incomplete) as error:
             log.warning("what %s left at %s: %s", out.job, self.name, error)
             there.failures += 1
