@@ -124,8 +124,10 @@ class Pair(NamedTuple):
         return until(lambda: self.away(job), f"{job} has not been taken")
 
     def until_handed(self, job: str) -> None:
-        state = lambda: self.home.client.job(job).state  # noqa: E731
-        until(lambda: state() == "away", f"{job} was not handed over")
+        def is_away() -> bool:
+            return self.home.client.job(job).state == "away"
+
+        until(is_away, f"{job} was not handed over")
 
     def ended(self, job: str) -> str:
         return self.home.wait(job)
@@ -208,8 +210,11 @@ def test_a_job_goes_there_with_what_it_needs_and_comes_back_with_what_it_made(pa
     assert pair.home.output(job) == "from home\n16 bytes\n"
     assert [file.path for file in home.files(job).files] == ["out.txt"]
     assert home.file_part(job, "out.txt").data == b"result\n"
-    names = lambda: [one.name for one in west.secrets(tenant="home")]  # noqa: E731
-    until(lambda: not names(), "its secret stays there", names)
+
+    def secrets() -> list[str]:
+        return [one.name for one in west.secrets(tenant="home")]
+
+    until(lambda: not secrets(), "its secret stays there", secrets)
 
 
 def test_output_is_followed_from_home_and_a_cancel_reaches_the_job(pair: Pair) -> None:
@@ -405,9 +410,11 @@ def test_hosts_that_lie_flood_or_hang_harm_nobody_else(pair: Pair, seen: Path) -
     assert runs(ran) == 1
     job = pair.submit(once(ran))
     assert pair.ended(job) == "succeeded"
-    problems = lambda: {one.name: one.problem for one in home.neighbors()}  # noqa: E731
-    until(lambda: all(problems()[one.name] for one in home.neighbors() if one.name != WEST))
-    assert not problems()[WEST]
+
+    def well() -> list[str]:
+        return [one.name for one in home.neighbors() if not one.problem]
+
+    until(lambda: well() == [WEST], "who is well", well)
     assert home.job(asked).state == "waiting"
     for job, name in zip(bad, ("floods", "talks-nonsense"), strict=True):
         home.remove_neighbor(name, gone=True)
