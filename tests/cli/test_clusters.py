@@ -1,4 +1,4 @@
-"""`shoal neighbor add` and `shoal clusters`, with one cluster; two are in tests/live/test_neighbors.py."""
+"""`shoal neighbor add` and `shoal clusters`; with two clusters: tests/live/test_neighbors.py."""
 
 from __future__ import annotations
 
