@@ -149,6 +149,11 @@ class Site:
         self.wire.close()
 
     @property
+    def silent(self) -> bool:
+        """It has failed several times in a row."""
+        return self._pause_s > 2 * PAUSE_S
+
+    @property
     def due(self) -> bool:
         """No round is under way, and none has just failed."""
         return self.task is None and time.monotonic() >= self._not_before
