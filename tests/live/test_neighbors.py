@@ -229,6 +229,21 @@ def test_output_is_followed_from_home_and_a_cancel_reaches_the_job(pair: Pair) -
     assert pair.west.wait(there) == "cancelled"
 
 
+def test_a_gang_that_tried_twice_there_has_one_log_for_each_member_here(
+    pair: Pair, seen: Path
+) -> None:
+    script = f"""
+        echo member $SHOAL_MEMBER
+        if [ $SHOAL_MEMBER = 0 ]; then [ -e {seen}/once ] || {{ touch {seen}/once; exit 1; }}
+        touch {seen}/done; fi
+        until [ -e {seen}/done ]; do sleep 0.05; done"""
+    job = pair.submit(script, members=2, restart="on-failure", retries=1, backoff_ms=10)
+    assert pair.ended(job) == "succeeded"
+    assert pair.west.client.jobs(finished=True)[0].attempt == 2
+    assert pair.home.output(job, 0) == "member 0\n" * 2
+    assert set(pair.home.output(job, 1).splitlines()) == {"member 1"}
+
+
 SESSION = b'{"kind": "exec", "meeting": "%s", "key": "%s"}' % (b"0" * 32, b"k" * 32)
 
 
