@@ -149,6 +149,11 @@ class Site:
         self.wire.close()
 
     @property
+    def silent(self) -> bool:
+        """It has failed several times in a row."""
+        return self._pause_s > 2 * PAUSE_S
+
+    @property
     def due(self) -> bool:
         """No round is under way, and none has just failed."""
         return self.task is None and time.monotonic() >= self._not_before
@@ -368,7 +373,7 @@ class Site:
             return None
         done, there.fetched = there.fetched, None
         try:
-            missing = await done
+            missing = one_line(await done)
         except (Unreachable, Incomplete) as error:
             log.warning("what %s left at %s: %s", out.job, self.name, error)
             there.failures += 1
@@ -398,7 +403,8 @@ class Site:
             (job.id, job.attempt) for job in jobs if job.away and job.away.neighbor == self.name
         }
         for one, (_, job, attempt) in ours:
-            if (job, attempt) not in here and one.state != Phase.STOPPING:
+            ends = one.finished_ms is not None or one.state == Phase.STOPPING
+            if (job, attempt) not in here and not ends:
                 self._loop.check()
                 log.warning("%s at %s is not known here; it is cancelled", one.id, self.name)
                 await self.wire.ask(Anything, JobCalls.cancel, one.id)
