@@ -56,6 +56,7 @@ ROUND_MS = 4_000  # between two looks at what is to be sent
 HEARD_MS = 200  # what comes in this time is heard together
 HEARTBEAT_MS = 4_000
 MINUTE_MS = 60_000
+CUT_PART = 0.04  # of the rounds in which a neighbor has jobs with leases are its last for a while
 PRICES = (None, 500_000, 2_500_000)
 
 
@@ -85,12 +86,14 @@ class Post:
         for _ in range(self._rng.randrange(9)):
             one, other = self._rng.sample(NAMES, 2)
             ways = [(one, other), (other, one)][: self._rng.choice((1, 2, 2))]
-            long_ms = self._rng.choice((MINUTE_MS, 5 * MINUTE_MS, 5 * MINUTE_MS))
-            at_ms = self._rng.randrange(until_ms)
-            self._timeline.at(at_ms, partial(self._cut, ways, +1))
-            self._timeline.at(at_ms + self._rng.randrange(long_ms), partial(self._cut, ways, -1))
+            self._timeline.at(self._rng.randrange(until_ms), partial(self.cut, *ways))
 
-    def _cut(self, ways: list[tuple[str, str]], more: int) -> None:
+    def cut(self, *ways: tuple[str, str]) -> None:
+        long_ms = self._rng.choice((MINUTE_MS, 5 * MINUTE_MS, 5 * MINUTE_MS))
+        self._change(ways, +1)
+        self._timeline.after(self._rng.randrange(long_ms), partial(self._change, ways, -1))
+
+    def _change(self, ways: tuple[tuple[str, str], ...], more: int) -> None:
         for way in ways:
             self._counts["neighbors cut"] += more > 0
             self._cuts[way] = self._cuts.get(way, 0) + more
@@ -151,7 +154,7 @@ class Site:
         )
         self._until: dict[tuple[str, int], int] = {}  # what the host has said of leases
         self._heard: dict[str, NeighborReport] = {}
-        self._hosts = self.rng("offers")
+        self._hosts, self._cuts = self.rng("offers"), self.rng("cuts")
         for node in self.nodes:
             self.world.add_node(node)
 
@@ -183,7 +186,7 @@ class Site:
     def _wish(self, rng: random.Random, spec: JobSpec) -> JobSpec:
         """Most may leave, and run for longer than letters travel."""
         program, _ = spec.command
-        length_ms = rng.choice((1_000, 20_000, 20_000, 120_000))
+        length_ms = rng.choice((1_000, 20_000, 120_000, 240_000))
         others = [name for name in NAMES if name != self.name]
         cluster = rng.choice(("", ANY, ANY, "price<2", rng.choice(others), ",".join(others)))
         spec = msgspec.structs.replace(spec, command=(program, str(length_ms)), cluster=cluster)
@@ -224,6 +227,9 @@ class Site:
             jobs = [state.jobs[job_id] for job_id in state.away]
             there = [(job.id, job.attempt, job.spec, job.away) for job in jobs]
             mine = [(*rest, away) for *rest, away in there if away and away.neighbor == name]
+            leased = any(away.until_here_ms for *_, away in mine)
+            if leased and not self.storm.post.calm and self._cuts.random() < CUT_PART:
+                self.storm.post.cut((self.name, name), (name, self.name))
             for job_id, attempt, spec, away in mine:
                 send = partial(self._send_job, host, job_id, attempt, spec, away)
                 self.storm.post.send(self.name, name, send)
