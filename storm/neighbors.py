@@ -16,8 +16,7 @@ from functools import partial
 
 import msgspec
 
-from shoal.core.features.neighbors import wanted_offers
-from shoal.model.away import Away, Stray
+from shoal.core.features.neighbors import outgoing, wanted_offers
 from shoal.model.job import JobSpec, Phase
 from shoal.model.neighbor import (
     ANY,
@@ -25,6 +24,7 @@ from shoal.model.neighbor import (
     Neighbor,
     NeighborReport,
     Offer,
+    Outgoing,
     key_of,
     spec_there,
     stays_home,
@@ -224,26 +224,19 @@ class Site:
         for name, host in self.storm.sites.items():
             if name == self.name:
                 continue
-            jobs = [state.jobs[job_id] for job_id in state.away]
-            there = [(job.id, job.attempt, job.spec, job.away) for job in jobs]
-            mine = [(*rest, away) for *rest, away in there if away and away.neighbor == name]
-            leased = any(away.until_here_ms for *_, away in mine)
+            mine = [out for out in outgoing(state) if out.away.neighbor == name]
+            leased = any(out.away.until_here_ms for out in mine)
             if leased and not self.storm.post.calm and self._cuts.random() < CUT_PART:
                 self.storm.post.cut((self.name, name), (name, self.name))
-            for job_id, attempt, spec, away in mine:
-                send = partial(self._send_job, host, job_id, attempt, spec, away)
-                self.storm.post.send(self.name, name, send)
-            for stray in state.strays.values():
-                if stray.neighbor == name:
-                    end = partial(self._end_stray, host, stray)
-                    self.storm.post.send(self.name, name, end)
+            for out in mine:
+                self.storm.post.send(self.name, name, partial(self._send_job, host, out))
             if asked:
                 self.storm.post.send(self.name, name, partial(host.offer, self, asked))
 
-    def _send_job(self, host: Site, job: str, attempt: int, spec: JobSpec, away: Away) -> None:
+    def _send_job(self, host: Site, out: Outgoing) -> None:
         """It arrives at the host, however late."""
-        tenant = f"from-{self.name}"
-        key, there = key_of(self.name, job, attempt), spec_there(spec, tenant)
+        job, attempt, away, *_ = out
+        key, there = key_of(self.name, job, attempt), spec_there(out.spec, f"from-{self.name}")
         said = partial(self._said, host, job, attempt)
         if away.withdrawn:
             host.take(Submit(there, key, cancelled=True, who=self.name), said)
@@ -255,12 +248,6 @@ class Site:
             )
         else:
             host.tell(self, job, attempt, away.id)
-
-    def _end_stray(self, host: Site, stray: Stray) -> None:
-        key, spec = key_of(self.name, stray.job, stray.attempt), JobSpec(command=("true",))
-        there = spec_there(spec, f"from-{self.name}")
-        said = partial(self._said, host, stray.job, stray.attempt)
-        host.take(Submit(there, key, cancelled=True, who=self.name), said)
 
     def _said(
         self, host: Site, job: str, attempt: int, request: Request, answer: Answer, id_: str = ""
@@ -381,7 +368,7 @@ class NeighborStorm:
             self.post.calm = True
             for site in self.sites.values():
                 site.calm_down()
-                timeline.after(20 * MINUTE_MS, site.cancel_hopeless)
+                timeline.after(5 * MINUTE_MS, site.cancel_hopeless)
                 timeline.after(2 * 3_600_000, site.cancel_hopeless)
             timeline.run(timeline.now_ms + self.length.calm_ms, lambda: not self._unsettled())
             if left := self._unsettled():

@@ -31,21 +31,24 @@ from shoal.model.durations import HOUR_MS, about, duration_text
 from shoal.model.ids import number_of
 from shoal.model.job import Job, JobSpec, Outcome, Phase, Restart
 from shoal.model.neighbor import (
+    NEVER_RUNS,
     OFFERED_MAX,
     PRICE_UNIT,
     REGION,
     STAYS,
     Ending,
     HandedJob,
+    Neighbor,
     NeighborReport,
     Offer,
+    Outgoing,
     Wish,
     asks,
     cut_problem,
     stays_home,
     wish_of,
 )
-from shoal.model.policy import Neighbor, Policy
+from shoal.model.policy import Policy
 from shoal.model.reason import quoted
 from shoal.model.report import Accepted, Answer, DeclareGone, Refused
 
@@ -251,6 +254,17 @@ def _lease(spec: JobSpec, clock_ms: int, now_ms: int) -> tuple[int, int]:
     if not spec.if_cut_ms:
         return 0, 0
     return clock_ms + spec.if_cut_ms // HALF, now_ms + spec.if_cut_ms
+
+
+def outgoing(state: State) -> Iterator[Outgoing]:
+    """What neighbors are told, again and again, until it is not here any more."""
+    for job_id in state.away:
+        job = state.jobs[job_id]
+        assert job.away is not None, job_id
+        yield Outgoing(job.id, job.attempt, job.away, job.spec)
+    for one in state.strays.values():
+        away = Away(neighbor=one.neighbor, since_ms=one.since_ms, withdrawn="it was given up")
+        yield Outgoing(one.job, one.attempt, away, NEVER_RUNS, stray=True)
 
 
 # -- what becomes of them --------------------------------------------------------------------------
