@@ -189,7 +189,7 @@ def test_a_job_that_is_stopped_to_run_again_ends_if_its_lease_does(cluster: Leas
     assert job.stop_cause is StopCause.DRAIN
     cluster.wait(LEASE_MS)
     cluster.step()
-    assert job.stop_cause is StopCause.LEASE
+    assert cluster.job(job_id).stop_cause is StopCause.LEASE
     cluster.deliver()
     cluster.end(job_id, code=143)
     assert job.outcome is Outcome.CANCELLED
