@@ -131,7 +131,7 @@ class Site:
         )
         self.truth = SiteTruth(name, self.clock, self.policy, storm.everywhere)
         self.network = BadNetwork(self.rng("network"), self.counts, 2 * self.policy.grace_ms)
-        self.world = World(
+        self.world: World = World(
             self.policy,
             SeededFates(f"{storm.seed}/{name}"),
             timeline=storm.timeline,

@@ -232,9 +232,9 @@ class Submit(msgspec.Struct, frozen=True):
     key: str = ""
     scope: str = EVERY_TENANT
     instead: str = ""
+    until_ms: int = 0
     cancelled: bool = False
     who: str = "a user"
-    until_ms: int = 0
 
 
 class Cancel(msgspec.Struct, frozen=True):
