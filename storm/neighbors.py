@@ -42,9 +42,11 @@ from shoal.model.report import (
     Submit,
 )
 from storm.faults import BadNetwork, Faults
+from storm.flows import Flows
 from storm.fuzz import STEPS_PER_SECOND_MAX, SeedFailed, Size, _draw_nodes, _draw_policy
 from storm.lives import Untruth
 from storm.neighbortruth import Everywhere, SiteTruth
+from storm.replacing import Replacing
 from storm.timeline import Clock, Timeline
 from storm.users import SeededFates, Users
 from storm.world import World
@@ -144,6 +146,10 @@ class Site:
         self.truth.health.saved = self.world.saved
         self.users = Users(self.world, self.nodes, self.rng("users"), self.counts, _another)
         self.users.wish = partial(self._wish, self.rng("wishes"))
+        self.flows = Flows(self.world, self.users, self.rng("flows"), self.counts)
+        self.flows.schedules = False
+        self.flows.wish = partial(self._wish, self.rng("wishes of flows"))
+        self.replacing = Replacing(self.world, self.users, self.rng("replacing"), self.counts)
         self.faults = Faults(
             self.world,
             self.network,
@@ -166,6 +172,9 @@ class Site:
         self.users.plan(rng.randrange(length.jobs) + 1, length.storm_ms)
         self.faults.plan(rng.randrange(length.faults + 1), length.storm_ms)
         self.faults.plan_store(self.rng("store"), length.storm_ms)
+        self.flows.plan(length.storm_ms)
+        if rng.random() < 0.3:
+            self.replacing.plan(length.storm_ms)
         for _ in range(rng.randrange(3)):
             self.storm.timeline.at(rng.randrange(length.storm_ms), partial(self._evict, rng))
         for _ in range(rng.choice((0, 0, 1, 2))):
@@ -333,8 +342,9 @@ class Site:
 
     def unsettled(self) -> str:
         controller = self.world.controller
-        if self.users.open_questions:
-            return f"{self.name}: unanswered: {list(self.users.open_questions)}"
+        for askers in (self.users, self.flows, self.replacing):
+            if askers.open_questions:
+                return f"{self.name}: unanswered: {list(askers.open_questions)}"
         if self.truth.unfinished:
             return f"{self.name}: unfinished: {list(self.truth.unfinished)}"
         if self.truth.lives.living:
