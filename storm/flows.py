@@ -43,6 +43,8 @@ class Flows:
     ) -> None:
         self.open_questions: dict[str, None] = {}  # by key
         self.active = rng.random() < FLOWS_PART
+        self.schedules = True
+        self.wish: Callable[[JobSpec], JobSpec] = lambda spec: spec  # of parts of workflows
         self._world = world
         self._users = users
         self._rng = rng
@@ -55,7 +57,8 @@ class Flows:
         if not self.active:
             return
         for number in range(rng.randrange(1, 8)):
-            wants = rng.choice((self._job, self._job, self._workflow, self._schedule))
+            last = self._schedule if self.schedules else self._workflow
+            wants = rng.choice((self._job, self._job, self._workflow, last))
             self._world.timeline.at(rng.randrange(until_ms), partial(wants, f"flow-{number}"))
 
     def _spec(self) -> JobSpec:
@@ -89,7 +92,7 @@ class Flows:
             spec = self._spec()
             if number == 0:
                 spec = JobSpec(command=spec.command, cpu_milli=0, after=self._others())
-            jobs.append(WorkflowJob(f"part-{number}", spec, after))
+            jobs.append(WorkflowJob(f"part-{number}", self.wish(spec), after))
         if rng.random() < 0.1:  # the first waits for the last: a circle, unless it is alone
             first = jobs[0]
             jobs[0] = WorkflowJob(first.name, first.spec, (jobs[-1].name,))

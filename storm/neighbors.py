@@ -16,8 +16,7 @@ from functools import partial
 
 import msgspec
 
-from shoal.core.features.neighbors import wanted_offers
-from shoal.model.away import Away, Stray
+from shoal.core.features.neighbors import outgoing, wanted_offers
 from shoal.model.job import JobSpec, Phase
 from shoal.model.neighbor import (
     ANY,
@@ -25,6 +24,7 @@ from shoal.model.neighbor import (
     Neighbor,
     NeighborReport,
     Offer,
+    Outgoing,
     key_of,
     spec_there,
     stays_home,
@@ -42,9 +42,11 @@ from shoal.model.report import (
     Submit,
 )
 from storm.faults import BadNetwork, Faults
+from storm.flows import Flows
 from storm.fuzz import STEPS_PER_SECOND_MAX, SeedFailed, Size, _draw_nodes, _draw_policy
 from storm.lives import Untruth
 from storm.neighbortruth import Everywhere, SiteTruth
+from storm.replacing import Replacing
 from storm.timeline import Clock, Timeline
 from storm.users import SeededFates, Users
 from storm.world import World
@@ -56,6 +58,7 @@ ROUND_MS = 4_000  # between two looks at what is to be sent
 HEARD_MS = 200  # what comes in this time is heard together
 HEARTBEAT_MS = 4_000
 MINUTE_MS = 60_000
+CUT_PART = 0.04  # of the rounds in which a neighbor has jobs with leases are its last for a while
 PRICES = (None, 500_000, 2_500_000)
 
 
@@ -85,12 +88,14 @@ class Post:
         for _ in range(self._rng.randrange(9)):
             one, other = self._rng.sample(NAMES, 2)
             ways = [(one, other), (other, one)][: self._rng.choice((1, 2, 2))]
-            long_ms = self._rng.choice((MINUTE_MS, 5 * MINUTE_MS, 5 * MINUTE_MS))
-            at_ms = self._rng.randrange(until_ms)
-            self._timeline.at(at_ms, partial(self._cut, ways, +1))
-            self._timeline.at(at_ms + self._rng.randrange(long_ms), partial(self._cut, ways, -1))
+            self._timeline.at(self._rng.randrange(until_ms), partial(self.cut, *ways))
 
-    def _cut(self, ways: list[tuple[str, str]], more: int) -> None:
+    def cut(self, *ways: tuple[str, str]) -> None:
+        long_ms = self._rng.choice((MINUTE_MS, 5 * MINUTE_MS, 5 * MINUTE_MS))
+        self._change(ways, +1)
+        self._timeline.after(self._rng.randrange(long_ms), partial(self._change, ways, -1))
+
+    def _change(self, ways: tuple[tuple[str, str], ...], more: int) -> None:
         for way in ways:
             self._counts["neighbors cut"] += more > 0
             self._cuts[way] = self._cuts.get(way, 0) + more
@@ -128,7 +133,7 @@ class Site:
         )
         self.truth = SiteTruth(name, self.clock, self.policy, storm.everywhere)
         self.network = BadNetwork(self.rng("network"), self.counts, 2 * self.policy.grace_ms)
-        self.world = World(
+        self.world: World = World(
             self.policy,
             SeededFates(f"{storm.seed}/{name}"),
             timeline=storm.timeline,
@@ -141,6 +146,10 @@ class Site:
         self.truth.health.saved = self.world.saved
         self.users = Users(self.world, self.nodes, self.rng("users"), self.counts, _another)
         self.users.wish = partial(self._wish, self.rng("wishes"))
+        self.flows = Flows(self.world, self.users, self.rng("flows"), self.counts)
+        self.flows.schedules = False
+        self.flows.wish = partial(self._wish, self.rng("wishes of flows"))
+        self.replacing = Replacing(self.world, self.users, self.rng("replacing"), self.counts)
         self.faults = Faults(
             self.world,
             self.network,
@@ -151,7 +160,7 @@ class Site:
         )
         self._until: dict[tuple[str, int], int] = {}  # what the host has said of leases
         self._heard: dict[str, NeighborReport] = {}
-        self._hosts = self.rng("offers")
+        self._hosts, self._cuts = self.rng("offers"), self.rng("cuts")
         for node in self.nodes:
             self.world.add_node(node)
 
@@ -163,6 +172,9 @@ class Site:
         self.users.plan(rng.randrange(length.jobs) + 1, length.storm_ms)
         self.faults.plan(rng.randrange(length.faults + 1), length.storm_ms)
         self.faults.plan_store(self.rng("store"), length.storm_ms)
+        self.flows.plan(length.storm_ms)
+        if rng.random() < 0.3:
+            self.replacing.plan(length.storm_ms)
         for _ in range(rng.randrange(3)):
             self.storm.timeline.at(rng.randrange(length.storm_ms), partial(self._evict, rng))
         for _ in range(rng.choice((0, 0, 1, 2))):
@@ -183,7 +195,7 @@ class Site:
     def _wish(self, rng: random.Random, spec: JobSpec) -> JobSpec:
         """Most may leave, and run for longer than letters travel."""
         program, _ = spec.command
-        length_ms = rng.choice((1_000, 20_000, 20_000, 120_000))
+        length_ms = rng.choice((1_000, 20_000, 120_000, 240_000))
         others = [name for name in NAMES if name != self.name]
         cluster = rng.choice(("", ANY, ANY, "price<2", rng.choice(others), ",".join(others)))
         spec = msgspec.structs.replace(spec, command=(program, str(length_ms)), cluster=cluster)
@@ -221,23 +233,19 @@ class Site:
         for name, host in self.storm.sites.items():
             if name == self.name:
                 continue
-            jobs = [state.jobs[job_id] for job_id in state.away]
-            there = [(job.id, job.attempt, job.spec, job.away) for job in jobs]
-            mine = [(*rest, away) for *rest, away in there if away and away.neighbor == name]
-            for job_id, attempt, spec, away in mine:
-                send = partial(self._send_job, host, job_id, attempt, spec, away)
-                self.storm.post.send(self.name, name, send)
-            for stray in state.strays.values():
-                if stray.neighbor == name:
-                    end = partial(self._end_stray, host, stray)
-                    self.storm.post.send(self.name, name, end)
+            mine = [out for out in outgoing(state) if out.away.neighbor == name]
+            leased = any(out.away.until_here_ms for out in mine)
+            if leased and not self.storm.post.calm and self._cuts.random() < CUT_PART:
+                self.storm.post.cut((self.name, name), (name, self.name))
+            for out in mine:
+                self.storm.post.send(self.name, name, partial(self._send_job, host, out))
             if asked:
                 self.storm.post.send(self.name, name, partial(host.offer, self, asked))
 
-    def _send_job(self, host: Site, job: str, attempt: int, spec: JobSpec, away: Away) -> None:
+    def _send_job(self, host: Site, out: Outgoing) -> None:
         """It arrives at the host, however late."""
-        tenant = f"from-{self.name}"
-        key, there = key_of(self.name, job, attempt), spec_there(spec, tenant)
+        job, attempt, away, *_ = out
+        key, there = key_of(self.name, job, attempt), spec_there(out.spec, f"from-{self.name}")
         said = partial(self._said, host, job, attempt)
         if away.withdrawn:
             host.take(Submit(there, key, cancelled=True, who=self.name), said)
@@ -249,12 +257,6 @@ class Site:
             )
         else:
             host.tell(self, job, attempt, away.id)
-
-    def _end_stray(self, host: Site, stray: Stray) -> None:
-        key, spec = key_of(self.name, stray.job, stray.attempt), JobSpec(command=("true",))
-        there = spec_there(spec, f"from-{self.name}")
-        said = partial(self._said, host, stray.job, stray.attempt)
-        host.take(Submit(there, key, cancelled=True, who=self.name), said)
 
     def _said(
         self, host: Site, job: str, attempt: int, request: Request, answer: Answer, id_: str = ""
@@ -340,8 +342,9 @@ class Site:
 
     def unsettled(self) -> str:
         controller = self.world.controller
-        if self.users.open_questions:
-            return f"{self.name}: unanswered: {list(self.users.open_questions)}"
+        for askers in (self.users, self.flows, self.replacing):
+            if askers.open_questions:
+                return f"{self.name}: unanswered: {list(askers.open_questions)}"
         if self.truth.unfinished:
             return f"{self.name}: unfinished: {list(self.truth.unfinished)}"
         if self.truth.lives.living:
@@ -375,7 +378,7 @@ class NeighborStorm:
             self.post.calm = True
             for site in self.sites.values():
                 site.calm_down()
-                timeline.after(20 * MINUTE_MS, site.cancel_hopeless)
+                timeline.after(5 * MINUTE_MS, site.cancel_hopeless)
                 timeline.after(2 * 3_600_000, site.cancel_hopeless)
             timeline.run(timeline.now_ms + self.length.calm_ms, lambda: not self._unsettled())
             if left := self._unsettled():

@@ -241,5 +241,5 @@ class SiteTruth(Truth):
                 hosted.finished(event)
 
     def _may_end_away(self, handed: JobHanded, event: JobFinished) -> None:
-        asked = event.job in self._cancels
+        asked = event.job in self._cancels or self.after.may_be_cancelled(event.job)
         self._all.may_end(self._name, handed, event, asked=asked)

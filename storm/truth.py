@@ -248,6 +248,9 @@ class Truth(Witness):
         self.away[event.job] = event
         self._entitlements.settled(event.job)
 
+    def _job_returned(self, event: JobReturned) -> None:
+        del self.away[event.job]
+
     def _alone(self, job: JobTruth) -> None:
         stands_alone(job.id, job.held, job.spec, map(self.jobs.__getitem__, self.unfinished))
 
@@ -409,7 +412,7 @@ JUDGES: dict[type[EventBase], Callable[[Truth, Any], None]] = {
     JobSubmitted: Truth._job_submitted,
     JobPlaced: Truth._job_placed,
     JobHanded: Truth._job_handed,
-    JobReturned: lambda truth, event: truth.away.pop(event.job),
+    JobReturned: Truth._job_returned,
     JobStopping: Truth._job_stopping,
     JobDozing: lambda truth, event: truth._entitlements.dozing(event),
     JobWaking: Truth._job_waking,

@@ -297,10 +297,21 @@ def test_what_the_host_cancels_comes_back_unless_it_must_not_run_twice(home: Hom
 def test_a_job_that_does_not_begin_there_is_taken_back(home: Home) -> None:
     job = home.send()
     home.told(job, id="j9", phase="waiting")
-    assert home.last.wake_ms is not None
     home.wait(600_000)
-    home.step()
+    home.told(job, id="j9", phase="waiting")
     assert "has not begun there" in away(home.job(job)).withdrawn
+
+
+def test_a_job_whose_beginning_a_cut_has_hidden_is_not_taken_back(home: Home) -> None:
+    """It may have worked for hours there."""
+    job = home.send()
+    home.told(job, id="j9", phase="waiting")
+    home.wait(10 * HOUR_MS)
+    home.step()
+    assert not away(home.job(job)).withdrawn
+    home.told(job, id="j9", phase="running")
+    home.told(job, id="j9", phase="waiting")  # its host has drained a node, say
+    assert not away(home.job(job)).withdrawn
 
 
 def test_a_cut_leaves_a_job_alone(home: Home) -> None:

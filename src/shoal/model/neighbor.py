@@ -179,12 +179,18 @@ class NeighborReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outgoing(NamedTuple):
-    """What is to be sent to a neighbor until it has said that it has it. `ended`: it need not be
-    sent again, but its end has to be fetched."""
+    """A hand-over that its neighbor has, or is to have or to end. `stray`: it was given up, so
+    nothing but its end and what it used is of interest, and its job may have ended long ago."""
 
     job: str
     attempt: int
     away: Away
+    spec: JobSpec
+    stray: bool = False
+
+
+# What is withdrawn never runs, so nothing else about it matters.
+NEVER_RUNS = JobSpec(command=("true",))
 
 
 def key_of(cluster: str, job: str, attempt: int) -> str:

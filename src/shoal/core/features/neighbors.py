@@ -31,6 +31,7 @@ from shoal.model.durations import HOUR_MS, about, duration_text
 from shoal.model.ids import number_of
 from shoal.model.job import Job, JobSpec, Outcome, Phase, Restart
 from shoal.model.neighbor import (
+    NEVER_RUNS,
     OFFERED_MAX,
     PRICE_UNIT,
     REGION,
@@ -40,6 +41,7 @@ from shoal.model.neighbor import (
     Neighbor,
     NeighborReport,
     Offer,
+    Outgoing,
     Wish,
     asks,
     cut_problem,
@@ -52,7 +54,7 @@ from shoal.model.report import Accepted, Answer, DeclareGone, Refused
 
 # A job that may run here, too, goes only where it would start within this time.
 SOON_MS = 60_000
-# It is taken back if it has not begun so long after it should have.
+# It is taken back if it is still waiting there so long after it should have begun.
 LATE_MS = 600_000
 # Before it is handed over again; then twice that, up to an hour.
 PAUSE_MS = 30_000
@@ -254,6 +256,17 @@ def _lease(spec: JobSpec, clock_ms: int, now_ms: int) -> tuple[int, int]:
     return clock_ms + spec.if_cut_ms // HALF, now_ms + spec.if_cut_ms
 
 
+def outgoing(state: State) -> Iterator[Outgoing]:
+    """What neighbors are told, again and again, until it is not here any more."""
+    for job_id in state.away:
+        job = state.jobs[job_id]
+        assert job.away is not None, job_id
+        yield Outgoing(job.id, job.attempt, job.away, job.spec)
+    for one in state.strays.values():
+        away = Away(neighbor=one.neighbor, since_ms=one.since_ms, withdrawn="it was given up")
+        yield Outgoing(one.job, one.attempt, away, NEVER_RUNS, stray=True)
+
+
 # -- what becomes of them --------------------------------------------------------------------------
 
 
@@ -289,12 +302,22 @@ def _hear(round_: Round, job: Job, away: Away, handed: HandedJob, clock_ms: int)
     if running and away.running_ms is None:
         why = f"is running at {away.neighbor}"
         round_.emit(_about(JobRunsAway, round_, job, away, why=why))
+    elif _is_late(away, handed, round_.now_ms):
+        withdraw(round_, job, "it has not begun there, long after it should have")
+        return
     half_ms = job.spec.if_cut_ms // HALF // HALF
     if half_ms and clock_ms and not away.withdrawn and away.until_there_ms < clock_ms + half_ms:
         there, here = _lease(job.spec, clock_ms, round_.now_ms)
         round_.emit(
             _about(JobLeaseAsked, round_, job, away, until_there_ms=there, until_here_ms=here)
         )
+
+
+def _is_late(away: Away, handed: HandedJob, now_ms: int) -> bool:
+    """By the host's word: a cut may have hidden that it has begun."""
+    if away.withdrawn or away.running_ms is not None or handed.phase not in ("", Phase.WAITING):
+        return False
+    return now_ms >= away.since_ms + away.start_ms + LATE_MS
 
 
 def _about(
@@ -387,7 +410,7 @@ def _return(
 
 
 def _look_at_clocks(round_: Round) -> None:
-    """Leases that are over for certain, and jobs that have not begun where they should have."""
+    """Leases that are over for certain. Nothing else ends because nothing is heard."""
     state, now_ms = round_.state, round_.now_ms
     for job_id in list(state.away):
         job = state.jobs[job_id]
@@ -397,12 +420,6 @@ def _look_at_clocks(round_: Round) -> None:
             cut = duration_text(job.spec.if_cut_ms)
             why = f"{away.neighbor} has not been heard of for {cut}, and has stopped it"
             _give_up(round_, job, away, why)
-        elif not away.withdrawn and away.running_ms is None and now_ms >= _late_ms(away):
-            withdraw(round_, job, "it has not begun there, long after it should have")
-
-
-def _late_ms(away: Away) -> int:
-    return away.since_ms + away.start_ms + LATE_MS
 
 
 def _give_up(round_: Round, job: Job, away: Away, why: str) -> None:
@@ -416,16 +433,9 @@ def _give_up(round_: Round, job: Job, away: Away, why: str) -> None:
 
 
 def next_neighbor_ms(state: State) -> int | None:
-    """When a lease is over, or a job late."""
-    found = []
-    for job_id in state.away:
-        away = state.jobs[job_id].away
-        assert away is not None, job_id
-        if away.until_here_ms:
-            found.append(away.until_here_ms)
-        if away.running_ms is None and not away.withdrawn:
-            found.append(_late_ms(away))
-    return min(found, default=None)
+    """When the first lease is over."""
+    found = [state.jobs[job_id].away for job_id in state.away]
+    return min([one.until_here_ms for one in found if one and one.until_here_ms], default=None)
 
 
 def declare_gone(round_: Round, request: DeclareGone) -> Answer:

@@ -61,7 +61,7 @@ from shoal.model.identity import EVERY_TENANT
 from shoal.model.ids import array_of
 from shoal.model.job import DEFAULT_TENANT, JobSpec, Phase, Restart, StopCause
 from shoal.model.labels import admits
-from shoal.model.neighbor import asks
+from shoal.model.neighbor import NEVER_RUNS, asks
 from shoal.model.node import NodeHealth, NodeIntent
 from shoal.model.policy import version_of
 from shoal.model.reason import render
@@ -245,7 +245,8 @@ def _never_runs(round_: Round, request: Submit) -> Answer:
     denied = out_of_scope(round_.state, request.scope, request.spec)
     if denied is not None or not request.key:
         return denied or Refused("key", "is missing: nothing else names what is cancelled")
-    bare = JobSpec(command=("true",), name=request.spec.name, tenant=request.spec.tenant)
+    name, tenant = request.spec.name, request.spec.tenant
+    bare = msgspec.structs.replace(NEVER_RUNS, name=name, tenant=tenant)
     entered = enter(round_, bare, request.key)
     job = round_.state.jobs[entered.id]
     cancel(round_, job, f"cancelled by {request.who} before it came")
