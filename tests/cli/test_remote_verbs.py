@@ -147,9 +147,12 @@ TRIES: dict[str, list[Try]] = {
     "login": [Try(("--help",), "log in")],  # test_login.py logs in
     "neighbor": [
         Try(("invite", "east", "--gpus-max", "2"), "shoal neighbor add https://"),
+        Try(("list",), "there are no neighbors"),
+        Try(("remove", "west", "--gone"), "there is no neighbor", 1),
         Try(("revoke", "east"), "revoked 1 token of east"),
     ],
     "logout": [Try(("--help",), "token")],
+    "clusters": [Try((), "here")],
     "context": [Try(("list",), "far")],
     "oidc": [Try((), "has no sign-in by OpenID Connect", 1)],
     "completion": [Try(("bash",), "complete")],

@@ -31,7 +31,7 @@ from shoal.model.job import JOB_NAME_PATTERN, Job, Restart
 from shoal.model.ledger import PriceList
 from shoal.model.neighbor import ANY, NEIGHBORS_MAX, PRICE_UNIT
 from shoal.model.neighbor_views import GoneView, NeighborView, NewNeighbor, ThereView
-from shoal.model.report import DeclareGone
+from shoal.model.report import DeclareGone, Nothing
 from shoal.model.resources import plural
 from shoal.model.views import Done
 from shoal.ports import StoreError
@@ -93,7 +93,7 @@ class Neighbors:
             await driver.put(name, msgspec.structs.replace(known, since_ms=loop.clock.now_ms()))
         except StoreError as error:
             if not driver.sites:
-                await driver.close()
+                driver.close()
             raise Refusal(507, f"cannot be kept: {error}", "name") from None
         await loop.settled()
         site = driver.sites[name]
@@ -102,22 +102,20 @@ class Neighbors:
 
     @handles(NeighborCalls.neighbor_gone)
     def gone(self, reach: Reach, name: str) -> GoneView:
-        site, jobs = _site(reach, name), _jobs_at(reach, name)
-        return GoneView(name=name, lines=gone_lines(site, jobs), jobs=[job.id for job in jobs])
+        jobs = _known(reach, name)
+        return GoneView(name=name, lines=gone_lines(name, jobs), jobs=[job.id for job in jobs])
 
     @handles(NeighborCalls.remove_neighbor)
     async def remove(self, request: Request, reach: Reach, name: str, gone: bool = False) -> Done:
-        loop, driver = reach.loop, reach.loop.neighboring
-        _site(reach, name)
+        loop, jobs = reach.loop, _known(reach, name)
         note(request.scope, on=name)
-        jobs = _jobs_at(reach, name)
         if jobs and not gone:
             there = f"{plural(len(jobs), 'job')} of ours {'are' if len(jobs) > 1 else 'is'} there"
             fix = "cancel or await them, or declare it gone: shoal neighbor remove --gone"
             raise Refusal(422, f"{there}, first {jobs[0].id}; {fix} {name}", "name")
-        assert driver is not None, "it has this neighbor"
-        await driver.remove(name)
-        # Nothing more can be handed over to it, so this finds all that is there.
+        if loop.neighboring is not None:
+            await loop.neighboring.remove(name)
+        await loop.request(Nothing())  # its last report is taken in: it gets nothing after that
         answer = accepted(await loop.request(DeclareGone(name, reach.name)))
         return Done(id=name, note=answer.note if jobs else "")
 
@@ -192,13 +190,13 @@ def _refuse(cluster: str, driver: Neighboring | None, name: str, known: Known) -
         raise Refusal(422, f"a cluster has at most {NEIGHBORS_MAX} neighbors", "name")
 
 
-def _site(reach: Reach, name: str) -> Site:
-    driver = reach.loop.neighboring
-    site = driver.sites.get(name) if driver is not None else None
-    if site is None:
+def _known(reach: Reach, name: str) -> list[Job]:
+    """Our jobs there. It may be known by them alone, if its token was lost."""
+    driver, jobs = reach.loop.neighboring, _jobs_at(reach, name)
+    if not jobs and (driver is None or name not in driver.sites):
         message = f"there is no neighbor {name[:64]!r}; see: shoal neighbor list"
         raise Refusal(404, message, "name")
-    return site
+    return jobs
 
 
 def _jobs_at(reach: Reach, name: str) -> list[Job]:
@@ -207,18 +205,16 @@ def _jobs_at(reach: Reach, name: str) -> list[Job]:
     return [job for job in jobs if job.away is not None and job.away.neighbor == name]
 
 
-def gone_lines(site: Site, jobs: list[Job]) -> list[str]:
+def gone_lines(name: str, jobs: list[Job]) -> list[str]:
     """What a person takes on who declares it gone."""
-    lines = [f"{site.name} is forgotten, with our token there; end the token there, too"]
+    lines = [f"{name} is forgotten, with our token there; end the token there, too"]
     if not jobs:
         return [*lines, "no job of ours is there"]
     again = [job for job in jobs if not _never(job)]
     ended = [job.id for job in jobs if _never(job)]
     if again:
         names = _named([job.id for job in again])
-        lines.append(
-            f"these wait here again and may run twice if {site.name} still runs them: {names}"
-        )
+        lines.append(f"these wait here again and may run twice if {name} still runs them: {names}")
     if ended:
         names = _named(ended)
         lines.append(f"these are cancelled, because they must not run twice: {names}")

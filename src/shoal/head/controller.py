@@ -200,7 +200,7 @@ async def _lead(
     server.end()
     await asyncio.wait([api_task])
     if loop.neighboring is not None:
-        await loop.neighboring.close()
+        loop.neighboring.close()
     await engine.close()
     for task in (*tasks, loop_task):
         task.cancel()

@@ -19,9 +19,9 @@ class Offer(msgspec.Struct, kw_only=True):
 
 
 class OffersView(msgspec.Struct, kw_only=True):
-    """`now_ms` is this cluster's clock, `cluster` its id. GPUs are those that the sender's tenant may
-    have; `labels` are what the policy tells neighbors, such as region=eu. `waiting`: jobs in the
-    queue. `price`: the lowest of a GPU for an hour; None: not known."""
+    """`now_ms` is this cluster's clock, `cluster` its id. GPUs are those that the sender's tenant
+    may have; `labels` are what the policy tells neighbors, such as region=eu. `waiting`: jobs in
+    the queue. `price`: the lowest of a GPU for an hour; None: not known."""
 
     offers: list[Offer]
     now_ms: int

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 # Whether each takes a name; that of `add` is a URL.
 ACTIONS = {"list": False, "add": True, "remove": True, "invite": True, "revoke": True}
 GPUS_MAX = 1_000_000
+TITLES = ["CLUSTER", "GPUS", "FREE", "WAITING", "PRICE", "ROUND TRIP", "OURS", "VERSION", "STATE"]
 
 
 @verb(
@@ -134,16 +135,16 @@ def _list(client: Client, json: bool) -> None:
     found = client.neighbors()
     if json:
         show.as_json(found)
-        return
-    if not found:
+    elif found:
+        _print([[one.name, *_cells(one)] for one in found])
+    else:
         show.note("there are no neighbors; the other cluster runs: shoal neighbor invite NAME")
-        return
-    titles = ("NEIGHBOR", "URL", *TITLES)
-    rows = [[one.name, one.url, *_cells(one)] for one in found]
-    show.table([show.Column(title, wraps=title == "STATE") for title in titles], rows)
 
 
-TITLES = ("GPUS", "FREE", "WAITING", "PRICE", "ROUND TRIP", "OURS", "VERSION", "STATE")
+def _print(rows: list[list[str]]) -> None:
+    from shoal.cli.screen import show
+
+    show.table([show.Column(title, wraps=title == "STATE") for title in TITLES], rows)
 
 
 def _cells(one: NeighborView) -> list[str]:
@@ -174,16 +175,13 @@ def clusters(json: bool, home: Path) -> None:
 
     with cluster.connect(home) as client:
         own, others = client.status(), client.neighbors()
-    waiting = own.jobs.get("waiting", 0)
+    gpus, free, waiting = own.gpus, own.gpus_free, own.jobs.get("waiting", 0)
     if json:
-        here = {"name": "here", "gpus": own.gpus, "gpus_free": own.gpus_free}
-        here |= {"waiting": waiting, "version": own.version}
-        show.as_json([here, *others])
+        here = {"name": "here", "gpus": gpus, "gpus_free": free, "waiting": waiting}
+        show.as_json([{**here, "version": own.version}, *others])
         return
-    first = [str(own.gpus), str(own.gpus_free), str(waiting), "", "", "", own.version, "ok"]
-    rows = [["here", *first], *([one.name, *_cells(one)] for one in others)]
-    titles = ("CLUSTER", *TITLES)
-    show.table([show.Column(title, wraps=title == "STATE") for title in titles], rows)
+    here_cells = [str(gpus), str(free), str(waiting), "", "", "", own.version, "ok"]
+    _print([["here", *here_cells], *([one.name, *_cells(one)] for one in others)])
 
 
 def _invite(client: Client, name: str, gpus_max: int | None, json: bool, home: Path) -> None:

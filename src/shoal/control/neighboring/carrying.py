@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import NamedTuple
 
@@ -22,6 +23,8 @@ from shoal.model.kept import FILES_MAX, FileAnswer, FilePart, FilePiece, FilesVi
 from shoal.model.report import LogChunk
 from shoal.model.secret import SecretView, split
 from shoal.model.views import LogView, PackageView
+
+log = logging.getLogger("shoal.neighbors")
 
 LOG_BYTES_MAX = 512 << 20  # fetched of one member; the store keeps its beginning and its end
 GAP_BYTES_MAX = 1 << 40
@@ -143,7 +146,12 @@ class Carrier:
             del self._secrets[there]
         for there, here in wanted.items():
             if there in self._secrets and self._secrets[there] != self._here(*here):
-                await self._send_secret(there, here)
+                try:
+                    await self._send_secret(there, here)
+                except Unreachable:
+                    raise
+                except ShoalError as error:  # its jobs keep the value that they have
+                    log.warning("a secret for %s: %s", self._name, error)
 
     async def _send_secret(self, there: str, here: tuple[str, int, str]) -> None:
         sealed, store = self._here(*here), self._loop.secrets

@@ -55,12 +55,12 @@ class Neighboring:
     def known(self) -> dict[str, Known]:
         return {name: site.known for name, site in self.sites.items()}
 
-    async def close(self) -> None:
+    def close(self) -> None:
         self._task.cancel()
         if self in self._loop.followers:
             self._loop.followers.remove(self)
         for name in list(self.sites):
-            await self._drop(name)
+            self._drop(name)
         if self._loop.neighboring is self:
             self._loop.neighboring = None
 
@@ -70,7 +70,7 @@ class Neighboring:
         """Stored before it is used."""
         async with self._changing:
             await asyncio.to_thread(write_known, self._settings, {**self.known, name: known})
-            await self._drop(name)
+            self._drop(name)
             self._add(name, known)
         self.wake()
 
@@ -78,17 +78,17 @@ class Neighboring:
         async with self._changing:
             known = {one: value for one, value in self.known.items() if one != name}
             await asyncio.to_thread(write_known, self._settings, known)
-            await self._drop(name)
+            self._drop(name)
         if not self.sites:
-            await self.close()
+            self.close()
 
     def _add(self, name: str, known: Known) -> None:
         self.sites[name] = Site(self._loop, self._loop.cluster, name, known)
 
-    async def _drop(self, name: str) -> None:
+    def _drop(self, name: str) -> None:
         site = self.sites.pop(name, None)
         if site is not None:
-            await site.close()
+            site.close()
             self._loop.alarms.clear(ALARM.format(name))
 
     # -- rounds ----------------------------------------------------------------------------------
@@ -108,13 +108,13 @@ class Neighboring:
     async def _run(self) -> None:
         while True:
             self._woken.clear()
-            busy = True
+            busy, begun = True, list[asyncio.Task[NeighborReport]]()
             try:
                 await self._loop.settled()
-                busy = self._begin()
+                busy, begun = self._begin()
             except Unreadable:
                 pass  # the state is being loaded again
-            await self._gather()
+            await self._gather(begun)
             await self._rest(busy)
 
     async def _rest(self, busy: bool) -> None:
@@ -126,14 +126,15 @@ class Neighboring:
         except TimeoutError:
             pass
 
-    def _begin(self) -> bool:
+    def _begin(self) -> tuple[bool, list[asyncio.Task[NeighborReport]]]:
         """A round with each neighbor that has none under way; whether there is anything to do."""
-        plans = self._plans()
+        plans, begun = self._plans(), []
         for name, plan in plans.items():
             site = self.sites[name]
             if site.due:
                 site.task = asyncio.create_task(site.round(plan))
-        return any(plan.asked or plan.out for plan in plans.values())
+                begun.append(site.task)
+        return any(plan.asked or plan.out for plan in plans.values()), begun
 
     def _plans(self) -> dict[str, Plan]:
         state, policy, now_ms = self._loop.state, self._loop.policy, self._loop.clock.now_ms()
@@ -156,11 +157,10 @@ class Neighboring:
         hidden = site.carrier.hidden(spec, since_ms) if spec.secrets else {}
         return Out(job.id, job.attempt, away, spec, hidden)
 
-    async def _gather(self) -> None:
-        """What all have said by now, in one report."""
-        tasks = [site.task for site in self.sites.values() if site.task is not None]
-        if tasks:
-            await asyncio.wait(tasks, timeout=TOGETHER_S)
+    async def _gather(self, begun: Sequence[asyncio.Task[NeighborReport]]) -> None:
+        """What all have said by now, together."""
+        if begun:
+            await asyncio.wait(begun, timeout=TOGETHER_S)
         reports = [report for site in self.sites.values() if (report := self._said(site))]
         if reports:
             self._loop.heard_neighbors(reports)

@@ -9,8 +9,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Iterable, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -20,7 +20,7 @@ from shoal.client.transport import ShoalError, Unreachable
 from shoal.control.loop import ControlLoop, Unreadable
 from shoal.control.neighboring.carrying import Carrier, Incomplete
 from shoal.control.neighboring.known import Known, problem_with_version
-from shoal.control.neighboring.wire import NOT_FOUND, Wire, one_line
+from shoal.control.neighboring.wire import NOT_FOUND, Anything, Wire, one_line
 from shoal.model.away import Away
 from shoal.model.durations import HOUR_MS
 from shoal.model.finding import JobFilter
@@ -45,12 +45,11 @@ log = logging.getLogger("shoal.neighbors")
 ROUND_S_MAX = 60.0
 AT_ONCE = 8  # calls to one neighbor
 FOLLOWED_MAX = 256  # hand-overs in one round; the others are next
-LISTED_MAX = 10_000
+LISTED_MAX = 5_000
+FAILURES_MAX = 200  # to fetch what a job left, while its neighbor answers
 STRANGERS_S = 30.0  # between two looks for jobs of ours there that we do not know
 PAUSE_S, PAUSE_S_MAX = 1.0, 15.0  # after a failure
 AMOUNT_MAX = 10**15  # of whatever a neighbor counts
-
-T = TypeVar("T")
 
 
 class Out(NamedTuple):
@@ -92,10 +91,10 @@ class OffersSeen(msgspec.Struct):
 
 
 class Seen(msgspec.Struct):
-    """A job there."""
+    """A job there, or its lease."""
 
     id: str
-    state: str
+    state: str = ""
     why: str = ""
     code: int | None = None
     attempt: int = 0
@@ -103,10 +102,6 @@ class Seen(msgspec.Struct):
     finished_ms: int | None = None
     until_ms: int = 0
     labels: dict[str, str] = {}
-
-
-class LeaseSeen(msgspec.Struct):
-    until_ms: int
 
 
 class There:
@@ -118,6 +113,8 @@ class There:
         self.attempt = 0
         self.until_ms = 0
         self.refused = ""
+        self.followed = 0.0  # when it was looked at last
+        self.failures = 0  # to fetch what it left
         self.ended: Ending | None = None
         self.left = False  # what it left is here
         self.ready: asyncio.Task[None] | None = None  # its package and secrets are on their way
@@ -144,12 +141,11 @@ class Site:
         self._looked = 0.0  # for strangers
         self._pause_s = self._not_before = 0.0
 
-    async def close(self) -> None:
-        tasks = [self.task] if self.task is not None else []
+    def close(self) -> None:
         for there in self.there.values():
             there.stop()
-        for task in tasks:
-            task.cancel()
+        if self.task is not None:
+            self.task.cancel()
         self.wire.close()
 
     @property
@@ -160,8 +156,10 @@ class Site:
     async def round(self, plan: Plan) -> NeighborReport:
         try:
             async with asyncio.timeout(ROUND_S_MAX):
-                offers = await self._offers(plan.asked)
+                if self.offers is None:  # nothing is sent to a stranger
+                    await self._offers([])
                 jobs = await self._follow(plan.out)
+                offers = await self._offers(plan.asked)
         except (ShoalError, TimeoutError) as error:
             self._pause_s = min(PAUSE_S_MAX, self._pause_s * 2 or PAUSE_S)
             self._not_before = time.monotonic() + self._pause_s
@@ -218,20 +216,21 @@ class Site:
             self._looked = time.monotonic()
         await self.carrier.hide(out.hidden for out in outs if not out.away.withdrawn)
         self.carrier.keep_packages({out.spec.package for out in outs})
-        # Those that were followed last are at the end.
-        turns = sorted(outs, key=lambda out: (out.job, out.attempt) in self.there)[:FOLLOWED_MAX]
-        return await self._together(self._one(out, rows) for out in turns)
-
-    async def _together(self, works: Iterable[Awaitable[T]]) -> list[T]:
-        async def few(work: Awaitable[T]) -> T:
-            async with self._few:
-                return await work
-
-        found = await asyncio.gather(*(few(work) for work in works), return_exceptions=True)
-        for one in found:
-            if isinstance(one, BaseException):
+        there = self.there
+        for out in outs:
+            there.setdefault((out.job, out.attempt), There())
+        turns = sorted(outs, key=lambda out: there[out.job, out.attempt].followed)
+        works = [self._of_few(out, rows) for out in turns[:FOLLOWED_MAX]]
+        found = await asyncio.gather(*works, return_exceptions=True)
+        heard = [one for one in found if isinstance(one, HandedJob)]
+        for one in found:  # one that fails does not hold up the others
+            if isinstance(one, BaseException) and (not heard or not isinstance(one, Unreachable)):
                 raise one
-        return [one for one in found if not isinstance(one, BaseException)]
+        return heard
+
+    async def _of_few(self, out: Out, rows: dict[str, Seen]) -> HandedJob:
+        async with self._few:
+            return await self._one(out, rows)
 
     async def _rows(self) -> dict[str, Seen]:
         wanted = JobFilter(labels=(HOME,))
@@ -239,8 +238,8 @@ class Site:
         return {one.id: one for one in found}
 
     async def _one(self, out: Out, rows: dict[str, Seen]) -> HandedJob:
-        there = self.there.setdefault((out.job, out.attempt), There())
-        there.id = there.id or out.away.id
+        there = self.there[out.job, out.attempt]
+        there.id, there.followed = there.id or out.away.id, time.monotonic()
         there.refused, seen = "", None
         try:
             if there.ended is None:
@@ -277,7 +276,6 @@ class Site:
         if not there.id:
             if not await self._ready(out, there):
                 return None
-            there.ready = None
             return await self._submit(out)
         seen = row
         if seen is None:
@@ -288,12 +286,20 @@ class Site:
                     raise ShoalError(f"it does not know {there.id} any more") from None
                 raise
         if out.away.until_there_ms > there.until_ms and seen.finished_ms is None:
-            until_ms = out.away.until_there_ms
-            lease = await self.wire.ask(LeaseSeen, JobCalls.renew_lease, there.id, until_ms)
-            there.until_ms = amount(lease.until_ms)
+            await self._renew(there, out.away.until_there_ms)
         return seen
 
+    async def _renew(self, there: There, until_ms: int) -> None:
+        try:
+            lease = await self.wire.ask(Seen, JobCalls.renew_lease, there.id, until_ms)
+            there.until_ms = amount(lease.until_ms)
+        except Unreachable:
+            raise
+        except ShoalError as error:  # it has just ended, or is about to: the next look shows that
+            log.info("the lease of %s at %s: %s", there.id, self.name, error)
+
     async def _submit(self, out: Out, *, cancelled: bool = False) -> Seen:
+        self._loop.check()
         key = key_of(self._cluster, out.job, out.attempt)
         if cancelled:  # it is never run, so it needs nothing that the neighbor could lack
             never = JobSpec(command=("true",), name=out.spec.name)
@@ -303,7 +309,6 @@ class Site:
             self.carrier.renamed(spec_there(out.spec, DEFAULT_TENANT), out.hidden), out
         )
         more = {"until_ms": out.away.until_there_ms} if out.away.until_there_ms else {}
-        self._loop.check()
         return await self.wire.ask(Seen, JobCalls.submit, spec, key, **more)
 
     def _marked(self, spec: JobSpec, out: Out) -> JobSpec:
@@ -364,9 +369,12 @@ class Site:
         done, there.fetched = there.fetched, None
         try:
             missing = await done
-        except Incomplete as error:
+        except (Unreachable, Incomplete) as error:
             log.warning("what %s left at %s: %s", out.job, self.name, error)
-            return None  # in the next round
+            there.failures += 1
+            if there.failures < FAILURES_MAX:
+                return None  # in the next round
+            missing = f"what it left could not be fetched: {error}"
         if missing:
             why = "; ".join(filter(None, (there.ended.why, missing)))[:TEXT_MAX]
             there.ended = msgspec.structs.replace(there.ended, why=why)
@@ -385,16 +393,16 @@ class Site:
             await self._loop.settled()
         except Unreadable:
             return
-        jobs = self._loop.state.jobs
-        for one, (_, job_id, attempt) in ours:
-            job = jobs.get(job_id)
-            known = job is not None and job.attempt == attempt and job.away is not None
-            if known and job is not None and job.away is not None:
-                known = job.away.neighbor == self.name
-            if not known and one.state != Phase.STOPPING:
+        jobs = (self._loop.state.jobs[job_id] for job_id in self._loop.state.away)
+        here = {
+            (job.id, job.attempt) for job in jobs if job.away and job.away.neighbor == self.name
+        }
+        for one, (_, job, attempt) in ours:
+            ends = one.finished_ms is not None or one.state == Phase.STOPPING
+            if (job, attempt) not in here and not ends:
                 self._loop.check()
                 log.warning("%s at %s is not known here; it is cancelled", one.id, self.name)
-                await self.wire.ask(Seen, JobCalls.cancel, one.id)
+                await self.wire.ask(Anything, JobCalls.cancel, one.id)
 
 
 def shape_of(spec: JobSpec) -> JobSpec:

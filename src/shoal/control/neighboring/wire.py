@@ -35,6 +35,7 @@ class Wire:
         self.url = url
         self._host = urlsplit(url).netloc.encode()
         self._token = token.encode()
+        self._pinned = bool(certificate)
         self._relay = Relay(functools.cache(lambda: trust_in(certificate)))
         self.fastest_ms = 0  # of the calls since somebody looked
 
@@ -58,11 +59,11 @@ class Wire:
                 async with asyncio.timeout(within_s):
                     return await self._exchange(kind, call.method, made.path, made.body)
             except (TimeoutError, Unsent) as error:
-                raise _unreachable(self.url, error, within_s) from None
+                raise self._silent(error, within_s) from None
             except OSError as error:  # a kept connection that was closed meanwhile, perhaps
                 if not again:
-                    raise _unreachable(self.url, error, within_s) from None
-        raise AssertionError("unreachable")
+                    raise self._silent(error, within_s) from None
+        raise AssertionError("it has returned")
 
     async def send(
         self, method: Callable[..., Any], name: str, size: int, pieces: AsyncIterator[bytes]
@@ -81,7 +82,7 @@ class Wire:
             async with asyncio.timeout(PIECE_S):
                 await self._answer(Anything, line)
         except (OSError, TimeoutError) as error:
-            raise _unreachable(self.url, error, PIECE_S) from None
+            raise self._silent(error, PIECE_S) from None
         finally:
             if line is not None:
                 self._relay.give(line)
@@ -99,6 +100,17 @@ class Wire:
         took_ms = max(1, round((time.monotonic() - began) * 1000))
         self.fastest_ms = min(self.fastest_ms or took_ms, took_ms)
         return found
+
+    def _silent(self, error: Exception, within_s: float) -> Unreachable:
+        if isinstance(error, TimeoutError):
+            return Unreachable(f"{self.url} has not answered within {within_s:g} s")
+        if "CERTIFICATE_VERIFY_FAILED" not in str(error):
+            return Unreachable(f"{self.url} does not answer ({one_line(str(error))})")
+        if not self._pinned:
+            text = f"this system does not trust the certificate at {self.url}"
+            return Unreachable(f"{text}; give the whole token, with what follows its dot")
+        text = f"the certificate at {self.url} is not the one that was accepted, and got nothing"
+        return Unreachable(f"{text}; add the neighbor again with a new invitation")
 
     def _head(self, method: str, path: str, size: int, media: str) -> bytes:
         headers = [
@@ -151,12 +163,3 @@ def _problem(url: str, status: int, body: bytes) -> ShoalError:
     if status in LATER:
         return Unreachable(f"{url} cannot do it now: {said}", status=status)
     return ShoalError(said, one_line(problem.field, 40), status)
-
-
-def _unreachable(url: str, error: Exception, within_s: float) -> Unreachable:
-    if isinstance(error, TimeoutError):
-        return Unreachable(f"{url} has not answered within {within_s:g} s")
-    if "CERTIFICATE_VERIFY_FAILED" in str(error):
-        text = f"the certificate at {url} is not the one that was accepted, and got nothing"
-        return Unreachable(f"{text}; add the neighbor again with a new invitation")
-    return Unreachable(f"{url} does not answer ({one_line(str(error))})")
