@@ -90,6 +90,23 @@ def test_a_price_is_one_of_the_list_for_the_gpus_that_the_job_may_get(
     assert found.currency == "EUR"
 
 
+def test_this_side_says_who_may_send_jobs_to_those_who_see_their_tenant(
+    server: Server, token: str
+) -> None:
+    server.call(OPERATORS, "PUT", "/v1/prices", msgspec.to_builtins(PRICES))
+    stranger = server.token("zoe", "zebra")
+    for who, guests in ((OPERATORS, ["east"]), (server.token("eva", "east"), ["east"])):
+        reply = server.call(who, "GET", "/v1/neighbors/shared")
+        assert reply.status == 200, reply
+        assert msgspec.json.decode(reply.body) == {
+            "price": 2.5, "currency": "EUR", "guests": guests, "moved": [],
+        }  # fmt: skip
+        assert b'"neighbors":1' in server.call(who, "GET", "/v1/status").body
+    assert b'"guests":[]' in server.call(stranger, "GET", "/v1/neighbors/shared").body
+    assert b"neighbors" not in server.call(stranger, "GET", "/v1/status").body
+    assert server.call(token, "GET", "/v1/neighbors/shared").status == 403
+
+
 def test_what_others_do_is_a_time_and_not_a_name(server: Server, token: str) -> None:
     """The sender sees that it has to wait, and not for whom."""
     taken = job_spec(name="zebrajob", user="zebrauser", tenant="zebra", gpus=4, time_limit_ms=10**6)

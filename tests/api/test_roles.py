@@ -232,6 +232,7 @@ TABLE: dict[tuple[str, str], tuple[Ask, ...]] = {
     ("GET", "/v1/keys/join"): (Ask("/v1/keys/join"),),
     ("POST", "/v1/keys/join"): (Ask("/v1/keys/join"),),
     ("GET", "/v1/neighbors"): (Ask("/v1/neighbors"),),
+    ("GET", "/v1/neighbors/shared"): (Ask("/v1/neighbors/shared"),),
     ("PUT", "/v1/neighbors/{name}"): (Ask("/v1/neighbors/west", {"url": "", "token": ""}),),
     ("GET", "/v1/neighbors/{name}/gone"): (Ask("/v1/neighbors/west/gone"),),
     ("DELETE", "/v1/neighbors/{name}"): (Ask("/v1/neighbors/west"),),
