@@ -90,8 +90,7 @@ class _Attempt:
     """One attempt while its events are read."""
 
     def __init__(self, event: JobPlaced | JobHanded, from_step: int) -> None:
-        away = isinstance(event, JobHanded)
-        self.slices = () if away else event.slices
+        self.slices = event.slices if isinstance(event, JobPlaced) else ()
         self.over_ms: dict[int, int] = {}
         self.firsts: list[FirstFailure] = []
         self.spent: dict[int, Spent] = {}
@@ -102,7 +101,7 @@ class _Attempt:
             gpu_milli=sum(map(_gpu_milli, self.slices)),
             placed_ms=event.at_ms,
             from_step=from_step,
-            cluster=event.neighbor if away else "",
+            cluster=event.neighbor if isinstance(event, JobHanded) else "",
         )
 
     def over(self, member: int, at_ms: int) -> None:
