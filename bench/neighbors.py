@@ -57,7 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(machine())
     with ExitStack() as stack:
         clusters = {name: stack.enter_context(_cluster()) for name in NAMES}
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-neighbors-", dir="/srv")))
+        folder = Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-neighbors-", dir="/srv"))
+        )
         folder.chmod(0o777)  # jobs of a neighbor are not of our user
         lines = _joined(stack, clusters)
         found: dict[str, Any] = {"handover": handover(clusters, folder, asked.handovers)}
