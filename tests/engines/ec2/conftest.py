@@ -13,10 +13,14 @@ if TYPE_CHECKING:
     from tests.engines.ec2.cloud import Cloud
 
 
+def need_moto() -> None:
+    for package in ("boto3", "moto", "flask", "flask_cors"):
+        need(package)
+
+
 @pytest.fixture(scope="session")
 def region() -> Iterator[Cloud]:
-    need("moto")
-    need("boto3")
+    need_moto()
     from tests.engines.ec2.cloud import cloud
 
     with cloud() as made:

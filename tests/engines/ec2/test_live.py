@@ -16,10 +16,9 @@ from urllib.error import HTTPError
 import pytest
 from harness.engines import On
 
-from tests.needs import need
+from tests.engines.ec2.conftest import need_moto
 
-need("moto")
-need("boto3")
+need_moto()
 
 from shoal.link.wire import PROTOCOL  # noqa: E402
 from tests.engines.ec2.machines import Machines, settings_in  # noqa: E402
