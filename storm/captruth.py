@@ -34,7 +34,7 @@ def capped(rng: random.Random, policy: Policy) -> Policy:
         for tenant in tenants
     )
     some = tuple(
-        msgspec.structs.replace(tenant, gpus_max=rng.choice((0, 0, 1, 2, 4, 8))) for tenant in some
+        msgspec.structs.replace(tenant, gpus_max=rng.choice((0, 1, 1, 2, 4))) for tenant in some
     )
     return msgspec.structs.replace(policy, tenants=some)
 

@@ -121,7 +121,10 @@ class Leases:
         node, after = self._rng.choice(self._nodes), self._world.timeline.after
         if not self._calm:
             self._network.cuts[node] = self._rng.choice((Cut.BOTH, Cut.COMMANDS, Cut.REPORTS))
-            after(self._rng.randrange(3_000, 25_000), partial(self._network.cuts.pop, node, None))
+            after(self._rng.randrange(3_000, 25_000), partial(self._mend, node))
+
+    def _mend(self, node: str) -> None:
+        self._network.cuts.pop(node, None)
 
     def _lose_head(self) -> None:
         if not self._calm and self._world.controller.up:

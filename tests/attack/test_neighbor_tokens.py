@@ -9,9 +9,15 @@ from typing import Any
 
 import msgspec
 import pytest
+from harness.waiting import WAIT_S
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
 
 from shoal.api.access import ONLY_NEIGHBOR
+from shoal.calls.call import WEBSOCKET, Call, Needs
+from shoal.calls.table import TABLE
 from shoal.core.features.access import callers_of
+from shoal.link.meeting import KEY_HEADER, key_hash
 from shoal.model.report import RemoveToken
 from shoal.model.views import JobView
 from tests.api.server import OPERATORS, Reply, Server, serving
@@ -92,6 +98,31 @@ def test_a_replayed_hand_over_is_the_same_job(server: Server, east: str) -> None
     assert msgspec.json.decode(one.body)["id"] == msgspec.json.decode(two.body)["id"]
     zed = server.call(server.token("zoe", "zebra"), "POST", "/v1/jobs", body)
     assert msgspec.json.decode(zed.body)["id"] != msgspec.json.decode(one.body)["id"]
+
+
+def test_it_holds_meetings_for_sessions_and_opens_no_other_websocket(
+    server: Server, east: str
+) -> None:
+    guarded = {one.name: one for one in TABLE if one.method == WEBSOCKET and not open_to_all(one)}
+    marked = {name for name, one in guarded.items() if one.neighbor}
+    assert marked == {"hold_meeting", "receive_guest"} == set(guarded) - {"link"}
+    assert _opens(server, east, guarded["hold_meeting"].path.format(meeting="0" * 32))
+    assert not _opens(server, east, guarded["link"].path)
+
+
+def open_to_all(call: Call) -> bool:
+    return call.may is Needs.OPEN
+
+
+def _opens(server: Server, token: str, path: str) -> bool:
+    """Whether its guard lets the sender in; what is behind it may send the sender away."""
+    headers = {"Authorization": f"Bearer {token}", KEY_HEADER: key_hash("k" * 32)}
+    where = f"ws://127.0.0.1:{server.port}{path}"
+    try:
+        with connect(where, additional_headers=headers, open_timeout=WAIT_S, proxy=None):
+            return True
+    except InvalidStatus as refused:
+        return refused.response.status_code != 403
 
 
 @pytest.mark.parametrize("wanted", [{"tenant": "*", "role": "viewer"}, {"role": "admin"}])

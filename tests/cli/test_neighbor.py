@@ -9,7 +9,9 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from shoal.client import Client, ShoalError
+from shoal.cli.verbs import token
+from shoal.client import Address, Client, ShoalError
+from shoal.engines.linked.joining import read_token
 from shoal.model.policy import Tenant
 from tests.cli.conftest import Shoal, assert_one_clear_line
 from tests.live.cluster import Live
@@ -52,6 +54,19 @@ def test_an_invite_makes_a_tenant_with_a_cap_and_prints_one_line_for_the_other_s
     assert {("tenants.add", "east"), ("users.add", "east"), ("tokens.add", "east")} <= verbs
     assert "tokens.remove" in {verb for verb, _ in verbs}
     assert_one_clear_line(live_shoal("neighbor", "revoke", "east"))
+
+
+def test_the_token_names_the_certificate_so_that_it_goes_to_no_other_cluster(
+    live_shoal: Shoal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = "sha256:" + "ab" * 32
+    address = Address(url="https://west.example.com:7700", pid=0, fingerprint=shown)
+    monkeypatch.setattr(token, "login_from", lambda _: (address, "shoal login ..."))
+    made = live_shoal("neighbor", "invite", "east", "--gpus-max", "2")
+    line, _, given = made.out.strip().rpartition(" ")
+    assert line == "shoal neighbor add https://west.example.com:7700 --token"
+    assert read_token(given).fingerprint == shown
+    assert "only this machine" not in made.err
 
 
 def test_a_second_invite_changes_the_cap_or_leaves_it_and_keeps_the_rest_of_the_policy(

@@ -146,7 +146,7 @@ TRIES: dict[str, list[Try]] = {
     "whoami": [Try((), "operator")],
     "login": [Try(("--help",), "log in")],  # test_login.py logs in
     "neighbor": [
-        Try(("invite", "east", "--gpus-max", "2"), "shoal neighbor add https://"),
+        Try(("invite", "east", "--gpus-max", "2"), "shoal neighbor add http"),
         Try(("list",), "there are no neighbors"),
         Try(("remove", "west", "--gone"), "there is no neighbor", 1),
         Try(("revoke", "east"), "revoked 1 token of east"),

@@ -86,7 +86,7 @@ def test_an_array_has_no_lease(cluster: Leasing) -> None:
     spec = msgspec.structs.replace(job_spec(), sweep=Sweep(ranges=(IndexRange(0, 3, 1),)))
     answer = cluster.ask(Submit(spec, until_ms=cluster.now_ms + LEASE_MS))
     assert isinstance(answer, Refused)
-    assert answer.message == "is for single jobs; submit the elements of the array one by one"
+    assert answer.message == "is for single jobs; submit each element of the array"
 
 
 def test_no_lease_begins_while_a_node_runs_an_agent_that_ends_none(cluster: Leasing) -> None:
@@ -189,7 +189,7 @@ def test_a_job_that_is_stopped_to_run_again_ends_if_its_lease_does(cluster: Leas
     assert job.stop_cause is StopCause.DRAIN
     cluster.wait(LEASE_MS)
     cluster.step()
-    assert job.stop_cause is StopCause.LEASE
+    assert cluster.job(job_id).stop_cause is StopCause.LEASE
     cluster.deliver()
     cluster.end(job_id, code=143)
     assert job.outcome is Outcome.CANCELLED

@@ -124,8 +124,10 @@ class Pair(NamedTuple):
         return until(lambda: self.away(job), f"{job} has not been taken")
 
     def until_handed(self, job: str) -> None:
-        state = lambda: self.home.client.job(job).state  # noqa: E731
-        until(lambda: state() == "away", f"{job} was not handed over")
+        def is_away() -> bool:
+            return self.home.client.job(job).state == "away"
+
+        until(is_away, f"{job} was not handed over")
 
     def ended(self, job: str) -> str:
         return self.home.wait(job)
@@ -195,17 +197,24 @@ def test_a_job_goes_there_with_what_it_needs_and_comes_back_with_what_it_made(pa
         package=package,
         secrets=("hf-token=HF",),
         name="train",
+        if_cut_ms=3_600_000,
     )
     there = pair.until_there(job)
-    assert west.job(there).tenant == "home"
+    shown = west.job(there)
+    assert shown.tenant == "home"
+    lease_ms = 3_600_000 // 2
+    assert isinstance(shown.until_ms, int) and 0 < shown.until_ms - shown.submitted_ms <= lease_ms
     assert pair.ended(job) == "failed"
     ended = home.job(job)
     assert (ended.code, ended.attempt, "west" in ended.why) == (3, 1, True), ended.why
     assert pair.home.output(job) == "from home\n16 bytes\n"
     assert [file.path for file in home.files(job).files] == ["out.txt"]
     assert home.file_part(job, "out.txt").data == b"result\n"
-    names = lambda: [one.name for one in west.secrets(tenant="home")]  # noqa: E731
-    until(lambda: not names(), "its secret stays there", names)
+
+    def secrets() -> list[str]:
+        return [one.name for one in west.secrets(tenant="home")]
+
+    until(lambda: not secrets(), "its secret stays there", secrets)
 
 
 def test_output_is_followed_from_home_and_a_cancel_reaches_the_job(pair: Pair) -> None:
@@ -218,6 +227,21 @@ def test_output_is_followed_from_home_and_a_cancel_reaches_the_job(pair: Pair) -
     home.cancel(job)
     assert pair.ended(job) == "cancelled"
     assert pair.west.wait(there) == "cancelled"
+
+
+def test_a_gang_that_tried_twice_there_has_one_log_for_each_member_here(
+    pair: Pair, seen: Path
+) -> None:
+    script = f"""
+        echo member $SHOAL_MEMBER
+        if [ $SHOAL_MEMBER = 0 ]; then [ -e {seen}/once ] || {{ touch {seen}/once; exit 1; }}
+        touch {seen}/done; fi
+        until [ -e {seen}/done ]; do sleep 0.05; done"""
+    job = pair.submit(script, members=2, restart="on-failure", retries=1, backoff_ms=10)
+    assert pair.ended(job) == "succeeded"
+    assert pair.west.client.jobs(finished=True)[0].attempt == 2
+    assert pair.home.output(job, 0) == "member 0\n" * 2
+    assert set(pair.home.output(job, 1).splitlines()) == {"member 1"}
 
 
 SESSION = b'{"kind": "exec", "meeting": "%s", "key": "%s"}' % (b"0" * 32, b"k" * 32)
@@ -339,13 +363,9 @@ class Liar(BaseHTTPRequestHandler):
     ours: str
 
     def do_GET(self) -> None:
-        stranger = {
-            "id": "j1",
-            "state": "succeeded",
-            "finished_ms": 1,
-            "labels": {"home": self.ours},
-        }
-        self._answer([{**stranger, "tenant": "root"}])
+        """A list of what it has of ours, with a job that another host runs."""
+        row = {"id": "j1", "state": "running", "labels": {"home": self.ours}, "tenant": "root"}
+        self._answer([row] if self.does == "talks-nonsense" else [])
 
     def do_POST(self) -> None:
         size = int(self.headers.get("content-length", "0"))
@@ -405,9 +425,11 @@ def test_hosts_that_lie_flood_or_hang_harm_nobody_else(pair: Pair, seen: Path) -
     assert runs(ran) == 1
     job = pair.submit(once(ran))
     assert pair.ended(job) == "succeeded"
-    problems = lambda: {one.name: one.problem for one in home.neighbors()}  # noqa: E731
-    until(lambda: all(problems()[one.name] for one in home.neighbors() if one.name != WEST))
-    assert not problems()[WEST]
+
+    def well() -> list[str]:
+        return [one.name for one in home.neighbors() if not one.problem]
+
+    until(lambda: well() == [WEST], "who is well", well)
     assert home.job(asked).state == "waiting"
     for job, name in zip(bad, ("floods", "talks-nonsense"), strict=True):
         home.remove_neighbor(name, gone=True)

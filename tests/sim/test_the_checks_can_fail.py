@@ -476,6 +476,7 @@ EARLY: dict[Mutate, int] = {
     leave_the_tokens_of_a_removed_user: 35,
     quarantine_everybody: 37,
     never_test_again: 6,
+    ignore_the_caps_on_gpus: 4,
     never_notice_a_hang: 3,
     call_anybody_idle: 9,
     run_again_what_is_done: 11,

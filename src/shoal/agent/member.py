@@ -108,14 +108,7 @@ class Member:
         self.state = state
 
     def end(
-        self,
-        code: int,
-        why: str,
-        beat: Beat | None,
-        fault: Fault,
-        *,
-        stopped: bool,
-        lease_ms: int = 0,
+        self, code: int, why: str, beat: Beat | None, fault: Fault, *, stopped: bool
     ) -> MemberExit:
         """The process is over, or never was. What was under way for it is called off."""
         self.become(State.ENDED)
@@ -124,6 +117,6 @@ class Member:
         step, spent, saved = None, None, 0
         if beat is not None:
             step, spent, saved = beat.step, spent_of(beat), beat.saved_step
-        self.exit = MemberExit(self.ref, code, why, stopped, step, fault, spent, saved, lease_ms)
+        self.exit = MemberExit(self.ref, code, why, stopped, step, fault, spent, saved)
         self.ended_at = time.monotonic()
         return self.exit

@@ -341,8 +341,7 @@ class Members:
         note(f"{member.ref} ended with code {code}")
         stopped = member.ref in self._book.stopping
         why = self._supplies.secrets.ended(member.ref, why)
-        lease_ms = self._book.leases.lapsed.get(member.ref, 0)
-        exit_ = member.end(code, why, beat, fault, stopped=stopped, lease_ms=lease_ms)
+        exit_ = member.end(code, why, beat, fault, stopped=stopped)
         self._book.ends(member.ref)
         for act in self.left:
             act(member.ref)

@@ -164,17 +164,13 @@ class Jobs:
 
     @handles(JobCalls.renew_lease)
     async def renew_lease(self, reach: Reach, job_id: str, data: LeaseUntil) -> LeaseView:
-        job, loop = reach.job(job_id), reach.loop
-        if job.phase is not Phase.FINISHED:
-            said = await loop.request(RenewLease(job_id, data.until_ms, reach.name))
-            if not (isinstance(said, Refused) and said.missing):
-                note = accepted(said).note
-                await loop.settled()
-                job = reach.job(job_id)
-                now_ms = loop.clock.now_ms()
-                return LeaseView(id=job.id, until_ms=job.until_ms, now_ms=now_ms, note=note)
-            job = await _ended(reach, job_id)  # since we looked
-        raise Refusal(422, f"{job.id} has ended ({job.state})", "job")
+        reach.job(job_id)
+        said = await reach.loop.request(RenewLease(job_id, data.until_ms, reach.name))
+        job = await _ended(reach, job_id)
+        if isinstance(said, Refused) and said.missing:
+            raise Refusal(422, f"{job.id} has ended ({job.state})", "job")
+        answer, now_ms = accepted(said), reach.loop.clock.now_ms()
+        return LeaseView(id=job.id, until_ms=job.until_ms, now_ms=now_ms, note=answer.note)
 
     @handles(JobCalls.sleep)
     async def sleep(self, reach: Reach, job_id: str) -> Done:
@@ -233,7 +229,7 @@ class Jobs:
 
 
 async def _ended(reach: Reach, job_id: str) -> Job:
-    """A job that has just left the state, from the store."""
+    """As it is now: a job that has just left the state, from the store."""
     await reach.loop.settled()
     return reach.job(job_id)
 

@@ -20,7 +20,7 @@ from shoal.api.reach import Reach
 from shoal.api.views import status_view
 from shoal.calls.cluster import ClusterCalls
 from shoal.core.answers.offer import offer
-from shoal.core.state.gpu_caps import room_under_caps
+from shoal.core.state.gpu_caps import cap_left
 from shoal.core.state.state import State
 from shoal.ledger.book_state import Hardware
 from shoal.ledger.live import LiveLedger
@@ -55,13 +55,17 @@ class Offers:
             late = time.monotonic() > until_s
             found.append(Offer(why=LATE) if late else _offer(reach, one, rates))
             await asyncio.sleep(0)
-        status = status_view(reach)
+            await loop.settled()
+        status, state = status_view(reach), loop.state
+        lineage = state.accounts.lineage(reach.who.tenant)
+        caps = [one.gpus_max for one in lineage if one.gpus_max]
+        left = [cap_left(state, one.name) // WHOLE_GPU_MILLI for one in lineage if one.gpus_max]
         return OffersView(
             offers=found,
             now_ms=loop.clock.now_ms(),
             version=__version__,
-            gpus=min(status.gpus, _most(reach)),
-            gpus_free=min(status.gpus_free, _left(reach)),
+            gpus=min([status.gpus, *caps]),
+            gpus_free=max(0, min([status.gpus_free, *left])),
             currency=prices.currency,
             labels=site_labels(loop.policy),
             cluster=loop.cluster,
@@ -104,13 +108,3 @@ def rates_of(state: State, prices: PriceList) -> Rates:
             before = rates.get(kind, rate)
             rates[kind] = None if rate is None or before is None else max(rate, before)
     return rates
-
-
-def _most(reach: Reach) -> int:
-    lineage = reach.loop.state.accounts.lineage(reach.who.tenant)
-    return min((one.gpus_max for one in lineage if one.gpus_max), default=1 << 53)
-
-
-def _left(reach: Reach) -> int:
-    room = room_under_caps(reach.loop.state, reach.who.tenant)
-    return max(0, room // WHOLE_GPU_MILLI) if room is not None else 1 << 53

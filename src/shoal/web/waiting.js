@@ -17,6 +17,7 @@ const REASONS = {
   after: "Waiting for other jobs",
   claim: "Room is being made",
   budget: "Budget used up",
+  cap: "Cap on GPUs reached",
   no_nodes: "No nodes",
   closed: "Nodes unavailable",
   labels: "No matching nodes",

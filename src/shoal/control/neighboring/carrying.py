@@ -6,7 +6,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping
+from concurrent.futures import Future
 from typing import NamedTuple
 
 import msgspec
@@ -181,26 +182,22 @@ class Carrier:
         """Its output and kept files. What could not be had, and why; empty: nothing. Unreachable,
         or Incomplete: it has to be tried again."""
         missing = ""
-        for member in range(min(MEMBERS_MAX, max(spec.members, spec.members_max))):
-            try:
+        try:
+            for member in range(min(MEMBERS_MAX, max(spec.members, spec.members_max))):
                 while await self.pull(MemberRef(job, attempt, member), id_, last):
                     pass
-            except Unreachable:
-                raise
-            except ShoalError as error:
-                missing = f"its output could not be fetched: {error}"
-        try:
-            missing = await self._fetch_files(MemberRef(job, attempt, 0), id_) or missing
+            missing = await self._fetch_files(MemberRef(job, attempt, 0), id_)
         except Unreachable:
             raise
         except ShoalError as error:
-            missing = f"its files could not be fetched: {error}"
+            missing = f"what it left could not be fetched: {error}"
         return missing
 
     async def bring_output(self, ref: MemberRef, id_: str, last: int, wait_s: float) -> None:
         """For a reader here: what is there and not here, or what comes within the time."""
-        if self._waiters >= WAITERS_MAX:
-            await asyncio.sleep(min(wait_s, 1.0))
+        tail = self._tails.get(ref)
+        if self._waiters >= WAITERS_MAX or (tail is not None and tail.lock.locked()):
+            await self._loop.changed(ref.job, wait_s)  # another reader brings it
             return
         self._waiters += 1
         try:
@@ -254,10 +251,7 @@ class Carrier:
         problems = list(view.notes[:1])
         for file in view.files[:FILES_MAX]:
             known = here.get(file.path)
-            if known is not None and (known.size, known.modified_ms) == (
-                file.size,
-                file.modified_ms,
-            ):
+            if known and (known.size, known.modified_ms) == (file.size, file.modified_ms):
                 continue
             if problem := await self._fetch_file(desk, ref, id_, file):
                 problems.append(f"{file.path[:80]}: {problem}")
@@ -276,9 +270,10 @@ class Carrier:
                 if not part.data and offset < size:
                     raise Unreachable(f"{self._name} sends nothing of {file.path[:80]}")
                 data = part.data[: size - offset]
-                answer = await self._keep(
-                    desk, ref, file.path, size, offset, data, part.modified_ms
-                )
+                made_ms = max(0, part.modified_ms)
+                where = ref, Kind.OUTPUT, file.path, self._serial, size, offset
+                piece = FilePiece(*where, data, made_ms)
+                answer = await _kept(desk, piece, f"neighbor {self._name}")
                 if answer.problem and answer.again:
                     raise Incomplete(answer.problem)
                 if answer.problem:
@@ -288,26 +283,9 @@ class Carrier:
                     return ""
         return "it changes all the time"
 
-    async def _keep(
-        self,
-        desk: FileDesk,
-        ref: MemberRef,
-        path: str,
-        size: int,
-        offset: int,
-        data: bytes,
-        modified_ms: int,
-    ) -> FileAnswer:
-        here = asyncio.get_running_loop()
-        kept: asyncio.Future[FileAnswer] = here.create_future()
 
-        def tell(answer: FileAnswer) -> None:
-            if not kept.done():
-                kept.set_result(answer)
-
-        piece = FilePiece(
-            ref, Kind.OUTPUT, path, self._serial, size, offset, data, max(0, modified_ms)
-        )
-        answer = lambda said: here.call_soon_threadsafe(tell, said)  # noqa: E731
-        desk.store.take(piece, f"neighbor {self._name}", over=True, answer=answer)
-        return await kept
+def _kept(desk: FileDesk, piece: FilePiece, node: str) -> Awaitable[FileAnswer]:
+    """Answered by the store's own thread."""
+    answer: Future[FileAnswer] = Future()
+    desk.store.take(piece, node, over=True, answer=answer.set_result)
+    return asyncio.wrap_future(answer)

@@ -178,9 +178,9 @@ class Neighboring:
         except Exception:
             log.exception("a round with %s failed", site.name)
             report = NeighborReport(name=site.name, problem="the round with it failed; see the log")
-        if report.problem:
+        if report.problem and site.silent:
             self._loop.alarms.raise_(cause, f"neighbor {site.name}: {report.problem}")
-        else:
+        elif not report.problem:
             self._loop.alarms.clear(cause)
         return report
 

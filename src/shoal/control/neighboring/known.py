@@ -7,8 +7,8 @@ import re
 
 import msgspec
 
-from shoal import __version__
 from shoal.control.stores import NEIGHBORS
+from shoal.database.formats import VERSION
 from shoal.database.settings import Settings
 from shoal.ports import StoreDamaged
 
@@ -46,7 +46,7 @@ def write_known(settings: Settings, known: dict[str, Known]) -> None:
 _RELEASE = re.compile(r"(\d+)\.(\d+)")
 
 
-def problem_with_version(theirs: str, ours: str = __version__) -> str:
+def problem_with_version(theirs: str, ours: str = VERSION) -> str:
     """Empty if two clusters of these versions understand each other: one release apart."""
     found, own = _RELEASE.match(theirs), _RELEASE.match(ours)
     if found and own and found[1] == own[1] and abs(int(found[2]) - int(own[2])) <= 1:

@@ -149,6 +149,11 @@ class Site:
         self.wire.close()
 
     @property
+    def silent(self) -> bool:
+        """It has failed several times in a row."""
+        return self._pause_s > 2 * PAUSE_S
+
+    @property
     def due(self) -> bool:
         """No round is under way, and none has just failed."""
         return self.task is None and time.monotonic() >= self._not_before
@@ -368,7 +373,7 @@ class Site:
             return None
         done, there.fetched = there.fetched, None
         try:
-            missing = await done
+            missing = one_line(await done)
         except (Unreachable, Incomplete) as error:
             log.warning("what %s left at %s: %s", out.job, self.name, error)
             there.failures += 1

@@ -131,7 +131,7 @@ class Wire:
         if status >= 300:
             raise _problem(self.url, status, bytes(body))
         try:
-            return _decoder(kind).decode(bytes(body))
+            return _decoded(kind, bytes(body))
         except (msgspec.DecodeError, UnicodeDecodeError):
             text = f"{self.url} does not answer as a Shoal that takes jobs of others"
             raise Unreachable(f"{text}; is it 0.7 or newer?") from None
@@ -141,9 +141,14 @@ class Anything(msgspec.Struct):
     """An answer of which only the status matters."""
 
 
-@functools.cache
-def _decoder(kind: type[Kind]) -> msgspec.json.Decoder[Kind]:
-    return msgspec.json.Decoder(kind)
+_decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
+
+
+def _decoded(kind: type[Kind], body: bytes) -> Kind:
+    if kind not in _decoders:
+        _decoders[kind] = msgspec.json.Decoder(kind)
+    found: Kind = _decoders[kind].decode(body)
+    return found
 
 
 def one_line(text: str, most: int = SAID_CHARACTERS_MAX) -> str:

@@ -29,9 +29,7 @@ OVER = "the lease is over"
 def lease_problem(round_: Round, spec: JobSpec, until_ms: int) -> Refused | None:
     """Why no such job can have this lease."""
     if spec.sweep is not None:
-        return Refused(
-            "until_ms", "is for single jobs; submit the elements of the array one by one"
-        )
+        return Refused("until_ms", "is for single jobs; submit each element of the array")
     heard, nodes = round_.state.heard, round_.state.nodes
     for node in heard.said:
         if node not in heard.leasing and nodes[node].health is not NodeHealth.LOST:
@@ -43,11 +41,9 @@ def lease_problem(round_: Round, spec: JobSpec, until_ms: int) -> Refused | None
 def _bounds_problem(round_: Round, until_ms: int) -> Refused | None:
     if until_ms <= round_.now_ms:
         return Refused("until_ms", f"{OVER}: it ended at {moment_text(until_ms)}")
-    if until_ms > round_.now_ms + LEASE_MS_MAX:
-        most = moment_text(round_.now_ms + LEASE_MS_MAX)
-        return Refused(
-            "until_ms", f"is more than {duration_text(LEASE_MS_MAX)} ahead; at most {most}"
-        )
+    if until_ms > (most_ms := round_.now_ms + LEASE_MS_MAX):
+        days = duration_text(LEASE_MS_MAX)
+        return Refused("until_ms", f"is more than {days} ahead; at most {moment_text(most_ms)}")
     return None
 
 

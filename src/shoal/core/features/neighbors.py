@@ -36,6 +36,7 @@ from shoal.model.neighbor import (
     STAYS,
     Ending,
     HandedJob,
+    Neighbor,
     NeighborReport,
     Offer,
     Wish,
@@ -43,7 +44,7 @@ from shoal.model.neighbor import (
     stays_home,
     wish_of,
 )
-from shoal.model.policy import Neighbor, Policy
+from shoal.model.policy import Policy
 from shoal.model.reason import quoted
 from shoal.model.report import Accepted, Answer, DeclareGone, Refused
 

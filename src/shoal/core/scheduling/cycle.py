@@ -121,7 +121,7 @@ def _walk(round_: Round, lanes: list[Lane], budget: int, sleepers: Sleepers) -> 
     while (head := walk.next()) is not None:
         place, job, lane = head
         sleepers.wake(job)
-        if lane not in state.queue.lanes:
+        if state.queue.capped and lane not in state.queue.lanes:
             continue  # what has started since uses up a cap on GPUs
         while apart and apart[-1][0] < place:
             other = apart.pop()[1]

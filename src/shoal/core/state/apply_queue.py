@@ -107,12 +107,12 @@ def _stand(state: State, job: Job) -> None:
     lane = Lane(spec.tenant, spec.priority, state.caches.specs.gang(spec), kin, job.elder)
     queue = state.queue
     queue.stand(job, lane, ordering.job(job))
-    if lane in queue.lanes:
-        state.agenda.joined(lane)
-        if capped_by(state, spec.tenant, lane.gang.gpu_milli):
-            _hold_back(state, lane)
-    else:
+    if queue.capped and lane in queue.capped:
         forget_reservation(state, job)
+        return
+    state.agenda.joined(lane)
+    if state.accounts.caps and capped_by(state, spec.tenant, lane.gang.gpu_milli):
+        _hold_back(state, lane)
 
 
 def leave_queue(state: State, job: Job) -> None:

@@ -109,7 +109,7 @@ class Queue:
         return lane is not None and self.lanes[lane][0][1] == job.number
 
     def stand(self, job: Job, lane: Lane, inner: int) -> None:
-        if lane in self.capped:
+        if self.capped and lane in self.capped:
             insort(self.capped[lane], (inner, job.number))
             self.capped_lane[job.number] = lane
             return
