@@ -37,7 +37,14 @@ THERE = [
         gpus=8,
         price=1.25,
     ),
-    ThereView(job="j8", id="", state="", since_ms=NOW_MS - 1000, gpus=1, withdrawn="not needed"),
+    ThereView(
+        job="j8",
+        id="j91",
+        state="constructor",
+        since_ms=NOW_MS - 1000,
+        gpus=1,
+        withdrawn="not needed",
+    ),
 ]
 WEST = NeighborView(
     name="west",
@@ -172,10 +179,10 @@ def test_what_each_neighbor_offers_and_what_was_moved_is_shown_to_all(
     page.locator("[data-key=south]").get_by_text("Only sends jobs").wait_for()
     assert "€10." in page.locator("[data-key=j7]").first.inner_text(), "of an hour of 8 GPUs"
     page.get_by_text("Being taken back: not needed").wait_for()
+    page.get_by_text("constructor").wait_for()  # whatever a neighbor says
     page.get_by_text("and 3 more jobs").wait_for()
     page.get_by_text("came back from west").wait_for()
     assert not found(page)
-    page.screenshot(path=f"/tmp/npage-{width}.png", full_page=True)
     wide = "document.documentElement.scrollWidth <= innerWidth"
     assert page.evaluate(wide), "nothing is cut off"
     page.locator("[data-key=north]").get_by_role("button", name="Remove").click()

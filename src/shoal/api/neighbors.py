@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 NAME_CHARACTERS_MAX = 40
 SHOWN_MAX = 100  # jobs of one neighbor
+LABELS_MAX, LABEL_SHOWN_MAX = 32, 63  # of a neighbor
 MOVED_MAX = 30
 MOVES = (JobHanded, JobWithdrawn, JobReturned, JobSettled)
 LINES_MAX = 20
@@ -250,7 +251,9 @@ def view_of(reach: Reach, site: Site) -> NeighborView:
     if offers is not None:
         view.version, view.currency = offers.version[:20], offers.currency[:10]
         view.gpus, view.gpus_free = offers.gpus, offers.gpus_free
-        view.waiting, view.price, view.labels = offers.waiting, offers.price, offers.labels
+        view.waiting, view.price = offers.waiting, offers.price
+        some = list(offers.labels.items())[:LABELS_MAX]
+        view.labels = {key[:LABEL_SHOWN_MAX]: value[:LABEL_SHOWN_MAX] for key, value in some}
     return view
 
 
