@@ -16,7 +16,7 @@ from shoal.calls.histories import SharedView
 from shoal.core.state.events.log import Recorded, published
 from shoal.core.state.events.neighbors import JobHanded, JobReturned
 from shoal.model.identity import Role
-from shoal.model.neighbor_views import GoneView, NeighborView, ThereView
+from shoal.model.neighbor_views import GoneView, NeighborView, NewNeighbor, ThereView
 from shoal.model.people import NewToken
 from shoal.model.views import Done
 from tests.live.cluster import Live, live_cluster
@@ -119,7 +119,8 @@ def test_neighbors_have_a_tab_while_there_are_some_and_show_whose_jobs_are_where
     page.get_by_text("This cluster has no neighbors").wait_for()
     visit.go("cluster")
     asked.clear()
-    live.client.set_neighbor("west", west.client.url, invited(west, "home"))
+    wanted = NewNeighbor(url=west.client.url, token=invited(west, "home"))
+    live.client.set_neighbor("west", wanted)
     job = live.run("sleep 600", cluster="west", name="travels")
     tab.wait_for()
     assert not [url for url in asked if "neighbors" in url]

@@ -17,8 +17,8 @@ from shoal.api.offers import lowest, rates_of
 from shoal.api.problems import Refusal, accepted
 from shoal.api.reach import Reach
 from shoal.api.views import guests
+from shoal.calls.cluster import ClusterCalls
 from shoal.calls.histories import SharedView
-from shoal.calls.neighbors import NeighborCalls
 from shoal.client import transport
 from shoal.client.transport import Endpoint, ShoalError
 from shoal.control.jointoken import parts
@@ -52,12 +52,12 @@ NOT_NAMES = (ANY, "here", "home")
 
 
 class Neighbors:
-    @handles(NeighborCalls.neighbors)
+    @handles(ClusterCalls.neighbors)
     def listing(self, reach: Reach) -> list[NeighborView]:
         driver = reach.loop.neighboring
         return [view_of(reach, site) for site in driver.sites.values()] if driver else []
 
-    @handles(NeighborCalls.shared)
+    @handles(ClusterCalls.shared_with_neighbors)
     async def shared(self, reach: Reach, live_ledger: LiveLedger | None) -> SharedView:
         prices = live_ledger.prices if live_ledger is not None else PriceList()
         moved = await newest(reach, MOVES, MOVED_MAX)
@@ -68,7 +68,7 @@ class Neighbors:
             moved=published(moved),
         )
 
-    @handles(NeighborCalls.set_neighbor)
+    @handles(ClusterCalls.set_neighbor)
     async def set(
         self,
         request: Request,
@@ -101,12 +101,12 @@ class Neighbors:
         site.offers, site.heard_ms = offers, loop.clock.now_ms()
         return view_of(reach, site)
 
-    @handles(NeighborCalls.neighbor_gone)
+    @handles(ClusterCalls.neighbor_gone)
     def gone(self, reach: Reach, name: str) -> GoneView:
         jobs = _known(reach, name)
         return GoneView(name=name, lines=gone_lines(name, jobs), jobs=[job.id for job in jobs])
 
-    @handles(NeighborCalls.remove_neighbor)
+    @handles(ClusterCalls.remove_neighbor)
     async def remove(self, request: Request, reach: Reach, name: str, gone: bool = False) -> Done:
         loop, jobs = reach.loop, _known(reach, name)
         note(request.scope, on=name)
@@ -123,7 +123,6 @@ class Neighbors:
 
 async def _asked(data: NewNeighbor) -> tuple[Known, OffersSeen]:
     """It answers, with the certificate that the token names, and accepts the token."""
-    from shoal.calls.cluster import ClusterCalls
     from shoal.control.neighboring.known import Known, problem_with_version
     from shoal.control.neighboring.site import OffersSeen
     from shoal.control.neighboring.wire import Wire
