@@ -76,7 +76,7 @@ def test_the_answer_says_what_this_cluster_is_and_has_for_the_sender(
     found = offered(server, token)
     now_ms = server.run(server.loop.clock.now_ms)
     assert (found.version, found.labels) == (__version__, {"region": "eu", "power": "hydro"})
-    assert (found.gpus, found.gpus_free, found.now_ms) == (2, 2, now_ms)
+    assert (found.gpus, found.gpus_free) == (2, 2) and 0 < found.now_ms <= now_ms
     assert (found.offers, found.currency) == ([], "")
 
 

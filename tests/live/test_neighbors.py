@@ -26,6 +26,7 @@ from shoal import __version__
 from shoal.client import Address, ShoalError
 from shoal.control.home import ClusterConfig
 from shoal.model.identity import Role
+from shoal.model.neighbor_views import NewNeighbor
 from shoal.model.people import NewToken
 from tests.live.cluster import Live, live_cluster, virtual_nodes
 
@@ -110,7 +111,7 @@ class Pair(NamedTuple):
     token: str
 
     def add(self, name: str = WEST) -> None:
-        self.home.client.set_neighbor(name, f"https://127.0.0.1:{self.cable.port}", self.token)
+        known(self.home, name, f"https://127.0.0.1:{self.cable.port}", self.token)
 
     def submit(self, script: str, **fields: Any) -> str:
         return self.home.run(script, cluster=WEST, **fields)
@@ -131,6 +132,10 @@ class Pair(NamedTuple):
 
     def ended(self, job: str) -> str:
         return self.home.wait(job)
+
+
+def known(live: Live, name: str, url: str, token: str) -> None:
+    live.client.set_neighbor(name, NewNeighbor(url=url, token=token))
 
 
 def invited(west: Live) -> tuple[int, str]:
@@ -315,7 +320,7 @@ def test_a_cut_while_it_is_given_a_job_and_a_cancel_meanwhile(pair: Pair, seen: 
 
 
 def test_neighbors_are_refused_that_cannot_be_neighbors(pair: Pair) -> None:
-    home, url = pair.home.client, f"https://127.0.0.1:{pair.cable.port}"
+    url = f"https://127.0.0.1:{pair.cable.port}"
     for name, at, token, why in (
         ("again", url, pair.token, "is a neighbor already, as west"),
         ("any", url, pair.token, "not a name"),
@@ -324,10 +329,9 @@ def test_neighbors_are_refused_that_cannot_be_neighbors(pair: Pair) -> None:
         ("other", "http://192.0.2.1:7700", pair.token, "not encrypted"),
     ):
         with pytest.raises(ShoalError, match=why):
-            home.set_neighbor(name, at, token)
-    own = pair.west.client
+            known(pair.home, name, at, token)
     with pytest.raises(ShoalError, match="is this cluster itself"):
-        own.set_neighbor("self", url, pair.token)
+        known(pair.west, "self", url, pair.token)
 
 
 def test_a_neighbor_is_declared_gone(pair: Pair, seen: Path) -> None:
@@ -414,7 +418,7 @@ def test_hosts_that_lie_flood_or_hang_harm_nobody_else(pair: Pair, seen: Path) -
         servers[-1].daemon_threads = True
         threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{servers[-1].server_port}"
-        home.set_neighbor(does, url, "shoal_00000000_whatever")
+        known(pair.home, does, url, "shoal_00000000_whatever")
     bad = [
         home.submit(pair.home.spec("true", cluster=one)).id for one in ("floods", "talks-nonsense")
     ]

@@ -113,6 +113,7 @@ def views(jobs: dict[str, str]) -> dict[str, str]:
         "ledger": "ledger",
         "policy": "policy",
         "network": "network",
+        "neighbors": "neighbors",
         "people": "people",
         "user": "user/ada",
         "tenant": "tenant/research",

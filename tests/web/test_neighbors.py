@@ -16,7 +16,7 @@ from shoal.calls.histories import SharedView
 from shoal.core.state.events.log import Recorded, published
 from shoal.core.state.events.neighbors import JobHanded, JobReturned
 from shoal.model.identity import Role
-from shoal.model.neighbor_views import GoneView, NeighborView, ThereView
+from shoal.model.neighbor_views import GoneView, NeighborView, NewNeighbor, ThereView
 from shoal.model.people import NewToken
 from shoal.model.views import Done
 from tests.live.cluster import Live, live_cluster
@@ -37,7 +37,14 @@ THERE = [
         gpus=8,
         price=1.25,
     ),
-    ThereView(job="j8", id="", state="", since_ms=NOW_MS - 1000, gpus=1, withdrawn="not needed"),
+    ThereView(
+        job="j8",
+        id="j91",
+        state="constructor",
+        since_ms=NOW_MS - 1000,
+        gpus=1,
+        withdrawn="not needed",
+    ),
 ]
 WEST = NeighborView(
     name="west",
@@ -63,6 +70,14 @@ NORTH = NeighborView(
     heard_ms_ago=40_000,
     problem="https://north.example.com:7700 does not answer",
 )
+BOOK = {
+    "currency": "EUR",
+    "rows": [
+        {"key": "south", "account": "useful", "gpu_ms": HOUR_MS, "cost": 3.5},
+        {"key": "south", "account": "lost", "gpu_ms": HOUR_MS, "cost": 1.25},
+    ],
+    "owed": [{"neighbor": "west", "gpu_ms": HOUR_MS, "cost": 4.2}],
+}
 MOVED = [
     JobHanded(at_ms=NOW_MS, job="j7", attempt=1, neighbor="west", why="it starts there at once"),
     JobReturned(
@@ -104,7 +119,8 @@ def test_neighbors_have_a_tab_while_there_are_some_and_show_whose_jobs_are_where
     page.get_by_text("This cluster has no neighbors").wait_for()
     visit.go("cluster")
     asked.clear()
-    live.client.set_neighbor("west", west.client.url, invited(west, "home"))
+    wanted = NewNeighbor(url=west.client.url, token=invited(west, "home"))
+    live.client.set_neighbor("west", wanted)
     job = live.run("sleep 600", cluster="west", name="travels")
     tab.wait_for()
     assert not [url for url in asked if "neighbors" in url]
@@ -148,6 +164,7 @@ def stubbed(visit: Visit) -> list[str]:
             body = GoneView(name="north", lines=["north is forgotten"], jobs=[])
         route.fulfill(body=msgspec.json.encode(body), content_type="application/json")
 
+    visit.page.route("**/v1/ledger**", lambda route: route.fulfill(json=BOOK))
     visit.page.route("**/v1/neighbors**", answer)
     visit.page.route("**/v1/neighbors/**", answer)
     return removed
@@ -165,17 +182,18 @@ def test_what_each_neighbor_offers_and_what_was_moved_is_shown_to_all(
     page = visit.page
     page.get_by_text("No contact with north; 5 jobs of ours there").wait_for()
     text = page.locator("[data-key=west]").inner_text()
-    for word in ("region=eu", "12 of 64", "€1.25", "83 ms", "0.7.0"):
+    for word in ("region=eu", "12 of 64", "€1.25", "83 ms", "0.7.0", "€4.20"):
         assert word in text, text
     assert "€2.50" in page.locator("[data-key=here]").inner_text()
     page.locator("[data-key=north]").get_by_text("does not answer (last heard 40 s ago)").wait_for()
     page.locator("[data-key=south]").get_by_text("Only sends jobs").wait_for()
+    assert "€4.75" in page.locator("[data-key=south]").inner_text(), "that they used here"
     assert "€10." in page.locator("[data-key=j7]").first.inner_text(), "of an hour of 8 GPUs"
     page.get_by_text("Being taken back: not needed").wait_for()
+    page.get_by_text("constructor").wait_for()  # whatever a neighbor says
     page.get_by_text("and 3 more jobs").wait_for()
     page.get_by_text("came back from west").wait_for()
     assert not found(page)
-    page.screenshot(path=f"/tmp/npage-{width}.png", full_page=True)
     wide = "document.documentElement.scrollWidth <= innerWidth"
     assert page.evaluate(wide), "nothing is cut off"
     page.locator("[data-key=north]").get_by_role("button", name="Remove").click()

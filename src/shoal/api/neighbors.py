@@ -17,8 +17,8 @@ from shoal.api.offers import lowest, rates_of
 from shoal.api.problems import Refusal, accepted
 from shoal.api.reach import Reach
 from shoal.api.views import guests
+from shoal.calls.cluster import ClusterCalls
 from shoal.calls.histories import SharedView
-from shoal.calls.neighbors import NeighborCalls
 from shoal.client import transport
 from shoal.client.transport import Endpoint, ShoalError
 from shoal.control.jointoken import parts
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 NAME_CHARACTERS_MAX = 40
 SHOWN_MAX = 100  # jobs of one neighbor
+LABELS_MAX, LABEL_SHOWN_MAX = 32, 63  # of a neighbor
 MOVED_MAX = 30
 MOVES = (JobHanded, JobWithdrawn, JobReturned, JobSettled)
 LINES_MAX = 20
@@ -51,12 +52,12 @@ NOT_NAMES = (ANY, "here", "home")
 
 
 class Neighbors:
-    @handles(NeighborCalls.neighbors)
+    @handles(ClusterCalls.neighbors)
     def listing(self, reach: Reach) -> list[NeighborView]:
         driver = reach.loop.neighboring
         return [view_of(reach, site) for site in driver.sites.values()] if driver else []
 
-    @handles(NeighborCalls.shared)
+    @handles(ClusterCalls.shared_with_neighbors)
     async def shared(self, reach: Reach, live_ledger: LiveLedger | None) -> SharedView:
         prices = live_ledger.prices if live_ledger is not None else PriceList()
         moved = await newest(reach, MOVES, MOVED_MAX)
@@ -67,7 +68,7 @@ class Neighbors:
             moved=published(moved),
         )
 
-    @handles(NeighborCalls.set_neighbor)
+    @handles(ClusterCalls.set_neighbor)
     async def set(
         self,
         request: Request,
@@ -100,12 +101,12 @@ class Neighbors:
         site.offers, site.heard_ms = offers, loop.clock.now_ms()
         return view_of(reach, site)
 
-    @handles(NeighborCalls.neighbor_gone)
+    @handles(ClusterCalls.neighbor_gone)
     def gone(self, reach: Reach, name: str) -> GoneView:
         jobs = _known(reach, name)
         return GoneView(name=name, lines=gone_lines(name, jobs), jobs=[job.id for job in jobs])
 
-    @handles(NeighborCalls.remove_neighbor)
+    @handles(ClusterCalls.remove_neighbor)
     async def remove(self, request: Request, reach: Reach, name: str, gone: bool = False) -> Done:
         loop, jobs = reach.loop, _known(reach, name)
         note(request.scope, on=name)
@@ -122,7 +123,6 @@ class Neighbors:
 
 async def _asked(data: NewNeighbor) -> tuple[Known, OffersSeen]:
     """It answers, with the certificate that the token names, and accepts the token."""
-    from shoal.calls.cluster import ClusterCalls
     from shoal.control.neighboring.known import Known, problem_with_version
     from shoal.control.neighboring.site import OffersSeen
     from shoal.control.neighboring.wire import Wire
@@ -250,7 +250,9 @@ def view_of(reach: Reach, site: Site) -> NeighborView:
     if offers is not None:
         view.version, view.currency = offers.version[:20], offers.currency[:10]
         view.gpus, view.gpus_free = offers.gpus, offers.gpus_free
-        view.waiting, view.price, view.labels = offers.waiting, offers.price, offers.labels
+        view.waiting, view.price = offers.waiting, offers.price
+        some = list(offers.labels.items())[:LABELS_MAX]
+        view.labels = {key[:LABEL_SHOWN_MAX]: value[:LABEL_SHOWN_MAX] for key, value in some}
     return view
 
 

@@ -55,6 +55,7 @@ class Offers:
             late = time.monotonic() > until_s
             found.append(Offer(why=LATE) if late else _offer(reach, one, rates))
             await asyncio.sleep(0)
+            await loop.settled()
         status, state = status_view(reach), loop.state
         lineage = state.accounts.lineage(reach.who.tenant)
         caps = [one.gpus_max for one in lineage if one.gpus_max]

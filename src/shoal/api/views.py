@@ -462,12 +462,9 @@ def status_view(reach: Reach) -> StatusView:
         waits=reach.waits(),
         alarms=(*loop.alarms.texts, *_hanging(loop)) if reach.who.sees_all else (),
         supply=supply_lines(state, loop.clock.now_ms()) if reach.who.sees_all else [],
-        neighbors=len({*_neighbors(loop), *guests(reach)}) or msgspec.UNSET,
+        neighbors=len(guests(reach).union(loop.neighboring.sites if loop.neighboring else ()))
+        or msgspec.UNSET,
     )
-
-
-def _neighbors(loop: ControlLoop) -> Iterable[str]:
-    return loop.neighboring.sites if loop.neighboring is not None else ()
 
 
 def guests(reach: Reach) -> set[str]:

@@ -21,7 +21,8 @@ from shoal.model.tree import NodeTree
 from shoal.model.views import CheckView, Done, HeadView, NodeView, ServiceView, StatusView
 
 if TYPE_CHECKING:
-    from shoal.calls.histories import EventsView
+    from shoal.calls.histories import EventsView, SharedView
+    from shoal.model.neighbor_views import GoneView, NeighborView, NewNeighbor
     from shoal.model.offers import OffersView
 
 
@@ -108,6 +109,33 @@ class ClusterCalls(Calls):
     def offers(self, specs: list[Any]) -> OffersView:
         """When each of these jobs would start here if the sender submitted it now, and at which
         price. A spec is one of a submission; at most 32. Nothing is changed."""
+
+    @call("GET", "/v1/neighbors", Needs.READ, late="shoal.model.neighbor_views")
+    def neighbors(self) -> list[NeighborView]:
+        """Other clusters to which jobs may go: what they offer, and what of ours is there."""
+
+    @call("GET", "/v1/neighbors/shared", Needs.READ, late="shoal.calls.histories")
+    def shared_with_neighbors(self) -> SharedView:
+        """This cluster's side: its price, who may send jobs, what was moved lately and why."""
+
+    @call(
+        "PUT",
+        "/v1/neighbors/{name}",
+        Needs.ADMIN,
+        body="wanted",
+        late="shoal.model.neighbor_views",
+    )
+    def set_neighbor(self, name: str, wanted: NewNeighbor) -> NeighborView:
+        """Adds a neighbor, if it answers and accepts the token; or changes its URL and token."""
+
+    @call("GET", "/v1/neighbors/{name}/gone", Needs.ADMIN, late="shoal.model.neighbor_views")
+    def neighbor_gone(self, name: str) -> GoneView:
+        """What it would mean to declare a neighbor gone."""
+
+    @call("DELETE", "/v1/neighbors/{name}", Needs.ADMIN)
+    def remove_neighbor(self, name: str, *, gone: bool = False) -> Done:
+        """Forgets a neighbor that has no job of ours. `gone`: it will never answer again, so that
+        our jobs there wait here again, though they may still run there."""
 
     @call("GET", "/v1/heads", Needs.READ, head=Head.ANY)
     def heads(self) -> list[HeadView]:

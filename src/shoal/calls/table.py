@@ -7,7 +7,6 @@ from typing import Any
 from shoal.calls.call import Call, declared_in
 from shoal.calls.cluster import ClusterCalls, NodeCalls, ServiceCalls
 from shoal.calls.jobs import FlowCalls, JobCalls
-from shoal.calls.neighbors import NeighborCalls
 from shoal.calls.page import MachineCalls, PageCalls
 from shoal.calls.people import NoticeCalls, PeopleCalls, SecretCalls
 
@@ -17,7 +16,6 @@ GROUPS: dict[str, type] = {
     "Services": ServiceCalls,
     "Nodes": NodeCalls,
     "The cluster": ClusterCalls,
-    "Neighbors": NeighborCalls,
     "People": PeopleCalls,
     "Secrets": SecretCalls,
     "Notices": NoticeCalls,

@@ -9,7 +9,6 @@ from typing import IO, Literal, Self
 from shoal.calls.call import declared
 from shoal.calls.cluster import ClusterCalls, NodeCalls, ServiceCalls
 from shoal.calls.jobs import FlowCalls, JobCalls
-from shoal.calls.neighbors import NeighborCalls
 from shoal.calls.people import NoticeCalls, PeopleCalls, SecretCalls
 from shoal.client import contexts, transport
 from shoal.client.caller import Caller
@@ -42,7 +41,6 @@ class Client(
     ServiceCalls,
     NodeCalls,
     ClusterCalls,
-    NeighborCalls,
     PeopleCalls,
     SecretCalls,
     NoticeCalls,

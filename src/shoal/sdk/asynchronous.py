@@ -253,7 +253,7 @@ class AsyncClient:
     set_secret = _call(Client.set_secret)
     set_status_page = _call(Client.set_status_page)
     set_user = _call(Client.set_user)
-    shared = _call(Client.shared)
+    shared_with_neighbors = _call(Client.shared_with_neighbors)
     sleep = _call(Client.sleep)
     status = _call(Client.status)
     status_page = _call(Client.status_page)

@@ -145,6 +145,7 @@ export const natural = new Intl.Collator("en", { numeric: true }).compare;
 export const percent = (share, digits = 0) => `${(100 * share).toFixed(digits)} %`;
 
 const LOOKS = {
+  __proto__: null, // a neighbor may name any state
   running: ["live", "▶"],
   ready: ["ok", "●"],
   succeeded: ["ok", "✓"],

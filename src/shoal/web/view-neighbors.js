@@ -15,16 +15,12 @@ const HOUR_MS = 3_600_000;
 
 /** From the label of a job that another cluster has sent: that cluster, and the job's id there.
  * @param {Api.JobRow} job */
-const mark = (job) => /^(\w+)\.(j[\d.]+)\.\d+$/.exec(job.labels.home ?? "")?.slice(1) ?? ["", ""];
+const mark = (job) => /^([0-9a-f]{8})\.(j[\d.]+)\.\d+$/.exec(job.labels.home ?? "")?.slice(1) ?? ["", ""];
 const sum = (all, of) => all.reduce((total, one) => total + of(one), 0);
 const link = (id) => h("a", { href: `#/job/${id}` }, jobName(jobOf(id) ?? { id }));
 const since = (ms) => (ms ? span(now() - ms) : "–");
-const labels = (one) =>
-  one &&
-  Object.entries(one.labels)
-    .map((pair) => pair.join("="))
-    .join(", ");
-const words = (first, small) => [first, small ? h("div", { class: "dim small" }, small) : null];
+const labels = (one) => Object.entries(one?.labels ?? {}).map(([key, value]) => `${key}=${value} `);
+const words = (first, small) => [first, small?.length ? h("div", { class: "dim small" }, small) : null];
 
 /** A table of columns: a head, and what makes a row's cell. */
 const grid = (columns, rows, key) =>
@@ -63,10 +59,11 @@ export function mount(root) {
 
   async function ask() {
     try {
-      [neighbors, theirs] = await Promise.all([
+      const [known, sent] = await Promise.all([
         get("/v1/neighbors", { signal }),
         get(`/v1/jobs?label=home&limit=${HERE_MAX}`, { signal }),
       ]);
+      [neighbors, theirs] = [known, sent.filter((job) => mark(job)[0])];
       if (seq !== cluster.status?.last_seq) {
         seq = cluster.status?.last_seq;
         const path = /** @type {const} */ (`/v1/ledger?${query("tenant", DAYS, Math.ceil(now()))}`);
@@ -82,20 +79,15 @@ export function mount(root) {
     if (!shared || signal.aborted) return;
     const guests = shared.guests.filter((name) => !neighbors.some((one) => one.name === name));
     const bare = !neighbors.length && !guests.length;
-    const cut = neighbors.filter((one) => one.problem).map((one) => one.name);
-    const texts = [
-      ...(cut.length ? [`No contact with ${cut.join(", ")}`] : []),
-      `${plural(count(), "job")} of ours there`,
-      `${plural(theirs.length, "job")} of theirs here`,
-    ];
-    replace(
-      facts,
-      bare
-        ? empty("This cluster has no neighbors. Another cluster invites it with:", "shoal neighbor invite NAME")
-        : verdict(texts.join("; "), cut.length ? "bad" : "ok"),
-    );
     for (const card of cards) card.hidden = bare;
-    if (bare) return;
+    if (bare) {
+      const text = "This cluster has no neighbors. Another cluster invites it with:";
+      return replace(facts, empty(text, "shoal neighbor invite NAME"));
+    }
+    const cut = neighbors.filter((one) => one.problem).map((one) => one.name);
+    const text = `${plural(count(), "job")} of ours there; ${plural(theirs.length, "job")} of theirs here`;
+    const sentence = cut.length ? `No contact with ${cut.join(", ")}; ${text}` : text;
+    replace(facts, verdict(sentence, cut.length ? "bad" : "ok"));
     const filled = [clusters(guests), ourJobs(), theirJobs(), moves()];
     for (const [at, parts] of filled.entries()) replace(cards[at], h("h2", {}, cards[at].ariaLabel), parts);
   }
@@ -111,6 +103,9 @@ export function mount(root) {
       ...neighbors.map(rowOf),
       ...guests.map((name) => ({ name, looks: ["idle", "Only sends jobs"] })),
     ];
+    const owed = (one) => amount(book.owed, (row) => row.neighbor === one.name, one.currency);
+    const used = (name) =>
+      amount(book?.rows, (row) => row.key === name && shared.guests.includes(name), book?.currency);
     const button = (one) => h("button", { class: "danger", onclick: () => remove(one) }, "Remove");
     const columns = [
       ["Cluster", (row) => words(h("b", {}, row.name || "This cluster"), labels(row.one))],
@@ -134,36 +129,18 @@ export function mount(root) {
   function rowOf(one) {
     const unheard = one.heard_ms_ago < 0;
     const last = unheard ? "" : ` (last heard ${span(one.heard_ms_ago)} ago)`;
-    const looks = unheard ? ["joining", "Not heard yet"] : ["ready", "Reachable"];
-    return {
-      name: one.name,
-      one,
-      offers: unheard ? null : one,
-      looks: one.problem ? ["down", "No contact"] : looks,
-      bad: one.problem && one.problem + last,
-    };
+    const row = { name: one.name, one, offers: unheard ? null : one };
+    if (one.problem) return { ...row, looks: ["down", "No contact"], bad: one.problem + last };
+    return { ...row, looks: unheard ? ["joining", "Not heard yet"] : ["ready", "Reachable"] };
   }
 
-  /** In money if there is a price. */
-  const amount = (rows, currency) => {
-    const cost = sum(rows, (one) => one.cost ?? 0);
+  /** In money if there is a price for all of it. */
+  function amount(all, counts, currency) {
+    const rows = (all ?? []).filter(counts);
+    const cost = rows.every((one) => one.cost !== null) && sum(rows, (one) => one.cost);
     const hours = sum(rows, (one) => one.gpu_ms) / HOUR_MS;
     return cost && currency ? money(cost, currency) : hours ? `${short(hours)} GPU-h` : null;
-  };
-  /** As the neighbor has counted it.
-   * @param {Api.NeighborView} one */
-  const owed = ({ name, currency }) =>
-    amount(
-      book.owed.filter((debt) => debt.neighbor === name),
-      currency,
-    );
-  const used = (name) =>
-    shared.guests.includes(name) &&
-    book &&
-    amount(
-      book.rows.filter((one) => one.key === name),
-      book.currency,
-    );
+  }
 
   /** @param {Api.NeighborView} one */
   async function remove(one) {
@@ -215,7 +192,8 @@ export function mount(root) {
   const taken = (why) => why && `Being taken back: ${why}`;
 
   /** The neighbor that has sent the job; or its tenant, if ours do not go there. */
-  const sender = (job) => neighbors.find((one) => one.cluster === mark(job)[0])?.name ?? job.tenant;
+  const sender = (job) =>
+    neighbors.find((one) => one.cluster === mark(job)[0] && shared.guests.includes(job.tenant))?.name ?? job.tenant;
 
   function theirJobs() {
     const columns = [

@@ -94,12 +94,13 @@ def neighbor(
 def _add(client: Client, url: str, token: str | None, called: str | None, json: bool) -> None:
     from shoal.cli.screen import show
     from shoal.cli.verbs.login import name_of
+    from shoal.model.neighbor_views import NewNeighbor
 
     if not url or not token:
         text = "run the line that the other cluster printed for: shoal neighbor invite"
         raise Failure(f"add: needs a URL and --token; {text}", USAGE)
     name = called or name_of(url)
-    view = client.set_neighbor(name, url, token)
+    view = client.set_neighbor(name, NewNeighbor(url=url, token=token))
     if json:
         show.as_json(view)
         return
