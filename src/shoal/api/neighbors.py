@@ -31,7 +31,8 @@ from shoal.ports import StoreError
 if TYPE_CHECKING:
     from shoal.control.neighboring.driver import Neighboring
     from shoal.control.neighboring.known import Known
-    from shoal.control.neighboring.site import OffersSeen, Site
+    from shoal.control.neighboring.site import Site
+    from shoal.model.offers import OffersView
 
 NAME_CHARACTERS_MAX = 40
 SHOWN_MAX = 100  # jobs of one neighbor
@@ -69,7 +70,7 @@ class Neighbors:
         _refuse(loop.cluster, loop.neighboring, name, known)
         driver = loop.neighboring or start(loop, stores.settings, {})
         try:
-            await driver.put(name, msgspec.structs.replace(known, since_ms=loop.clock.now_ms()))
+            await driver.put(name, known)
         except StoreError as error:
             if not driver.sites:
                 driver.close()
@@ -113,7 +114,7 @@ class Neighbors:
         return Done(id=name, note=answer.note if jobs else "")
 
 
-async def _asked(data: NewNeighbor) -> tuple[Known, OffersSeen]:
+async def _asked(data: NewNeighbor) -> tuple[Known, OffersView]:
     """It answers, with the certificate that the token names, and accepts the token."""
     from shoal.control.neighboring.known import Known, problem_with_version
     from shoal.control.neighboring.site import offers_of

@@ -39,6 +39,7 @@ from shoal.model.neighbor import (
     marked,
     spec_there,
 )
+from shoal.model.offers import OffersView
 
 log = logging.getLogger("shoal.neighbors")
 
@@ -69,26 +70,6 @@ class Plan(NamedTuple):
 
     asked: list[tuple[str, JobSpec]]
     out: list[Out]
-
-
-class OffersSeen(msgspec.Struct):
-    """What of an answer to offers matters here."""
-
-    class One(msgspec.Struct):
-        start_ms: int | None = None
-        why: str = ""
-        price: float | None = None
-
-    offers: list[One]
-    now_ms: int
-    version: str
-    gpus: int = 0
-    gpus_free: int = 0
-    cluster: str = ""
-    currency: str = ""
-    waiting: int = 0
-    price: float | None = None
-    labels: dict[str, str] = {}
 
 
 class Seen(msgspec.Struct):
@@ -133,7 +114,7 @@ class Site:
         self.wire = Wire(known.url, known.token, known.certificate)
         self.carrier = Carrier(loop, cluster, name, self.wire)
         self.task: asyncio.Task[NeighborReport] | None = None
-        self.offers: OffersSeen | None = None  # the newest
+        self.offers: OffersView | None = None  # the newest
         self.heard_ms = self.round_trip_ms = 0
         self.problem = ""
         self.there: dict[tuple[str, int], There] = {}
@@ -414,9 +395,9 @@ class Site:
                 await self.wire.ask(Anything, JobCalls.cancel, one.id)
 
 
-async def offers_of(wire: Wire, shapes: list[JobSpec]) -> OffersSeen:
+async def offers_of(wire: Wire, shapes: list[JobSpec]) -> OffersView:
     """What it says of itself is shown to people."""
-    found = await wire.ask(OffersSeen, ClusterCalls.offers, shapes)
+    found = await wire.ask(OffersView, ClusterCalls.offers, shapes)
     labels = list(found.labels.items())[:LABELS_MAX]
     return msgspec.structs.replace(
         found,
