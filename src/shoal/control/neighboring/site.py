@@ -148,10 +148,7 @@ class Site:
                 jobs = await self._follow(plan.out)
                 offers = await self._offers(plan.asked)
         except (ShoalError, TimeoutError) as error:
-            self._pause_s = min(PAUSE_S_MAX, self._pause_s * 2 or PAUSE_S)
-            self._not_before = time.monotonic() + self._pause_s
-            self.problem = one_line(str(error) or "it has not answered in time", TEXT_MAX)
-            return NeighborReport(name=self.name, problem=self.problem)
+            return self.failed(str(error) or "it has not answered in time")
         self._pause_s, self.problem = 0.0, ""
         self.heard_ms = self._loop.clock.now_ms()
         self.round_trip_ms, self.wire.fastest_ms = self.wire.fastest_ms, 0
@@ -166,6 +163,13 @@ class Site:
             offers=offers,
             jobs=tuple(jobs),
         )
+
+    def failed(self, problem: str) -> NeighborReport:
+        """It is asked again after a pause."""
+        self._pause_s = min(PAUSE_S_MAX, self._pause_s * 2 or PAUSE_S)
+        self._not_before = time.monotonic() + self._pause_s
+        self.problem = one_line(problem, TEXT_MAX)
+        return NeighborReport(name=self.name, problem=self.problem)
 
     # -- what it would do ------------------------------------------------------------------------
 
