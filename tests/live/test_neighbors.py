@@ -379,7 +379,15 @@ class Liar(BaseHTTPRequestHandler):
                 time.sleep(3600)
             offers = [{"start_ms": 0, "price": 0.0, "why": "\x1b[31m"}] * (len(asked) + 5)
             self._answer(
-                {"offers": offers, "now_ms": 1, "version": __version__, "cluster": self.cluster}
+                {
+                    "offers": offers,
+                    "now_ms": -(10**15),
+                    "version": __version__,
+                    "gpus": 10**18,
+                    "gpus_free": -1,
+                    "cluster": self.cluster,
+                    "labels": {"region" * 1000: "\x1b[31m"},
+                }
             )
         elif self.does == "floods":
             self.send_response(201)

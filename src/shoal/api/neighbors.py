@@ -39,7 +39,8 @@ from shoal.ports import StoreError
 if TYPE_CHECKING:
     from shoal.control.neighboring.driver import Neighboring
     from shoal.control.neighboring.known import Known
-    from shoal.control.neighboring.site import OffersSeen, Site
+    from shoal.control.neighboring.site import Site
+    from shoal.model.offers import OffersView
 
 NAME_CHARACTERS_MAX = 40
 SHOWN_MAX = 100  # jobs of one neighbor
@@ -91,7 +92,7 @@ class Neighbors:
         _refuse(loop.cluster, loop.neighboring, name, known)
         driver = loop.neighboring or start(loop, stores.settings, {})
         try:
-            await driver.put(name, msgspec.structs.replace(known, since_ms=loop.clock.now_ms()))
+            await driver.put(name, known)
         except StoreError as error:
             if not driver.sites:
                 driver.close()
@@ -107,24 +108,38 @@ class Neighbors:
         return GoneView(name=name, lines=gone_lines(name, jobs), jobs=[job.id for job in jobs])
 
     @handles(ClusterCalls.remove_neighbor)
-    async def remove(self, request: Request, reach: Reach, name: str, gone: bool = False) -> Done:
-        loop, jobs = reach.loop, _known(reach, name)
+    async def remove(
+        self,
+        request: Request,
+        reach: Reach,
+        stores: Stores | None,
+        name: str,
+        gone: bool = False,
+    ) -> Done:
+        loop, jobs, known = reach.loop, _known(reach, name), None
         note(request.scope, on=name)
         if jobs and not gone:
             there = f"{plural(len(jobs), 'job')} of ours {'are' if len(jobs) > 1 else 'is'} there"
             fix = "cancel or await them, or declare it gone: shoal neighbor remove --gone"
             raise Refusal(422, f"{there}, first {jobs[0].id}; {fix} {name}", "name")
         if loop.neighboring is not None:
+            known = loop.neighboring.known.get(name)
             await loop.neighboring.remove(name)
         await loop.request(Nothing())  # its last report is taken in: it gets nothing after that
+        await loop.settled()
+        if not gone and known is not None and stores is not None and _jobs_at(reach, name):
+            from shoal.control.neighboring.driver import start
+
+            await (loop.neighboring or start(loop, stores.settings, {})).put(name, known)
+            raise Refusal(422, f"a job of ours has just gone to {name}; try again", "name")
         answer = accepted(await loop.request(DeclareGone(name, reach.name)))
         return Done(id=name, note=answer.note if jobs else "")
 
 
-async def _asked(data: NewNeighbor) -> tuple[Known, OffersSeen]:
+async def _asked(data: NewNeighbor) -> tuple[Known, OffersView]:
     """It answers, with the certificate that the token names, and accepts the token."""
     from shoal.control.neighboring.known import Known, problem_with_version
-    from shoal.control.neighboring.site import OffersSeen
+    from shoal.control.neighboring.site import offers_of
     from shoal.control.neighboring.wire import Wire
 
     secret, dot, pin = data.token.strip().partition(".")
@@ -139,7 +154,7 @@ async def _asked(data: NewNeighbor) -> tuple[Known, OffersSeen]:
             endpoint = await asyncio.to_thread(pinned, endpoint, transport.read_fingerprint(pin))
         wire = Wire(endpoint.url, secret, endpoint.certificate)
         try:
-            offers = await wire.ask(OffersSeen, ClusterCalls.offers, [])
+            offers = await offers_of(wire, [])
         finally:
             wire.close()
     except ValueError:
@@ -248,7 +263,7 @@ def view_of(reach: Reach, site: Site) -> NeighborView:
         jobs=[there_view(site, job) for job in shown],
     )
     if offers is not None:
-        view.version, view.currency = offers.version[:20], offers.currency[:10]
+        view.version, view.currency = offers.version, offers.currency
         view.gpus, view.gpus_free = offers.gpus, offers.gpus_free
         view.waiting, view.price = offers.waiting, offers.price
         some = list(offers.labels.items())[:LABELS_MAX]

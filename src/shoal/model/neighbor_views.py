@@ -19,6 +19,9 @@ class NewNeighbor(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     url: Annotated[str, msgspec.Meta(max_length=URL_CHARACTERS_MAX)]
     token: Annotated[str, msgspec.Meta(max_length=400)]
 
+    def __repr__(self) -> str:  # a traceback must not show the token
+        return f"NewNeighbor({self.url!r})"
+
 
 class ThereView(msgspec.Struct, kw_only=True):
     """A job of ours there. `id`: its name there; empty: it is not known to have come. `state`: as

@@ -177,7 +177,7 @@ class Neighboring:
             return None
         except Exception:
             log.exception("a round with %s failed", site.name)
-            report = NeighborReport(name=site.name, problem="the round with it failed; see the log")
+            report = site.failed("a round with it failed; the log (controller.log) has the details")
         if report.problem and site.silent:
             self._loop.alarms.raise_(cause, f"neighbor {site.name}: {report.problem}")
         elif not report.problem:
@@ -191,7 +191,7 @@ class Neighboring:
         away = job.away
         site = self.sites.get(away.neighbor) if away is not None else None
         there = site.there.get((job.id, job.attempt)) if site is not None else None
-        if site is None or there is None or not there.id or not there.attempt:
+        if site is None or site.problem or there is None or not there.id or not there.attempt:
             await asyncio.sleep(min(wait_s, 1.0))
             return
         ref = MemberRef(job.id, job.attempt, member)

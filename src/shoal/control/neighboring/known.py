@@ -21,7 +21,6 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     token: str
     certificate: str = ""
     cluster: str = ""
-    since_ms: int = 0
 
     def __repr__(self) -> str:  # a traceback must not show the token
         return f"Known({self.url})"

@@ -39,6 +39,7 @@ from shoal.model.neighbor import (
     marked,
     spec_there,
 )
+from shoal.model.offers import OffersView
 
 log = logging.getLogger("shoal.neighbors")
 
@@ -49,6 +50,7 @@ LISTED_MAX = 5_000
 FAILURES_MAX = 200  # to fetch what a job left, while its neighbor answers
 STRANGERS_S = 30.0  # between two looks for jobs of ours there that we do not know
 PAUSE_S, PAUSE_S_MAX = 1.0, 15.0  # after a failure
+LABELS_MAX = 32
 AMOUNT_MAX = 10**15  # of whatever a neighbor counts
 
 
@@ -68,26 +70,6 @@ class Plan(NamedTuple):
 
     asked: list[tuple[str, JobSpec]]
     out: list[Out]
-
-
-class OffersSeen(msgspec.Struct):
-    """What of an answer to offers matters here."""
-
-    class One(msgspec.Struct):
-        start_ms: int | None = None
-        why: str = ""
-        price: float | None = None
-
-    offers: list[One]
-    now_ms: int
-    version: str
-    gpus: int = 0
-    gpus_free: int = 0
-    cluster: str = ""
-    currency: str = ""
-    waiting: int = 0
-    price: float | None = None
-    labels: dict[str, str] = {}
 
 
 class Seen(msgspec.Struct):
@@ -132,7 +114,7 @@ class Site:
         self.wire = Wire(known.url, known.token, known.certificate)
         self.carrier = Carrier(loop, cluster, name, self.wire)
         self.task: asyncio.Task[NeighborReport] | None = None
-        self.offers: OffersSeen | None = None  # the newest
+        self.offers: OffersView | None = None  # the newest
         self.heard_ms = self.round_trip_ms = 0
         self.problem = ""
         self.there: dict[tuple[str, int], There] = {}
@@ -166,10 +148,7 @@ class Site:
                 jobs = await self._follow(plan.out)
                 offers = await self._offers(plan.asked)
         except (ShoalError, TimeoutError) as error:
-            self._pause_s = min(PAUSE_S_MAX, self._pause_s * 2 or PAUSE_S)
-            self._not_before = time.monotonic() + self._pause_s
-            self.problem = one_line(str(error) or "it has not answered in time", TEXT_MAX)
-            return NeighborReport(name=self.name, problem=self.problem)
+            return self.failed(str(error) or "it has not answered in time")
         self._pause_s, self.problem = 0.0, ""
         self.heard_ms = self._loop.clock.now_ms()
         self.round_trip_ms, self.wire.fastest_ms = self.wire.fastest_ms, 0
@@ -177,19 +156,26 @@ class Site:
         return NeighborReport(
             name=self.name,
             clock_ms=self.offers.now_ms,
-            gpus=amount(self.offers.gpus),
-            gpus_free=amount(self.offers.gpus_free),
+            gpus=self.offers.gpus,
+            gpus_free=self.offers.gpus_free,
             round_trip_ms=self.round_trip_ms,
-            shoal=one_line(self.offers.version, 40),
+            shoal=self.offers.version,
             offers=offers,
             jobs=tuple(jobs),
         )
+
+    def failed(self, problem: str) -> NeighborReport:
+        """It is asked again after a pause."""
+        self._pause_s = min(PAUSE_S_MAX, self._pause_s * 2 or PAUSE_S)
+        self._not_before = time.monotonic() + self._pause_s
+        self.problem = one_line(problem, TEXT_MAX)
+        return NeighborReport(name=self.name, problem=self.problem)
 
     # -- what it would do ------------------------------------------------------------------------
 
     async def _offers(self, asked: Sequence[tuple[str, JobSpec]]) -> tuple[Offer, ...]:
         shapes = [shape_of(spec) for _, spec in asked]
-        found = await self.wire.ask(OffersSeen, ClusterCalls.offers, shapes)
+        found = await offers_of(self.wire, shapes)
         if problem := problem_with_version(found.version):
             raise ShoalError(problem)
         if self.known.cluster != found.cluster:
@@ -282,17 +268,20 @@ class Site:
             if not await self._ready(out, there):
                 return None
             return await self._submit(out)
-        seen = row
-        if seen is None:
-            try:
-                seen = await self.wire.ask(Seen, JobCalls.job, there.id)
-            except ShoalError as error:
-                if error.status == NOT_FOUND:
-                    raise ShoalError(f"it does not know {there.id} any more") from None
-                raise
+        seen = row or await self._found(there.id)
+        if seen is None or seen.labels.get(HOME) != mark_of(self._cluster, out.job, out.attempt):
+            raise ShoalError(f"it does not know {there.id} any more")
         if out.away.until_there_ms > there.until_ms and seen.finished_ms is None:
             await self._renew(there, out.away.until_there_ms)
         return seen
+
+    async def _found(self, id_: str) -> Seen | None:
+        try:
+            return await self.wire.ask(Seen, JobCalls.job, id_)
+        except ShoalError as error:
+            if error.status != NOT_FOUND:
+                raise
+            return None
 
     async def _renew(self, there: There, until_ms: int) -> None:
         try:
@@ -408,6 +397,23 @@ class Site:
                 self._loop.check()
                 log.warning("%s at %s is not known here; it is cancelled", one.id, self.name)
                 await self.wire.ask(Anything, JobCalls.cancel, one.id)
+
+
+async def offers_of(wire: Wire, shapes: list[JobSpec]) -> OffersView:
+    """What it says of itself is shown to people."""
+    found = await wire.ask(OffersView, ClusterCalls.offers, shapes)
+    labels = list(found.labels.items())[:LABELS_MAX]
+    return msgspec.structs.replace(
+        found,
+        version=one_line(found.version, 20),
+        cluster=one_line(found.cluster, 16),
+        currency=one_line(found.currency, 10),
+        labels={one_line(key, 64): one_line(value, 64) for key, value in labels},
+        now_ms=amount(found.now_ms),
+        gpus=amount(found.gpus),
+        gpus_free=amount(found.gpus_free),
+        waiting=amount(found.waiting),
+    )
 
 
 def shape_of(spec: JobSpec) -> JobSpec:

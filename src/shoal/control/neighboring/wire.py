@@ -134,7 +134,7 @@ class Wire:
             return _decoded(kind, bytes(body))
         except (msgspec.DecodeError, UnicodeDecodeError):
             text = f"{self.url} does not answer as a Shoal that takes jobs of others"
-            raise Unreachable(f"{text}; is it 0.7 or newer?") from None
+            raise Unreachable(f"{text}; upgrade it") from None
 
 
 class Anything(msgspec.Struct):
