@@ -132,6 +132,9 @@ def renewals(round_: Round, inventories: list[NodeReport]) -> list[Renew]:
     ]
 
 
+# -- what always holds, in code that shares nothing with the code above ----------------------------
+
+
 def lease_violation(state: State) -> str:
     """Each lease is waited for, and the first in line is one that has to end."""
     due = set(state.leases)
