@@ -44,6 +44,10 @@ class LeaseTruth:
         if self._timeline.now_ms > until_ms + LATE_MS:
             raise Untruth(f"a node ends the lease of {job} too late")
 
+    def has_lapsed(self, job: str) -> bool:
+        """A node has stopped a member of it at the end of a lease that was renewed too late."""
+        return job in self._lapsed
+
     def may_be_cancelled(self, event: JobFinished) -> bool:
         return self._over(event)
 

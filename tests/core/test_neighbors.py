@@ -582,6 +582,15 @@ def test_many_jobs_that_nobody_takes_do_not_keep_others_from_being_offered(home:
     assert asked == jobs
 
 
+def test_what_is_free_there_is_offered_to_many_and_taken_once(home: Home) -> None:
+    full(home)
+    jobs = [home.submit(gpus=2, cluster="any") for _ in range(5)]
+    offers = tuple(Offer(job=job, start_ms=0) for job in jobs)
+    home.step(neighbors=[home.word("b", offers=offers, gpus=8, gpus_free=5)])
+    assert [home.job(job).phase for job in jobs] == [Phase.AWAY] * 2 + [Phase.WAITING] * 3
+    assert "b: would start it in a moment" in home.why(jobs[2])
+
+
 def test_a_price_below_nothing_is_met_by_nobody(home: Home) -> None:
     full(home)
     job = home.submit(gpus=1, cluster="price<0")

@@ -184,7 +184,7 @@ def gpus_there(state: State, neighbor: str) -> int:
 
 def hand_over(round_: Round, reports: tuple[NeighborReport, ...]) -> None:
     """Jobs that wait after this step's placements go where they would start first, of equal starts
-    where they cost least. Only offers that have just come count."""
+    where they cost least. Only offers that have just come count, and not two for the same GPUs."""
     if not reports or round_.more:
         return
     best: dict[str, tuple[int, int, str, Offer]] = {}
@@ -197,11 +197,18 @@ def hand_over(round_: Round, reports: tuple[NeighborReport, ...]) -> None:
                     continue
                 if offer.job not in best or rank[:3] < best[offer.job][:3]:
                     best[offer.job] = rank
-    clocks = {report.name: report.clock_ms for report in reports}
-    for job_id, (_, _, neighbor, offer) in best.items():
+    spoke = {report.name: report for report in reports}
+    free = {report.name: report.gpus_free for report in reports if report.gpus}
+    for job_id, (start_ms, _, neighbor, offer) in best.items():
         job = round_.state.jobs[job_id]
-        if not why_not(round_.state, round_.policy, job, neighbor, round_.now_ms):  # still room
-            _hand(round_, job, neighbor, offer, clocks[neighbor])
+        if why_not(round_.state, round_.policy, job, neighbor, round_.now_ms):
+            continue  # those before it have taken our share
+        gpus = job.spec.gpus * job.spec.members
+        if not start_ms and neighbor in free and gpus:
+            if gpus > free[neighbor]:
+                continue  # they have taken what is free there; it asks again
+            free[neighbor] -= gpus
+        _hand(round_, job, neighbor, offer, spoke[neighbor].clock_ms)
 
 
 def _still_waits(state: State, job_id: str) -> Job | None:
