@@ -13,15 +13,18 @@ trips. The last line is one JSON object.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import random
+import signal
 import statistics
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -29,12 +32,15 @@ from typing import Any
 import msgspec
 from harness.distance import Line, line
 from harness.waiting import until
-from tests.live.cluster import Live, live_cluster, virtual_nodes
 
 from bench.figures import machine
-from shoal.client import Address
-from shoal.control.home import ClusterConfig
+from shoal.client import Address, Client
+from shoal.control.home import ClusterConfig, Home
+from shoal.control.lifecycle import bring_up, take_down
 from shoal.model.identity import Role
+from shoal.model.job import JobSpec
+from shoal.model.neighbor_views import NewNeighbor
+from shoal.model.node import NodeSpec
 from shoal.model.people import NewToken
 
 NAMES = ("a", "b", "c")
@@ -68,11 +74,46 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if not found["faults"]["wrong"] else 1
 
 
-def _cluster() -> Any:
-    return live_cluster(config=ClusterConfig(nodes=virtual_nodes(1, GPUS), host="0.0.0.0", port=0))
+class Site:
+    """A cluster that is up."""
+
+    def __init__(self, home: Home) -> None:
+        self.home = home
+        self.client = Client.at_home(home.path, patience_s=120)
+
+    def run(self, script: str, **fields: Any) -> str:
+        env = {"PATH": os.environ.get("PATH", os.defpath)}
+        wanted = {"command": ("sh", "-c", script), "env": env, **fields}
+        return self.client.submit(msgspec.convert(wanted, JobSpec)).id
+
+    def wait(self, job: str, timeout_s: float = END_S) -> str:
+        """Its state when it has ended."""
+        deadline = time.monotonic() + timeout_s
+        while (view := self.client.job(job, wait_for="finished", wait_s=10)).finished_ms is None:
+            assert time.monotonic() < deadline, f"{job} is {view.state}: {view.why}"
+        return view.state
+
+    def kill_controller(self) -> None:
+        address = msgspec.json.decode(self.home.address.read_bytes(), type=Address)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(address.pid, signal.SIGKILL)
 
 
-def _joined(stack: ExitStack, clusters: dict[str, Live]) -> dict[tuple[str, str], Line]:
+@contextlib.contextmanager
+def _cluster() -> Iterator[Site]:
+    node = NodeSpec(id="n1", gpus=GPUS, cpu_milli=16_000, memory_mb=4_000)
+    with tempfile.TemporaryDirectory(prefix="shoal-bench-") as path:
+        home = Home(Path(path))
+        bring_up(home, ClusterConfig(nodes=(node,), host="0.0.0.0", port=0), lambda _: None)
+        try:
+            site = Site(home)
+            yield site
+            site.client.close()
+        finally:
+            take_down(home, lambda _: None)
+
+
+def _joined(stack: ExitStack, clusters: dict[str, Site]) -> dict[tuple[str, str], Line]:
     """Each knows both others, by lines of their own for each direction."""
     lines: dict[tuple[str, str], Line] = {}
     for host in NAMES:
@@ -92,11 +133,11 @@ def _joined(stack: ExitStack, clusters: dict[str, Live]) -> dict[tuple[str, str]
             lines[home, host] = stack.enter_context(line(("127.0.0.1", port), one_way_s))
             url = f"https://127.0.0.1:{lines[home, host].address[1]}"
             secret = f"{token.secret}.{address.fingerprint.removeprefix('sha256:')}"
-            clusters[home].client.set_neighbor(host, url, secret)
+            clusters[home].client.set_neighbor(host, NewNeighbor(url=url, token=secret))
     return lines
 
 
-def handover(clusters: dict[str, Live], folder: Path, count: int) -> dict[str, float]:
+def handover(clusters: dict[str, Site], folder: Path, count: int) -> dict[str, float]:
     """From the submission to the job's first line, one job after the other."""
     home, far_s = clusters["a"], ROUND_TRIPS_S["a", "c"]
     took: dict[str, list[float]] = {"": [], "c": []}
@@ -118,7 +159,7 @@ def handover(clusters: dict[str, Live], folder: Path, count: int) -> dict[str, f
 
 
 def faults(
-    clusters: dict[str, Live],
+    clusters: dict[str, Site],
     lines: dict[tuple[str, str], Line],
     folder: Path,
     asked: argparse.Namespace,
@@ -177,7 +218,7 @@ def _cuts(
 
 def _kills(
     seed: int,
-    clusters: dict[str, Live],
+    clusters: dict[str, Site],
     asked: argparse.Namespace,
     over: threading.Event,
     counts: Counter[str],
@@ -191,7 +232,7 @@ def _kills(
 
 
 def _judged(
-    clusters: dict[str, Live], folder: Path, jobs: dict[str, tuple[str, str]], counts: Counter[str]
+    clusters: dict[str, Site], folder: Path, jobs: dict[str, tuple[str, str]], counts: Counter[str]
 ) -> dict[str, Any]:
     wrong: list[str] = []
     moved = 0
@@ -208,7 +249,7 @@ def _judged(
     return {"jobs": len(jobs), "moved": moved, **counts, "wrong": len(wrong)}
 
 
-def _held(cluster: Live) -> int:
+def _held(cluster: Site) -> int:
     return sum(len(view.jobs) for view in cluster.client.neighbors())
 
 

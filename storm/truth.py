@@ -311,9 +311,9 @@ class Truth(Witness):
         if event.fault:
             self.jobs[event.job].faulted.add(event.attempt)
         lapsed = life is not None and life.stopped and self.leases.has_lapsed(event.job)
-        if life is not None and life.how not in (End.VANISHED, End.STOPPED, End.LOST):
-            if not lapsed:  # its node had told it to end, so how it ended is no result
-                raise Untruth(f"{ref} is said to be lost, but {life}")
+        lost = life is None or life.how in (End.VANISHED, End.STOPPED, End.LOST)
+        if not lost and not lapsed:  # its node had told it to end, so how it ended is no result
+            raise Untruth(f"{ref} is said to be lost, but {life}")
 
     def _job_requeued(self, event: JobRequeued) -> None:
         self._must_be_over(event.job, event.attempt)

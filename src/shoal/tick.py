@@ -415,8 +415,8 @@ class Tick:
             return self._of_nodes(trial), []
         looked, self._looked_up = self._looked_up, []
         kept = [(one.request, one.reply) for one in looked if _is_open(one)]
-        unheard = self.doubts.unheard(now_ms)
-        heard = self._of_nodes({*self._reports, *(node for node, _ in self._gone)} - unheard)
+        spoke = {*self._reports, *(node for node, _ in self._gone)}
+        heard = self._of_nodes(spoke - self.doubts.unheard(now_ms))
         report = msgspec.structs.replace(
             heard,
             requests=tuple(request for request, _ in kept),
@@ -430,8 +430,7 @@ class Tick:
             copied=tuple(self._copied.values()),
         )
         self._spendings, self._ends, self._loads = (), {}, {}
-        self._supplies, self._still, self._copied = {}, {}, {}
-        self._neighbors = {}
+        self._supplies, self._neighbors, self._still, self._copied = {}, {}, {}, {}
         return report, kept
 
     def _of_nodes(self, nodes: Container[str]) -> Report:
@@ -457,7 +456,6 @@ class Tick:
         self._gone |= {(one.node, one.incarnation): one for one in report.gone}
         self._loads |= {one.service: one for one in report.services}
         self._supplies |= {one.engine: one for one in report.supplies}
-        self._neighbors = {one.name: one for one in report.neighbors} | self._neighbors
         self._copied |= {one.job: one for one in report.copied}
         self._spendings = self._spendings or report.spendings
 
@@ -467,9 +465,8 @@ class Tick:
             return Looked(request, reply)
         if isinstance(request, Retry):
             return Looked(self._with_record(log, request), reply)
-        job_id = None
-        if request.key and request.key not in self.state.keys:
-            job_id = log.keyed(request.key)
+        unknown = request.key and request.key not in self.state.keys
+        job_id = log.keyed(request.key) if unknown else None
         if not isinstance(request, RunSchedule):
             self._look_up_ends(log, request)
         if job_id is None:
@@ -483,17 +480,15 @@ class Tick:
         for job in jobs:
             for one in conditions(job.spec.after):
                 known = self.state.live(one.job) is not None or self.state.pending(one.job)
-                if not known and one.job not in self._ends:
-                    ended = log.ended(one.job)
-                    if ended is not None:
-                        self._ends[one.job] = ended
+                asked = not known and one.job not in self._ends
+                if asked and (ended := log.ended(one.job)) is not None:
+                    self._ends[one.job] = ended
 
     def _with_record(self, log: EventLog, request: Retry) -> Retry:
         """An array that has finished is in the store; only here it is certain that it still is."""
         array = array_of(request.job) or request.job
-        if array in self.state.arrays:
-            return request
-        return msgspec.structs.replace(request, record=log.job(array))
+        live = array in self.state.arrays
+        return request if live else msgspec.structs.replace(request, record=log.job(array))
 
 
 def _is_open(looked: Looked) -> bool:
@@ -517,8 +512,6 @@ def _refuse(replies: list[Reply], error: Exception) -> None:
 
 
 # Nodes whose reports break a step: found by halves, and set aside for a while, by name.
-
-
 # The state may be different soon, and the grace time of its jobs should not be over before it is
 # tried again; but a node that breaks a step each time must not do so often.
 ASIDE_FIRST_MS = 10_000

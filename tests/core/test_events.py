@@ -70,6 +70,7 @@ from shoal.core.state.events.queue import (
     JobReserved,
     JobSubmitted,
     JobUnclaimed,
+    JobUnreserved,
     JobWaited,
 )
 from shoal.core.state.events.runs import (
@@ -189,6 +190,10 @@ SENTENCES: list[tuple[Event, str]] = [
     (
         JobClaimed(at_ms=0, job="j1", slices=(Slice("n1"), Slice("n1")), why="j2 is stopped"),
         "j1 is having room made on n1: j2 is stopped",
+    ),
+    (
+        JobUnreserved(at_ms=0, job="j1", why="lab holds 2 of at most 2 GPUs"),
+        "j1 no longer has room reserved: lab holds 2 of at most 2 GPUs",
     ),
     (
         JobUnclaimed(at_ms=0, job="j1", why="n1 is lost"),

@@ -46,7 +46,7 @@ def owing(home: Home) -> None:
     home.ended(other, "cancelled", gpu_ms=50, money=1)  # by the neighbor: it came back
     home.wait(HOUR_MS)
     home.offered(other)
-    home.wait(1_000)
+    home.wait(2_000)
     home.ended(other, gpu_ms=4_000, money=2_000_000, started=True)
     home.ended(home.send(tenant="red"))  # used nothing
 

@@ -106,7 +106,8 @@ def same_as(booked: BookState, state: State) -> None:
         assert free == room.gpu_milli, node.id
         assert (mine.away is None) == node.schedulable, node.id
         assert bool(mine.reserved) == (node.index in reserved), node.id
-    standing = {job.id for job in map(state.job_numbered, state.queue.lane) if job.spec.gpus}
+    stands = (*state.queue.lane, *state.queue.capped_lane)
+    standing = {job.id for job in map(state.job_numbered, stands) if job.spec.gpus}
     held = {job.id for job in map(state.job_numbered, state.queue.held) if wants_gpus_here(job)}
     # Their time came while no controller was there: the next step lets them into the queue.
     due = [number for at_ms, number in state.queue.delayed if at_ms <= booked.now_ms]

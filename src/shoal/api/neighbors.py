@@ -16,7 +16,6 @@ from shoal.api.http import Request
 from shoal.api.offers import lowest, rates_of
 from shoal.api.problems import Refusal, accepted
 from shoal.api.reach import Reach
-from shoal.api.views import guests
 from shoal.calls.cluster import ClusterCalls
 from shoal.calls.histories import SharedView
 from shoal.client import transport
@@ -65,7 +64,7 @@ class Neighbors:
         return SharedView(
             price=lowest(rates_of(reach.loop.state, prices)),
             currency=prices.currency,
-            guests=sorted(guests(reach)),
+            guests=sorted(reach.guests()),
             moved=published(moved),
         )
 

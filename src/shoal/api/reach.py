@@ -116,6 +116,11 @@ class Reach:
     def holders(self, job: Job) -> str:
         return holders_text(self.loop.state, job, self.sees, self.loop.policy.others)
 
+    def guests(self) -> set[str]:
+        """Tenants of clusters that may send jobs."""
+        tokens = self.loop.state.identity.tokens.values()
+        return {one.tenant for one in tokens if one.only and self.who.sees(one.tenant)}
+
     def waits(self) -> list[str]:
         loop, who = self.loop, self.who
         own = "" if who.sees_all else who.tenant

@@ -462,15 +462,9 @@ def status_view(reach: Reach) -> StatusView:
         waits=reach.waits(),
         alarms=(*loop.alarms.texts, *_hanging(loop)) if reach.who.sees_all else (),
         supply=supply_lines(state, loop.clock.now_ms()) if reach.who.sees_all else [],
-        neighbors=len(guests(reach).union(loop.neighboring.sites if loop.neighboring else ()))
+        neighbors=len(reach.guests().union(loop.neighboring.sites if loop.neighboring else ()))
         or msgspec.UNSET,
     )
-
-
-def guests(reach: Reach) -> set[str]:
-    """Tenants of clusters that may send jobs."""
-    tokens = reach.loop.state.identity.tokens.values()
-    return {one.tenant for one in tokens if one.only and reach.who.sees(one.tenant)}
 
 
 def _hanging(loop: ControlLoop) -> list[str]:

@@ -6,6 +6,7 @@ import msgspec
 
 from shoal.core.features.array import look_for_more, unfold
 from shoal.core.features.budget import budget
+from shoal.core.features.caps import unreserve_capped
 from shoal.core.features.ends import close_ending, dismissals
 from shoal.core.features.fabric.tours import end_tours, tours_wanted
 from shoal.core.features.halving import halve
@@ -91,6 +92,7 @@ def step(
     schedule(round_)  # order the queue and place what fits
     look_for_more(round_)  # elements that may have room, too
     hand_over(round_, report.neighbors)  # jobs that a neighbor would start sooner
+    unreserve_capped(round_)  # jobs that a cap has come to keep back
     report_waits(round_)  # waits that somebody wants to know about
     supplies = supply(round_)  # which nodes to order, and which to give back
     commands = reconcile(round_, fresh)  # what should run minus what runs

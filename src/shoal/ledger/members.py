@@ -18,7 +18,7 @@ from shoal.core.state.events.nodes import (
     NodeReady,
     NodeSilent,
 )
-from shoal.core.state.events.queue import JobClaimed, JobReserved, JobUnclaimed
+from shoal.core.state.events.queue import JobClaimed, JobReserved, JobUnclaimed, JobUnreserved
 from shoal.core.state.events.sleep import (
     JobAsleep,
     JobAwake,
@@ -375,6 +375,10 @@ def _reserved(postings: Postings, event: JobReserved) -> None:
     _change_reserved(postings, event.nodes, 1)
 
 
+def _unreserved(postings: Postings, event: JobUnreserved) -> None:
+    unreserve(postings, postings.cluster.jobs[event.job])
+
+
 def unreserve(postings: Postings, job: Job) -> None:
     _change_reserved(postings, job.reserved, -1)
     job.reserved = ()
@@ -501,6 +505,7 @@ def _drop_held(postings: Postings) -> None:
 
 NODE_HANDLERS: Handlers = {
     JobReserved: _reserved,
+    JobUnreserved: _unreserved,
     JobClaimed: _claimed,
     JobUnclaimed: _unclaimed,
     NodeJoined: _joined,

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from shoal.core.state.accounts import Accounts
+from shoal.core.state.events.queue import JobUnreserved
+from shoal.core.state.gpu_caps import cap_text, capped_by
 from shoal.core.state.queue import gang_of_spec
+from shoal.core.state.round import Round
 from shoal.core.state.sizes import Sizes, service_bytes
 from shoal.core.state.state import State
 from shoal.core.state.tally import EVERYONE, Tally
@@ -22,6 +25,17 @@ CLUSTER_JOBS_MAX = 250_000
 # What users chose of the specs of live jobs, arrays, services and schedules. With the part that all
 # jobs have, a snapshot must stay below the 1 GB that a value in a database may have.
 SPEC_BYTES_MAX = 256 << 20
+
+
+def unreserve_capped(round_: Round) -> None:
+    """Nothing is set aside for jobs that a cap keeps back, whatever in this step made it do so."""
+    state = round_.state
+    for job_id in list(state.reservations) if state.queue.capped else ():
+        job = state.jobs[job_id]
+        if job.number in state.queue.capped_lane:
+            top = capped_by(state, job.spec.tenant, gang_of_spec(job.spec).gpu_milli)
+            why = cap_text(state, top)
+            round_.emit(JobUnreserved(at_ms=round_.now_ms, job=job_id, why=why))
 
 
 def share_left(most: int, everyone: int, own: int) -> int:

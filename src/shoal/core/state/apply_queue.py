@@ -108,7 +108,6 @@ def _stand(state: State, job: Job) -> None:
     queue = state.queue
     queue.stand(job, lane, ordering.job(job))
     if queue.capped and lane in queue.capped:
-        forget_reservation(state, job)
         return
     state.agenda.joined(lane)
     if state.accounts.caps and capped_by(state, spec.tenant, lane.gang.gpu_milli):
@@ -176,13 +175,9 @@ def judge_caps(state: State, tenant: str = "") -> None:
 
 
 def _hold_back(state: State, lane: Lane) -> None:
-    """A job on hold is not in the queue and has no reservation."""
-    queue = state.queue
-    for job in [job for job_id in state.reservations if (job := state.jobs.get(job_id))]:
-        if queue.lane.get(job.number) == lane:
-            forget_reservation(state, job)
-    queue.hold_back(lane)
-    state.agenda.left(lane, empty=True, last=lane.gang not in queue.of_gang)
+    """Reservations of its jobs end by an event, in the same step."""
+    state.queue.hold_back(lane)
+    state.agenda.left(lane, empty=True, last=lane.gang not in state.queue.of_gang)
 
 
 def add_job(state: State, job: Job) -> None:

@@ -12,6 +12,7 @@ from shoal.core.state.apply_array import parts_of, release_array
 from shoal.core.state.apply_queue import (
     add_job,
     claim,
+    forget_reservation,
     join_queue,
     lease,
     leave_queue,
@@ -147,6 +148,18 @@ class JobReserved(JobEvent, frozen=True, kw_only=True):
         if not self.nodes:
             return "is first in the queue"
         return f"has room reserved on {names_text(self.nodes)} for when the jobs there end"
+
+
+class JobUnreserved(JobEvent, frozen=True, kw_only=True):
+    """It may not start now, so nothing is set aside for it."""
+
+    why: str
+
+    def apply(self, state: State) -> None:
+        forget_reservation(state, state.jobs[self.job])
+
+    def phrase(self) -> str:
+        return f"no longer has room reserved{because(self.why)}"
 
 
 class JobClaimed(JobEvent, frozen=True, kw_only=True):
