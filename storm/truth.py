@@ -309,10 +309,10 @@ class Truth(Witness):
             raise Untruth(f"{ref} is said to have found no start on {event.node}: {event.why}")
         if event.fault:
             self.jobs[event.job].faulted.add(event.attempt)
-        lapsed = life is not None and life.stopped and self.leases.has_lapsed(event.job)
-        if life is not None and life.how not in (End.VANISHED, End.STOPPED, End.LOST):
-            if not lapsed:  # its node had told it to end, so how it ended is no result
-                raise Untruth(f"{ref} is said to be lost, but {life}")
+        if life is None or (life.stopped and self.leases.has_lapsed(event.job)):
+            return  # its node had told it to end, so how it ended is no result
+        if life.how not in (End.VANISHED, End.STOPPED, End.LOST):
+            raise Untruth(f"{ref} is said to be lost, but {life}")
 
     def _job_requeued(self, event: JobRequeued) -> None:
         self._must_be_over(event.job, event.attempt)
