@@ -310,9 +310,9 @@ class Truth(Witness):
             raise Untruth(f"{ref} is said to have found no start on {event.node}: {event.why}")
         if event.fault:
             self.jobs[event.job].faulted.add(event.attempt)
-        lapsed = life is not None and life.stopped and self.leases.has_lapsed(event.job)
-        lost = life is None or life.how in (End.VANISHED, End.STOPPED, End.LOST)
-        if not lost and not lapsed:  # its node had told it to end, so how it ended is no result
+        if life is None or (life.stopped and self.leases.has_lapsed(event.job)):
+            return  # its node had told it to end, so how it ended is no result
+        if life.how not in (End.VANISHED, End.STOPPED, End.LOST):
             raise Untruth(f"{ref} is said to be lost, but {life}")
 
     def _job_requeued(self, event: JobRequeued) -> None:

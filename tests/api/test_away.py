@@ -131,7 +131,7 @@ def test_an_explanation_has_a_stay_at_a_neighbor_as_an_attempt(home: Home) -> No
     home.wait(3_600_000)
     home.offered("j1")
     home.told("j1", id="j94", phase="running")
-    home.wait(1_000)
+    home.wait(5_400_000)
     home.ended("j1", gpu_ms=5_400_000, money=3_000_000, started=True)
     events = [event for event in home.log if getattr(event, "job", "") == "j1"]
     first, second = attempts_of(events, no_tail)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from shoal.control.store.marks import Numbers
 from shoal.core.features.neighbors import wanted_offers
 from shoal.core.features.notices import notices_of
 from shoal.core.state.events.log import Recorded
-from shoal.core.state.events.neighbors import JobRunsAway, JobSettled
+from shoal.core.state.events.neighbors import JobHanded, JobRunsAway, JobSettled
 from shoal.core.state.facts import Snapshot
 from shoal.core.state.load import restore
 from shoal.core.step import Step
@@ -625,6 +627,13 @@ def test_a_restored_home_gives_no_number_of_a_hand_over_out_again(home: Home) ->
     home.wait(60_000)
     home.offered(job)
     assert home.job(job).attempt == 40
+
+
+def test_numbers_of_hand_overs_are_marked_as_given_out(tmp_path: Path) -> None:
+    """Else a home that was restored could name another hand-over by the same key."""
+    numbers = Numbers(tmp_path / "marks.json")
+    numbers.cover([JobHanded(at_ms=1, job="j1", attempt=9, neighbor="b", why="")])
+    assert Numbers(tmp_path / "marks.json").written.attempt >= 9
 
 
 @pytest.mark.parametrize("order", ["fair", "fifo"])

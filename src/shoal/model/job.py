@@ -181,7 +181,7 @@ class JobSpec(MemberSpec, frozen=True, kw_only=True, forbid_unknown_fields=True,
     backoff_ms: Milliseconds = 1000
     time_limit_ms: Milliseconds = 0  # 0: none
     no_sleep: bool = False  # never put it to sleep
-    # Where it may run: any cluster, these neighbors, or those of which the conditions are true.
+    # Where it may run: any cluster, here, these neighbors, or those that meet the conditions.
     cluster: Annotated[str, msgspec.Meta(max_length=256)] = ""
     # A neighbor that has not been heard of for so long has stopped it by then; 0: it runs on.
     if_cut_ms: Milliseconds = 0
