@@ -146,7 +146,7 @@ def test_an_explanation_has_a_stay_at_a_neighbor_as_an_attempt(home: Home) -> No
     assert ", at b: ran 1m, came back" in lines[0]
     assert "b ended it: its owner wants it back" in lines[1]
     lines = _attempt(explanation, second, [], None)
-    assert ", at b: ran 1s, succeeded" in lines[0]
+    assert ", at b: ran 1h 30m, succeeded" in lines[0]
     assert lines[1].strip() == "owed to b: 1.50 GPU-hours, 3.00 of its currency"
 
 
