@@ -19,7 +19,7 @@ from shoal.core.state.events.log import Recorded
 from shoal.model.identity import EVERY_TENANT
 from shoal.model.ids import array_of
 from shoal.model.job import DEFAULT_TENANT, Job, JobSpec
-from shoal.model.neighbor import HOME
+from shoal.model.neighbor import HERE, HOME, asks
 from shoal.model.policy import Others, Policy
 from shoal.model.reason import OPERATOR, Reader, Shown, render
 from shoal.model.service import Service
@@ -146,9 +146,10 @@ class Reach:
         own = DEFAULT_TENANT if who.tenant == EVERY_TENANT else who.tenant
         tenant = own if spec.tenant == DEFAULT_TENANT else spec.tenant
         if who.only:  # one hop: it does not go on from here
-            if spec.cluster:
+            if asks(spec.cluster):
                 raise Refusal(422, "is not for jobs of neighbors, which run here", "cluster")
-            spec = msgspec.structs.replace(spec, labels={HOME: who.user, **spec.labels})
+            labels = {HOME: who.user, **spec.labels}
+            spec = msgspec.structs.replace(spec, cluster=HERE, labels=labels)
         if who.admin:
             user = spec.user or (who.user if who.token else "")
             return msgspec.structs.replace(spec, tenant=tenant, user=user)

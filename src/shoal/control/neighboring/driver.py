@@ -14,15 +14,14 @@ from shoal.control.loop import ControlLoop, Unreadable
 from shoal.control.neighboring.known import Known, write_known
 from shoal.control.neighboring.site import Out, Plan, Site
 from shoal.control.secretstore import tenant_since_ms
-from shoal.core.features.neighbors import wanted_offers, why_not
+from shoal.core.features.neighbors import outgoing, wanted_offers, why_not
 from shoal.core.state.events.log import Event
 from shoal.core.state.events.neighbors import AwayEvent, JobHanded, JobReturned
 from shoal.core.state.events.queue import JobSubmitted
 from shoal.database.settings import Settings
 from shoal.machine.enduring import enduring
-from shoal.model.away import Away
 from shoal.model.job import Job, JobSpec, MemberRef
-from shoal.model.neighbor import NeighborReport
+from shoal.model.neighbor import NeighborReport, Outgoing
 from shoal.model.report import Report
 
 log = logging.getLogger("shoal.neighbors")
@@ -144,18 +143,17 @@ class Neighboring:
                 # One that may not have the job does not hear of it.
                 if not why_not(state, policy, job, name, now_ms):
                     plan.asked.append((job.id, job.spec))
-        for job_id in state.away:
-            job = state.jobs[job_id]
-            if job.away is not None and job.away.neighbor in plans:
-                site = self.sites[job.away.neighbor]
-                plans[site.name].out.append(self._out(site, job, job.away))
+        for one in outgoing(state):
+            if one.away.neighbor in plans:
+                site = self.sites[one.away.neighbor]
+                plans[site.name].out.append(self._out(site, one))
         return plans
 
-    def _out(self, site: Site, job: Job, away: Away) -> Out:
-        spec: JobSpec = job.spec
+    def _out(self, site: Site, one: Outgoing) -> Out:
+        spec: JobSpec = one.spec
         since_ms = tenant_since_ms(self._loop.state.identity, spec.tenant) if spec.secrets else 0
         hidden = site.carrier.hidden(spec, since_ms) if spec.secrets else {}
-        return Out(job.id, job.attempt, away, spec, hidden)
+        return Out(one.job, one.attempt, one.away, spec, hidden, one.stray)
 
     async def _gather(self, begun: Sequence[asyncio.Task[NeighborReport]]) -> None:
         """What all have said by now, together."""

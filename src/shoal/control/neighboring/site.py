@@ -21,6 +21,7 @@ from shoal.control.loop import ControlLoop, Unreadable
 from shoal.control.neighboring.carrying import Carrier, Incomplete
 from shoal.control.neighboring.known import Known, problem_with_version
 from shoal.control.neighboring.wire import NOT_FOUND, Anything, Wire, one_line
+from shoal.core.features.neighbors import outgoing
 from shoal.model.away import Away
 from shoal.model.durations import HOUR_MS
 from shoal.model.finding import JobFilter
@@ -56,13 +57,14 @@ AMOUNT_MAX = 10**15  # of whatever a neighbor counts
 
 class Out(NamedTuple):
     """A job that the state has at this neighbor. `hidden`: its secrets as they are named there,
-    with where their values are here."""
+    with where their values are here. `stray`: nobody waits for what it leaves."""
 
     job: str
     attempt: int
     away: Away
     spec: JobSpec
     hidden: dict[str, tuple[str, int, str]]
+    stray: bool = False
 
 
 class Plan(NamedTuple):
@@ -352,7 +354,7 @@ class Site:
     async def _left(self, out: Out, there: There) -> Ending | None:
         """The end, once all that the job left there is here."""
         assert there.ended is not None
-        if there.left or not there.ended.started or not there.attempt:
+        if out.stray or there.left or not there.ended.started or not there.attempt:
             return there.ended
         if there.fetched is None:
             work = self.carrier.fetch(out.job, out.attempt, out.spec, there.id, there.attempt)
@@ -387,10 +389,8 @@ class Site:
             await self._loop.settled()
         except Unreadable:
             return
-        jobs = (self._loop.state.jobs[job_id] for job_id in self._loop.state.away)
-        here = {
-            (job.id, job.attempt) for job in jobs if job.away and job.away.neighbor == self.name
-        }
+        told = [one for one in outgoing(self._loop.state) if one.away.neighbor == self.name]
+        here = {(one.job, one.attempt) for one in told}
         for one, (_, job, attempt) in ours:
             ends = one.finished_ms is not None or one.state == Phase.STOPPING
             if (job, attempt) not in here and not ends:

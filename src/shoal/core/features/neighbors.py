@@ -215,7 +215,8 @@ def _still_waits(state: State, job_id: str) -> Job | None:
     job = state.jobs.get(job_id)
     if job is None or job.phase is not Phase.WAITING or job.id in state.claims:
         return None
-    stands = job.number in state.queue.lane or job.number in state.queue.outbound
+    queue = state.queue
+    stands = any(job.number in one for one in (queue.lane, queue.outbound, queue.capped_lane))
     return job if stands else None
 
 
