@@ -168,11 +168,20 @@ def faults(
     over = threading.Event()
     counts: Counter[str] = Counter()
     threads = [
-        threading.Thread(target=_cuts, args=(rng.randrange(1 << 30), lines, asked, over, counts)),
         threading.Thread(
-            target=_kills, args=(rng.randrange(1 << 30), clusters, asked, over, counts)
-        ),
+            target=_cuts,
+            args=(
+                rng.randrange(1 << 30),
+                (lines[first, second], lines[second, first]),
+                asked,
+                over,
+                counts,
+            ),
+        )
+        for first, second in ROUND_TRIPS_S
     ]
+    kills = (rng.randrange(1 << 30), clusters, asked, over, counts)
+    threads.append(threading.Thread(target=_kills, args=kills))
     for thread in threads:
         thread.start()
     jobs: dict[str, tuple[str, str]] = {}  # mark -> where it was submitted, its id there
@@ -196,22 +205,23 @@ def faults(
 
 def _cuts(
     seed: int,
-    lines: dict[tuple[str, str], Line],
+    cut: tuple[Line, Line],
     asked: argparse.Namespace,
     over: threading.Event,
     counts: Counter[str],
 ) -> None:
-    """One pair after the other, both directions at once."""
+    """Of one pair, both directions at once."""
     rng = random.Random(seed)
-    for _ in range(asked.cuts):
-        if over.wait(rng.uniform(0, 2 * asked.seconds / asked.cuts) / 2):
+    number = asked.cuts // len(ROUND_TRIPS_S)
+    lasts_s = [rng.uniform(2, asked.longest) for _ in range(number)]
+    whole_s = max(0.0, asked.seconds - sum(lasts_s)) / max(1, number)
+    for last_s in lasts_s:
+        if over.wait(whole_s):
             return
-        first, second = rng.choice(sorted(ROUND_TRIPS_S))
-        cut = lines[first, second], lines[second, first]
         for one in cut:
             one.cut()
         counts["cuts"] += 1
-        over.wait(rng.uniform(2, asked.longest))
+        over.wait(last_s)
         for one in cut:
             one.mend()
 
