@@ -129,7 +129,7 @@ def test_an_explanation_has_a_stay_at_a_neighbor_as_an_attempt(home: Home) -> No
     runs(home)
     home.ended("j1", "cancelled", why="its owner wants it back", started=True)
     home.wait(3_600_000)
-    home.offered("j1")
+    home.offered("j1", price=2_000_000)
     home.told("j1", id="j94", phase="running")
     home.wait(5_400_000)
     home.ended("j1", gpu_ms=5_400_000, money=3_000_000, started=True)

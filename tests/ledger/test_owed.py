@@ -22,12 +22,15 @@ from shoal.ledger.book_state import BookState
 from shoal.ledger.live import LiveLedger, events_of
 from shoal.ledger.postings import Addition
 from shoal.ledger.store import HOURS_KEPT, LedgerStore
+from shoal.model.job import Outcome
 from shoal.model.ledger import By, LedgerView
-from shoal.model.report import Report
+from shoal.model.neighbor import Ending
+from shoal.model.report import DeclareGone, Report
 from tests.core.test_neighbors import Home
 from tests.database import two_heads
 from tests.ledger.worlds import Books, again, same_as
 
+PRICE = 10**10  # enough for what is asked below
 MIRROR = msgspec.msgpack.encode(BookState())
 
 
@@ -40,12 +43,15 @@ def home() -> Home:
 
 def owing(home: Home) -> None:
     """Two jobs of red and one of blue; one came back once. Hours pass."""
-    first, other = home.send(gpus=1, tenant="red"), home.send(gpus=2, tenant="blue")
+    first, other = (
+        home.send(gpus=1, tenant="red", price=PRICE),
+        home.send(gpus=2, tenant="blue", price=PRICE),
+    )
     home.wait(HOUR_MS)
     home.ended(first, gpu_ms=3_000, money=700_000)
     home.ended(other, "cancelled", gpu_ms=50, money=1)  # by the neighbor: it came back
     home.wait(HOUR_MS)
-    home.offered(other)
+    home.offered(other, price=PRICE)
     home.wait(2_000)
     home.ended(other, gpu_ms=4_000, money=2_000_000, started=True)
     home.ended(home.send(tenant="red"))  # used nothing
@@ -197,3 +203,12 @@ def test_a_file_has_what_is_owed(home: Home, tmp_path: Path) -> None:
         "neighbor,tenant,jobs,gpu_hours,gpu_ms,cost",
         "b,blue,2,0.001125000,4050,2.000001",
     ]
+
+
+def test_what_was_given_up_is_owed_though_its_job_has_ended_long_ago(home: Home) -> None:
+    job = home.send(gpus=1, tenant="red", restart="never", price=PRICE)
+    home.ask(DeclareGone("b"))
+    assert job in home.finished
+    home.wait(HOUR_MS)
+    home.told(job, attempt=1, ended=Ending(outcome=Outcome.CANCELLED, gpu_ms=1_000, money=5))
+    assert owed_of(booked(home)) == {Debt("b", "red"): Owed(1, 1_000, 5)}

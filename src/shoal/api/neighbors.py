@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import re
 from typing import TYPE_CHECKING
@@ -55,7 +56,8 @@ class Neighbors:
     @handles(ClusterCalls.neighbors)
     def listing(self, reach: Reach) -> list[NeighborView]:
         driver = reach.loop.neighboring
-        return [view_of(reach, site) for site in driver.sites.values()] if driver else []
+        sites = driver.sites.values() if driver else ()
+        return [view_of(reach, site) for site in sites if _concerns(reach, site.name)]
 
     @handles(ClusterCalls.shared_with_neighbors)
     async def shared(self, reach: Reach, live_ledger: LiveLedger | None) -> SharedView:
@@ -123,6 +125,9 @@ class Neighbors:
             raise Refusal(422, f"{there}, first {jobs[0].id}; {fix} {name}", "name")
         if loop.neighboring is not None:
             known = loop.neighboring.known.get(name)
+            if not gone:  # no job there needs a secret of ours any more
+                with contextlib.suppress(ShoalError, TimeoutError):
+                    await loop.neighboring.sites[name].carrier.hide(())
             await loop.neighboring.remove(name)
         await loop.request(Nothing())  # its last report is taken in: it gets nothing after that
         await loop.settled()
@@ -238,8 +243,7 @@ def gone_lines(name: str, jobs: list[Job]) -> list[str]:
 
 def _never(job: Job) -> bool:
     """As the core decides it."""
-    ran = job.away is not None and job.away.running_ms is not None
-    return job.spec.restart is Restart.NEVER and ran
+    return job.spec.restart is Restart.NEVER
 
 
 def _named(ids: list[str]) -> str:
@@ -247,9 +251,15 @@ def _named(ids: list[str]) -> str:
     return ", ".join(ids[:LINES_MAX]) + (f" and {more} more" if more > 0 else "")
 
 
+def _concerns(reach: Reach, name: str) -> bool:
+    """Whether jobs of the reader may go there: the policy is shown to the same extent."""
+    tenants = reach.loop.policy.neighbor(name).tenants
+    return reach.who.sees_all or not tenants or reach.who.tenant in tenants
+
+
 def view_of(reach: Reach, site: Site) -> NeighborView:
     jobs, offers = _jobs_at(reach, site.name), site.offers
-    shown = [job for job in jobs if reach.sees(job)][:SHOWN_MAX]
+    seen = [job for job in jobs if reach.sees(job)]
     heard = site.heard_ms and max(0, reach.loop.clock.now_ms() - site.heard_ms)
     view = NeighborView(
         name=site.name,
@@ -258,8 +268,8 @@ def view_of(reach: Reach, site: Site) -> NeighborView:
         round_trip_ms=site.round_trip_ms,
         heard_ms_ago=heard if site.heard_ms else -1,
         problem=site.problem,
-        count=len(jobs),
-        jobs=[there_view(site, job) for job in shown],
+        count=len(seen),
+        jobs=[there_view(site, job) for job in seen[:SHOWN_MAX]],
     )
     if offers is not None:
         view.version, view.currency = offers.version, offers.currency

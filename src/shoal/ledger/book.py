@@ -259,8 +259,11 @@ def _returned(postings: Postings, event: JobReturned) -> None:
 def _owe(postings: Postings, event: JobReturned | JobSettled) -> None:
     """It is booked when the neighbor has said it, as one amount."""
     if event.gpu_ms or event.money:
-        job, adds = postings.cluster.jobs[event.job], postings.adds.owed
-        key = postings.cluster.now_ms // postings.hour_ms, Debt(event.neighbor, job.owner.tenant)
+        job, adds = postings.cluster.jobs.get(event.job), postings.adds.owed
+        tenant = event.tenant if isinstance(event, JobSettled) else ""
+        if job is not None:  # otherwise it has ended, and this was given up before
+            tenant = job.owner.tenant
+        key = postings.cluster.now_ms // postings.hour_ms, Debt(event.neighbor, tenant)
         adds[key] = adds.get(key, Owed()).plus(Owed(1, event.gpu_ms, event.money))
         postings.cluster.owes = True
 

@@ -9,13 +9,15 @@ STRAYS_MAX = 10_000  # the oldest are forgotten: their neighbors are gone for go
 
 class Stray(msgspec.Struct, frozen=True, kw_only=True):
     """A hand-over that was given up: the neighbor is told to end it, until it says that it has.
-    `since_ms`, `gpus`: what bounds what it can have used."""
+    `since_ms`, `gpus`, `price`: what bounds what can be owed for it, by `tenant`."""
 
     neighbor: str
     job: str
     attempt: int
     since_ms: int
     gpus: int
+    tenant: str = ""
+    price: int | None = None
 
 
 class Away(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +29,7 @@ class Away(msgspec.Struct, frozen=True, kw_only=True):
     start_ms: int = 0  # as offered, from then on
     price: int | None = None
     id: str = ""
+    taken_ms: int = 0  # since when it has that
     running_ms: int | None = None
     until_there_ms: int = 0
     until_here_ms: int = 0

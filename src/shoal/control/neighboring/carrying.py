@@ -17,7 +17,7 @@ from shoal.calls.people import SecretCalls
 from shoal.client.transport import ShoalError, Unreachable
 from shoal.control.filedesk import FileDesk
 from shoal.control.loop import ControlLoop
-from shoal.control.neighboring.wire import CALL_S, NOT_FOUND, Anything, Wire
+from shoal.control.neighboring.wire import CALL_S, NOT_FOUND, Anything, Wire, one_line
 from shoal.control.secretstore import SecretError
 from shoal.model.job import JobSpec, MemberRef
 from shoal.model.kept import FILES_MAX, FileAnswer, FilePart, FilePiece, FilesView, KeptFile, Kind
@@ -133,8 +133,14 @@ class Carrier:
         """Of jobs that are there or on their way: values that have changed go there once, and those
         that no job needs any more are removed."""
         wanted = {there: here for hidden in needed for there, here in hidden.items()}
-        if wanted and not self._tidied:  # what a controller before this one has left there
-            known = await self._wire.ask(list[SecretView], SecretCalls.secrets)
+        if not self._tidied:  # what a controller before this one has left there
+            known: list[SecretView] = []
+            try:
+                known = await self._wire.ask(list[SecretView], SecretCalls.secrets)
+            except Unreachable:
+                raise
+            except ShoalError as error:
+                log.info("the secrets at %s: %s", self._name, error)
             ours = [one.name for one in known if one.name.startswith(f"{PREFIX}-{self._cluster}-")]
             self._secrets |= {name: Sent(0, 0) for name in ours}
             self._tidied = True
@@ -227,7 +233,11 @@ class Carrier:
                 within_s=wait_s + CALL_S,
             )
             size, end = view.next_offset - view.offset, tail.base + view.next_offset
-            if size < 0 or not 0 <= end <= GAP_BYTES_MAX or tail.moved > LOG_BYTES_MAX:
+            if (
+                min(size, view.offset) < 0
+                or not 0 <= end <= GAP_BYTES_MAX
+                or tail.moved > LOG_BYTES_MAX
+            ):
                 raise ShoalError(f"{self._name} says what cannot be, or far too much")
             if size and end > kept:
                 gap = size != len(view.data)  # where nothing is kept, it says so in words
@@ -254,7 +264,7 @@ class Carrier:
             if known and (known.size, known.modified_ms) == (file.size, file.modified_ms):
                 continue
             if problem := await self._fetch_file(desk, ref, id_, file):
-                problems.append(f"{file.path[:80]}: {problem}")
+                problems.append(f"{one_line(file.path, 80)}: {problem}")
         return f"not all of its files are here: {problems[0]}" if problems else ""
 
     async def _fetch_file(self, desk: FileDesk, ref: MemberRef, id_: str, file: KeptFile) -> str:
@@ -268,7 +278,7 @@ class Carrier:
                     break  # it was replaced meanwhile
                 size, version = max(0, part.size), part.version
                 if not part.data and offset < size:
-                    raise Unreachable(f"{self._name} sends nothing of {file.path[:80]}")
+                    raise Unreachable(f"{self._name} sends nothing of {one_line(file.path, 80)}")
                 data = part.data[: size - offset]
                 made_ms = max(0, part.modified_ms)
                 where = ref, Kind.OUTPUT, file.path, self._serial, size, offset

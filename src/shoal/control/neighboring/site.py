@@ -6,11 +6,10 @@ hand-over, a file that has come is not fetched twice. What is remembered saves o
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -47,12 +46,17 @@ log = logging.getLogger("shoal.neighbors")
 ROUND_S_MAX = 60.0
 AT_ONCE = 8  # calls to one neighbor
 FOLLOWED_MAX = 256  # hand-overs in one round; the others are next
-LISTED_MAX = 5_000
+LISTED_MAX = 1_000  # the others are asked about one by one
 FAILURES_MAX = 200  # to fetch what a job left, while its neighbor answers
 STRANGERS_S = 30.0  # between two looks for jobs of ours there that we do not know
 PAUSE_S, PAUSE_S_MAX = 1.0, 15.0  # after a failure
 LABELS_MAX = 32
 AMOUNT_MAX = 10**15  # of whatever a neighbor counts
+PRICE_MAX = 10**12  # in millionths
+ATTEMPTS_MAX = 10_000  # of a job there
+
+
+Kind = TypeVar("Kind")
 
 
 class Out(NamedTuple):
@@ -122,6 +126,7 @@ class Site:
         self.there: dict[tuple[str, int], There] = {}
         self._loop, self._cluster = loop, cluster
         self._few = asyncio.Semaphore(AT_ONCE)
+        self._carries = asyncio.Semaphore(AT_ONCE)  # what takes longer than a round
         self._looked = 0.0  # for strangers
         self._pause_s = self._not_before = 0.0
 
@@ -234,6 +239,9 @@ class Site:
         there = self.there[out.job, out.attempt]
         there.id, there.followed = there.id or out.away.id, time.monotonic()
         there.refused, seen = "", None
+        if out.stray:  # its job may run here by now, and writes what this would write over
+            there.stop()
+            there.ready = there.fetched = None
         try:
             if there.ended is None:
                 seen = await self._look(out, there, rows)
@@ -243,7 +251,8 @@ class Site:
             there.refused = one_line(str(error), TEXT_MAX)
             there.ready = None
         if seen is not None:
-            there.id, there.attempt = one_line(seen.id, 64), amount(seen.attempt)
+            there.id = one_line(seen.id, 64)
+            there.attempt = min(ATTEMPTS_MAX, amount(seen.attempt))
             there.phase = one_line(seen.state, 32)
             there.until_ms = max(there.until_ms, amount(seen.until_ms))
             if seen.finished_ms is not None:
@@ -317,13 +326,18 @@ class Site:
         if self.carrier.has_all(out.spec.package, out.hidden):
             return True
         if there.ready is None:
-            there.ready = asyncio.create_task(self.carrier.bring(out.spec.package, out.hidden))
+            work = self.carrier.bring(out.spec.package, out.hidden)
+            there.ready = asyncio.create_task(self._carry(work))
         await asyncio.wait([there.ready], timeout=1.0)
         if not there.ready.done():
             return False
         done, there.ready = there.ready, None
         await done  # raises what went wrong
         return True
+
+    async def _carry(self, work: Coroutine[Any, Any, Kind]) -> Kind:
+        async with self._carries:
+            return await work
 
     # -- what it leaves --------------------------------------------------------------------------
 
@@ -335,9 +349,13 @@ class Site:
         gpu_ms = money = 0
         began = bool(seen.attempt) or seen.running_ms is not None
         if began:
-            with contextlib.suppress(ShoalError):
+            try:
                 cost = await self.wire.ask(CostView, JobCalls.cost, seen.id)
                 gpu_ms, money = amount(cost.gpu_ms), amount((cost.cost or 0) * PRICE_UNIT)
+            except Unreachable:
+                raise  # it is asked again
+            except ShoalError as error:
+                log.info("what %s has cost at %s: %s", out.job, self.name, error)
         if not money and out.away.price:
             money = out.away.price * gpu_ms // HOUR_MS
         # Another record than the one that was known: nobody can say what that one has done.
@@ -358,7 +376,7 @@ class Site:
             return there.ended
         if there.fetched is None:
             work = self.carrier.fetch(out.job, out.attempt, out.spec, there.id, there.attempt)
-            there.fetched = asyncio.create_task(work)
+            there.fetched = asyncio.create_task(self._carry(work))
         await asyncio.wait([there.fetched], timeout=1.0)
         if not there.fetched.done():
             return None
@@ -395,7 +413,8 @@ class Site:
             ends = one.finished_ms is not None or one.state == Phase.STOPPING
             if (job, attempt) not in here and not ends:
                 self._loop.check()
-                log.warning("%s at %s is not known here; it is cancelled", one.id, self.name)
+                known = one_line(one.id, 64)
+                log.warning("%s at %s is not known here; it is cancelled", known, self.name)
                 await self.wire.ask(Anything, JobCalls.cancel, one.id)
 
 
@@ -439,4 +458,4 @@ def amount(number: float) -> int:
 
 
 def price_of(price: float | None) -> int | None:
-    return None if price is None else amount(price * PRICE_UNIT)
+    return None if price is None else min(PRICE_MAX, amount(price * PRICE_UNIT))

@@ -198,7 +198,7 @@ def _take(attempt: _Attempt, event: Event) -> None:
         case JobReturned():
             told.cause, told.why, told.ended_ms = Cause.RETURNED, event.why, event.at_ms
             told.owed_gpu_ms, told.owed_money = event.gpu_ms, event.money
-        case JobSettled():
+        case JobSettled() if event.attempt == told.attempt:
             told.owed_gpu_ms, told.owed_money = event.gpu_ms, event.money
         case JobAdopted():  # it was not lost after all, and its members never ended
             told.cause, told.why = Cause.NONE, ""

@@ -65,6 +65,7 @@ def groups_of(state: State, policy: Policy, now_ms: int, tenant: str = "") -> li
     told(Waits.RETRY, [number for number in delayed if of_number(number).attempt])
     told(Waits.BEGIN, [number for number in delayed if not of_number(number).attempt])
     told(Waits.AFTER, own(queue.parked))
+    told(Waits.NEIGHBOR, own(queue.outbound))
     claims = dict.fromkeys(state.jobs[job_id].number for job_id in state.claims)
     told(Waits.CLAIM, own(sorted(claims)))
     claimed = Counter(queue.lane[number] for number in claims if number in queue.lane)

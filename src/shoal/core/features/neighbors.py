@@ -56,6 +56,7 @@ from shoal.model.report import Accepted, Answer, DeclareGone, Refused
 SOON_MS = 60_000
 # It is taken back if it is still waiting there so long after it should have begun.
 LATE_MS = 600_000
+STARTS_MS = 2 * 3_600_000  # ... or has been starting for so long
 # Before it is handed over again; then twice that, up to an hour.
 PAUSE_MS = 30_000
 PAUSE_DOUBLINGS_MAX = 7
@@ -143,6 +144,8 @@ def why_not(state: State, policy: Policy, job: Job, neighbor: str, now_ms: int) 
         return "jobs go there when they ask for it"
     if share.tenants and job.spec.tenant not in share.tenants:
         return "the policy sends it no jobs of this tenant"
+    if not share.tenants and job.spec.tenant in state.identity.tenants:
+        return "the policy names no tenants for it, and there they would be one Unix user"
     stays = job.spec.labels.get(STAYS, "")
     if stays and share.labels.get(REGION) != stays:
         return f"the job stays in {stays}"
@@ -322,10 +325,14 @@ def _hear(round_: Round, job: Job, away: Away, handed: HandedJob, clock_ms: int)
 
 
 def _is_late(away: Away, handed: HandedJob, now_ms: int) -> bool:
-    """By the host's word: a cut may have hidden that it has begun."""
-    if away.withdrawn or away.running_ms is not None or handed.phase not in ("", Phase.WAITING):
+    """By the host's word: a cut may have hidden that it has begun. What has to be sent first may
+    take its time, and so may what the host fetches before the start."""
+    if away.withdrawn or away.running_ms is not None or not away.taken_ms:
         return False
-    return now_ms >= away.since_ms + away.start_ms + LATE_MS
+    if handed.phase == Phase.STARTING:
+        return now_ms >= away.taken_ms + away.start_ms + STARTS_MS
+    due_ms = max(away.taken_ms, away.since_ms + away.start_ms)
+    return handed.phase == Phase.WAITING and now_ms >= due_ms + LATE_MS
 
 
 def _about(
@@ -343,7 +350,8 @@ def withdraw(round_: Round, job: Job, why: str) -> None:
 def _come_back(round_: Round, job: Job, away: Away, ended: Ending) -> None:
     """It has ended there. If that was not its own end, and nobody here cancelled it, it waits."""
     again = job.spec.restart is not Restart.NEVER or not ended.started
-    used = _owed(round_, job, away, ended)
+    gpus = job.spec.gpus * max(job.spec.members, job.spec.members_max)
+    used = _owed(round_, ended, gpus, away.since_ms, away.price)
     if ended.outcome is Outcome.CANCELLED and not away.cancelled and again:
         why = f"{away.neighbor} ended it"
         if ended.why:
@@ -355,15 +363,14 @@ def _come_back(round_: Round, job: Job, away: Away, ended: Ending) -> None:
     _finish(round_, job, ended, f"{text}: {quoted(ended.why)}" if ended.why else text)
 
 
-def _owed(round_: Round, job: Job, away: Away, ended: Ending) -> dict[str, int]:
+def _owed(
+    round_: Round, ended: Ending, gpus: int, since_ms: int, price: int | None
+) -> dict[str, int]:
     """What it says that it used, which is not more than there was time for, at the price that was
-    offered."""
-    gpus = job.spec.gpus * max(job.spec.members, job.spec.members_max)
-    passed_ms = round_.now_ms - away.since_ms
+    offered. Without a price, no money is owed."""
+    passed_ms = round_.now_ms - since_ms
     gpu_ms = min(ended.gpu_ms, gpus * (passed_ms + passed_ms // DRIFT))
-    money = ended.money
-    if away.price is not None:
-        money = min(money, gpu_ms * away.price // HOUR_MS + 1)
+    money = min(ended.money, gpu_ms * price // HOUR_MS + 1) if price is not None else 0
     return {"gpu_ms": gpu_ms, "money": money}
 
 
@@ -379,8 +386,8 @@ def _hear_of_stray(round_: Round, handed: HandedJob, name: str) -> None:
             job=stray.job,
             attempt=stray.attempt,
             neighbor=name,
-            gpu_ms=min(ended.gpu_ms, stray.gpus * (round_.now_ms - stray.since_ms)),
-            money=ended.money,
+            tenant=stray.tenant,
+            **_owed(round_, ended, stray.gpus, stray.since_ms, stray.price),
         )
     )
 
@@ -481,10 +488,14 @@ def neighbors_note(state: State, job: Job, policy: Policy, now_ms: int) -> str:
     unknown = [name for name in wish.names if name not in heard]
     if unknown:
         return f"no neighbor {unknown[0]} is known; see: shoal neighbor list"
-    texts = [
-        f"{name}: {_there(state, policy, job, heard[name], now_ms)}" for name in _of(wish, heard)
-    ]
-    return "; ".join(texts[:3])
+    named = [name for name in _of(wish, heard) if name in wish.names or _shared(policy, job, name)]
+    texts = [f"{name}: {_there(state, policy, job, heard[name], now_ms)}" for name in named[:3]]
+    return "; ".join(texts) or "the policy shares no neighbor with this tenant"
+
+
+def _shared(policy: Policy, job: Job, name: str) -> bool:
+    tenants = policy.neighbor(name).tenants
+    return not tenants or job.spec.tenant in tenants
 
 
 def away_text(state: State, job: Job) -> str:
@@ -499,10 +510,10 @@ def away_text(state: State, job: Job) -> str:
     elif not away.id:
         text = f"{job.why}; it has not said yet that it has it"
     elif away.running_ms is not None:
-        text = f"runs at {name} as {away.id}"
+        text = f"runs at {name} as {quoted(away.id)}"
     else:
         why = f": {quoted(handed.why)}" if handed is not None and handed.why else ""
-        text = f"waits at {name} as {away.id}{why}"
+        text = f"waits at {name} as {quoted(away.id)}{why}"
     trouble = quoted(report.problem) if report is not None and report.problem else ""
     return f"{text}; {name} cannot be asked: {trouble}" if trouble else text
 

@@ -61,7 +61,7 @@ from shoal.model.identity import EVERY_TENANT
 from shoal.model.ids import array_of
 from shoal.model.job import DEFAULT_TENANT, JobSpec, Phase, Restart, StopCause
 from shoal.model.labels import admits
-from shoal.model.neighbor import NEVER_RUNS, asks
+from shoal.model.neighbor import HERE, NEVER_RUNS, asks
 from shoal.model.node import NodeHealth, NodeIntent
 from shoal.model.policy import version_of
 from shoal.model.reason import render
@@ -194,10 +194,17 @@ def _replica_problem(round_: Round, request: SetService) -> Refused | None:
         or reserved_secrets(spec, spec.env, replica=True)
         or spec_problem(spec)
         or shape_problem(spec)
+        or no_neighbor(spec)
         or above_gpus_max(round_.state, spec)
         or impossible(round_.state, spec)
         or too_many_replicas(round_.state, request.spec)
     )
+
+
+def no_neighbor(spec: JobSpec) -> Refused | None:
+    if spec.cluster in ("", HERE) and not spec.if_cut_ms:
+        return None
+    return Refused("cluster", "is for jobs; a service runs here")
 
 
 def no_sweep(spec: JobSpec) -> Refused | None:

@@ -89,7 +89,9 @@ class Queue:
         self.capped_lane: dict[int, Lane] = {}
         self.parked: dict[int, None] = {}  # numbers of jobs that wait for other jobs to end
         self.outbound: dict[int, None] = {}  # numbers of jobs that only a neighbor may run
-        self.wishing: dict[int, None] = {}  # numbers of jobs in lanes that may leave, too
+        self.wishing: dict[
+            int, None
+        ] = {}  # numbers of jobs in lanes, capped or not, that may leave
 
     @property
     def size(self) -> int:
@@ -110,6 +112,8 @@ class Queue:
         return lane is not None and self.lanes[lane][0][1] == job.number
 
     def stand(self, job: Job, lane: Lane, inner: int) -> None:
+        if asks(job.spec.cluster):
+            self.wishing[job.number] = None
         if self.capped and lane in self.capped:
             insort(self.capped[lane], (inner, job.number))
             self.capped_lane[job.number] = lane
@@ -121,8 +125,6 @@ class Queue:
             insort(line, entry)
         else:  # most come last
             line.append(entry)
-        if asks(job.spec.cluster):
-            self.wishing[job.number] = None
         heapq.heappush(self.oldest, (job.submitted_ms, job.number))
         self._shorten()
 
@@ -155,9 +157,8 @@ class Queue:
     def remove(self, job: Job, inner: int) -> Lane | None:
         """Its former lane, if it was in one."""
         lane = self.lane.pop(job.number, None)
+        self.wishing.pop(job.number, None)
         if lane is not None:
-            if asks(job.spec.cluster):
-                del self.wishing[job.number]
             line = self.lanes[lane]
             del line[bisect_left(line, (inner, job.number))]
             if not line:
@@ -165,7 +166,6 @@ class Queue:
                 self._leave_gang(lane)
             self._tidy()
         elif job.number in self.capped_lane:
-            self.wishing.pop(job.number, None)
             line = self.capped[capped := self.capped_lane.pop(job.number)]
             del line[bisect_left(line, (inner, job.number))]
             if not line:

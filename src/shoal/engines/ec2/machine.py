@@ -52,9 +52,10 @@ def main(argv: list[str]) -> int:
     except (OSError, http.client.HTTPException, ValueError) as error:
         print(f"the metadata service does not answer: {error}", flush=True)
         return 1
-    if not keep_tenants_away() and told.has_role:
-        print("tenants could act as this instance's role: install iptables or nftables", flush=True)
-        return 1
+    if not keep_tenants_away():
+        print("tenants reach the metadata service: install iptables or nftables", flush=True)
+        if told.has_role or len(told.nodes) > 1:  # they would act as its role, or join as another
+            return 1
     name = told.nodes[index]
     env = os.environ | {"SHOAL_JOIN_TOKEN": told.token}
     if told.checkpoints:

@@ -71,7 +71,7 @@ class JobTaken(AwayEvent, frozen=True, kw_only=True):
     id: str
 
     def apply(self, state: State) -> None:
-        self.change(state, id=self.id)
+        self.change(state, id=self.id, taken_ms=self.at_ms)
 
     def phrase(self) -> str:
         return f"is {self.id} at {self.neighbor}"
@@ -154,6 +154,8 @@ class JobGivenUp(AwayEvent, frozen=True, kw_only=True):
             attempt=self.attempt,
             since_ms=away.since_ms,
             gpus=gpus,
+            tenant=job.spec.tenant,
+            price=away.price,
         )
         if len(state.strays) > STRAYS_MAX:
             del state.strays[next(iter(state.strays))]
@@ -168,6 +170,7 @@ class JobSettled(AwayEvent, frozen=True, kw_only=True):
 
     gpu_ms: int = 0
     money: int = 0
+    tenant: str = ""  # of an earlier hand-over
 
     def apply(self, state: State) -> None:
         if state.strays.pop(f"{self.job}/{self.attempt}", None) is None:
