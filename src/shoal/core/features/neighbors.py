@@ -380,6 +380,7 @@ def _hear_of_stray(round_: Round, handed: HandedJob, name: str) -> None:
     stray, ended = round_.state.strays.get(key), handed.ended
     if stray is None or stray.neighbor != name or ended is None:
         return
+    owed = _owed(round_, ended, stray.gpus, stray.since_ms, stray.price)
     round_.emit(
         JobSettled(
             at_ms=round_.now_ms,
@@ -387,7 +388,8 @@ def _hear_of_stray(round_: Round, handed: HandedJob, name: str) -> None:
             attempt=stray.attempt,
             neighbor=name,
             tenant=stray.tenant,
-            **_owed(round_, ended, stray.gpus, stray.since_ms, stray.price),
+            gpu_ms=owed["gpu_ms"],
+            money=owed["money"],
         )
     )
 
