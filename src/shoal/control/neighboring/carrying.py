@@ -137,13 +137,11 @@ class Carrier:
             known: list[SecretView] = []
             try:
                 known = await self._wire.ask(list[SecretView], SecretCalls.secrets)
-            except Unreachable:
-                raise
-            except ShoalError as error:
+                self._tidied = True
+            except ShoalError as error:  # in another round
                 log.info("the secrets at %s: %s", self._name, error)
             ours = [one.name for one in known if one.name.startswith(f"{PREFIX}-{self._cluster}-")]
-            self._secrets |= {name: Sent(0, 0) for name in ours}
-            self._tidied = True
+            self._secrets = {name: Sent(0, 0) for name in ours} | self._secrets
         for there in [one for one in self._secrets if one not in wanted]:
             try:
                 await self._wire.ask(Anything, SecretCalls.remove_secret, there)
