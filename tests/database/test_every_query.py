@@ -19,8 +19,8 @@ from tests.control import test_store
 from tests.control.history import test_history
 from tests.database import test_stores
 from tests.database.two_heads import Cluster
+from tests.ledger import test_owed, test_tokens
 from tests.ledger import test_store as test_ledger
-from tests.ledger import test_tokens
 from tests.past import test_databases
 
 SOURCE = Path(__file__).parents[2] / "src" / "shoal"
@@ -41,6 +41,7 @@ TESTS: list[Callable[..., None]] = [
     test_ledger.test_a_ledger_of_before_keeps_what_its_machines_drew,
     test_ledger.test_old_hours_become_days_and_old_jobs_are_forgotten_but_their_time_is_not,
     test_tokens.test_old_hours_become_days_and_old_callers_one,
+    test_owed.test_debts_are_kept_by_the_hour_and_old_hours_become_days,
     test_databases.test_bars_and_moments_are_the_same_in_a_file_and_on_a_server,
     test_store.test_what_was_stored_is_loaded_again_from_the_beginning_or_a_snapshot,
     test_store.test_a_standby_follows_and_its_state_is_where_the_next_leader_begins,

@@ -78,7 +78,7 @@ def test_a_name_that_the_head_does_not_know_is_refused_with_those_there_are(
 ) -> None:
     file = tmp_path / "policy.yaml"
     file.write_text("supply: [{engine: pbs, queue: gpu}]\n")
-    known = "there is no supplier 'pbs'; there are kubernetes, lender, ray, slurm"
+    known = "there is no supplier 'pbs'; there are ec2, kubernetes, lender, ray, slurm"
     from_elsewhere(head, "policy", "set", str(file), refused=known)
     file.write_text("supply: [{engine: lender, fodler: /tmp}]\n")
     wrong = "supply.lender.fodler: lender has no such word; it has folder"

@@ -148,6 +148,7 @@ def story(live: Live, folder: Path) -> None:
     until(lambda: pid.read_text().endswith("\n"))
     other = int(pid.read_text())
     until(lambda: os.stat(f"/proc/{other}").st_uid == OTHER)
+    assert live.wait(job, "running") == "running", "its first member may be late"
     live.client.sleep(job)
     until(lambda: "belongs to another user" in live.client.job(job).why)
     assert live.wait(job, "running") == "running"

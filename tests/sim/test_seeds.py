@@ -15,7 +15,9 @@ from storm.controller import Moment
 from storm.disk import Fault
 from storm.fuzz import Size, run_seed
 
-from shoal.core.state.events.log import Event
+from shoal.core.state.events import neighbors
+from shoal.core.state.events.base import JobEvent
+from shoal.core.state.events.log import Event, kinds_of
 from shoal.model.job import StopCause
 
 # Their histories are from before nodes lied, and keepers died.
@@ -192,10 +194,12 @@ def test_every_kind_of_fault_and_every_kind_of_event_happens() -> None:
 # It takes more jobs than a history has for one to wait 16 times as long as they do on average;
 # tests/core/test_again.py has such histories. Machines of the storm have no keys
 # (tests/core/test_keys.py), and nobody there labels jobs, sets rules or pauses schedules. A log
-# that goes back contradicts every witness (tests/core/test_restored.py).
+# that goes back contradicts every witness (tests/core/test_restored.py). Jobs go to
+# neighbors in the storm of three clusters (tests/sim/test_neighbors.py).
 SEEN_ELSEWHERE = {
     *("JobPromoted", "KeySet", "KeyRemoved", "JobLabelled", "JobNoted"),
     *("RuleSet", "RuleRemoved", "SchedulePaused", "ScheduleResumed", "ClusterRestored"),
+    *(kind.__name__ for kind in kinds_of(JobEvent) if kind.__module__ == neighbors.__name__),
 }
 
 ANSWERS = ("accepted", "refused")

@@ -481,7 +481,7 @@ EARLY: dict[Mutate, int] = {
     call_anybody_idle: 9,
     run_again_what_is_done: 11,
     start_where_the_time_is_too_short: 58,
-    believe_late_reports_after_a_load: 199,
+    believe_late_reports_after_a_load: 373,
     accept_and_remove_no_token: 40,
     run_every_tenant_as_the_agent: 9,
     remove_tenants_with_jobs: 29,

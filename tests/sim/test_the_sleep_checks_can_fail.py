@@ -111,6 +111,7 @@ EARLY: dict[Mutate, int] = {
     set_no_memory_aside: 65,
     never_repeat_that_somebody_should_wake: 33,
     call_everybody_idle: 9,
+    end_turns_too_soon: 4,
     put_anybody_to_sleep: 3,
 }
 

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 
-def heard(server: Server, **word: Any) -> None:
+def heard(server: Server, *, after_ms: int = 30_000, **word: Any) -> None:
     report = NeighborReport(name="west", clock_ms=1, **word)
     clock = server.loop.clock
     assert isinstance(clock, HandClock)
-    clock.ms += 30_000
+    clock.ms += after_ms
     server.run(lambda: server.loop.tick.neighbors([report]))
     server.ask(Nothing())
 
@@ -50,7 +50,8 @@ def test_the_page_shows_where_a_job_is_and_what_is_owed(browser: Browser, tmp_pa
         assert not page.get_by_role("button", name="Requeue").count(), "it runs elsewhere"
 
         ended = Ending(outcome=Outcome.SUCCEEDED, started=True, gpu_ms=5_400_000, money=3_750_000)
-        heard(server, jobs=(HandedJob(job="j1", attempt=1, id="j93", ended=ended),))
+        last = (HandedJob(job="j1", attempt=1, id="j93", ended=ended),)
+        heard(server, after_ms=5_400_000, jobs=last)
         page.locator("h1 ~ [data-state=succeeded]").wait_for()
         page.get_by_role("img", name="1 attempt, ").wait_for()
         page.locator(".life .away[title='At a neighbor for 30 s: attempt 1 at west']").wait_for()

@@ -26,26 +26,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Route
 
 HOUR_MS = 3_600_000
-NOW_MS = int(time.time() * 1000)
-THERE = [
-    ThereView(
-        job="j7",
-        id="j90",
-        state="running",
-        since_ms=NOW_MS - 2 * HOUR_MS,
-        running_ms=NOW_MS - HOUR_MS,
-        gpus=8,
-        price=1.25,
-    ),
-    ThereView(
-        job="j8",
-        id="j91",
-        state="constructor",
-        since_ms=NOW_MS - 1000,
-        gpus=1,
-        withdrawn="not needed",
-    ),
-]
 WEST = NeighborView(
     name="west",
     url="https://west.example.com:7700",
@@ -60,7 +40,7 @@ WEST = NeighborView(
     round_trip_ms=83,
     heard_ms_ago=900,
     count=5,
-    jobs=THERE,
+    jobs=[],
 )
 NORTH = NeighborView(
     name="north",
@@ -79,10 +59,8 @@ BOOK = {
     "owed": [{"neighbor": "west", "gpu_ms": HOUR_MS, "cost": 4.2}],
 }
 MOVED = [
-    JobHanded(at_ms=NOW_MS, job="j7", attempt=1, neighbor="west", why="it starts there at once"),
-    JobReturned(
-        at_ms=NOW_MS, job="j8", attempt=1, neighbor="west", why="it is full", away_after_ms=0
-    ),
+    JobHanded(at_ms=1, job="j7", attempt=1, neighbor="west", why="it starts there at once"),
+    JobReturned(at_ms=1, job="j8", attempt=1, neighbor="west", why="it is full", away_after_ms=0),
 ]
 SHARED = SharedView(
     price=2.5,
@@ -148,13 +126,36 @@ def test_neighbors_have_a_tab_while_there_are_some_and_show_whose_jobs_are_where
     live.client.cancel(job)
 
 
+def there() -> list[ThereView]:
+    now_ms = int(time.time() * 1000)
+    return [
+        ThereView(
+            job="j7",
+            id="j90",
+            state="running",
+            since_ms=now_ms - 2 * HOUR_MS,
+            running_ms=now_ms - HOUR_MS,
+            gpus=8,
+            price=1.25,
+        ),
+        ThereView(
+            job="j8",
+            id="j91",
+            state="constructor",
+            since_ms=now_ms - 1000,
+            gpus=1,
+            withdrawn="not needed",
+        ),
+    ]
+
+
 def stubbed(visit: Visit) -> list[str]:
     """As if there were two neighbors and one that only sends jobs; what is removed."""
     removed: list[str] = []
 
     def answer(route: Route) -> None:
         path = route.request.url.partition("/v1/neighbors")[2]
-        body: object = [WEST, NORTH]
+        body: object = [msgspec.structs.replace(WEST, jobs=there()), NORTH]
         if route.request.method == "DELETE":
             removed.append(path)
             body = Done(id="north")
