@@ -228,9 +228,11 @@ def test_the_proxy_asks_for_keys_when_everything_else_is_gone(world: World) -> N
 
 
 def test_a_key_expires_without_anybodys_help(world: World) -> None:
-    soon_ms = (int(time.time()) + 2) * 1000
+    soon_ms = (int(time.time()) + 3) * 1000
     serve(world, ("cluster",), (caller("k-chat", services=("chat",), until_ms=soon_ms),))
-    assert ask(world, "k-chat").status == 200
+    status = ask(world, "k-chat").status
+    if time.time() * 1000 < soon_ms:  # a busy machine may have been too slow
+        assert status == 200
     until(lambda: ask(world, "k-chat").status == 401, "its end")
 
 

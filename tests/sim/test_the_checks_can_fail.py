@@ -473,7 +473,7 @@ CAUGHT_BY_WHAT_HAPPENED: list[tuple[Mutate, str]] = [
 EARLY: dict[Mutate, int] = {
     start_before_the_others_have_let_go: 23,
     place_on_nodes_in_quarantine: 8,
-    leave_the_tokens_of_a_removed_user: 35,
+    leave_the_tokens_of_a_removed_user: 113,
     quarantine_everybody: 37,
     never_test_again: 6,
     ignore_the_caps_on_gpus: 4,
