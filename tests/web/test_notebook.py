@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import threading
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -141,6 +142,17 @@ def run_cell(page: Page, url: str) -> str:
     return output.inner_text()
 
 
+def ended(process: subprocess.Popen[str], live: Live, job: str, url: str) -> int:
+    """Its exit status. If it does not end, what everybody thinks goes on."""
+    try:
+        return process.wait(WAIT_S)
+    except subprocess.TimeoutExpired:
+        kernels = url.replace("/lab?", "/api/kernels?no_track_activity=1&")
+        with urllib.request.urlopen(kernels, timeout=WAIT_S) as answer:
+            told = answer.read().decode()
+        pytest.fail(f"it is not put away: {live.client.job(job)}\n{live.output(job)}\n{told}")
+
+
 def test_a_notebook_is_used_through_its_link_and_put_away_when_nobody_uses_it(
     live: Live, browser: Browser, dev: Dev
 ) -> None:
@@ -155,7 +167,7 @@ def test_a_notebook_is_used_through_its_link_and_put_away_when_nobody_uses_it(
                 live.kill_controller()
                 said = run_cell(page, again["url"])
             assert re.fullmatch(rf"42 on {found['node']}\s*", said)
-            assert process.wait(WAIT_S) == 0, dev.errors()
+            assert ended(process, live, job, again["url"]) == 0, dev.errors()
     view = live.client.job(job)
     assert view.state == "succeeded"
     assert found["url"].partition("token=")[2] not in live.output(job), "its output has the token"
