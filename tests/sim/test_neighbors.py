@@ -106,13 +106,13 @@ def _a_withdrawal_takes_no_key(patch: pytest.MonkeyPatch) -> None:
 def _what_ended_well_runs_again(patch: pytest.MonkeyPatch) -> None:
     def mutant(round_: Round, job: Job, away: Away, ended: Ending) -> None:
         assert ended.outcome in Outcome
-        neighbors._return(round_, job, away, "once more", gpu_ms=ended.gpu_ms)
+        neighbors._return(round_, job, away, "once more", neighbors.Owed(ended.gpu_ms))
 
     patch.setattr(neighbors, "_come_back", mutant)
 
 
 def _nothing_is_owed_for_what_came_back(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(neighbors, "_owed", lambda *_: {"gpu_ms": 0, "money": 0})
+    patch.setattr(neighbors, "_owed", lambda *_: neighbors.NOTHING)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
+from typing import NamedTuple
 
-from shoal.core.state.ending import CANCELLED_CODE
+from shoal.core.state.ending import CANCELLED_CODE, finish
 from shoal.core.state.events.neighbors import (
     AwayEvent,
     JobGivenUp,
@@ -23,12 +24,10 @@ from shoal.core.state.events.neighbors import (
     JobTaken,
     JobWithdrawn,
 )
-from shoal.core.state.events.runs import JobFinished
 from shoal.core.state.round import Round
 from shoal.core.state.state import State
 from shoal.model.away import Away
 from shoal.model.durations import HOUR_MS, about, duration_text
-from shoal.model.ids import number_of
 from shoal.model.job import Job, JobSpec, Outcome, Phase, Restart
 from shoal.model.neighbor import (
     NEVER_RUNS,
@@ -61,6 +60,7 @@ STARTS_MS = 2 * 3_600_000  # ... or has been starting for so long
 PAUSE_MS = 30_000
 PAUSE_DOUBLINGS_MAX = 7
 LANES_MAX, OF_LANE_MAX = 1_000, 4
+LOOKED_MAX = 4_096  # waiting jobs, to find some that may be asked about
 # Of the jobs that are asked about, so many are others each time.
 OTHERS, TURN_MS, SCATTERS = OFFERED_MAX // 2, 1_000, 2_654_435_761
 DRIFT = 1_000  # their clock may be faster by less than a part in so many
@@ -98,7 +98,7 @@ def wanted_offers(state: State, policy: Policy, now_ms: int) -> list[Job]:
     found: dict[str, Job] = {}
     if any(neighbor.after_ms for neighbor in policy.neighbors):
         numbers += _heads(state)
-    for number in _in_turn(numbers, now_ms):
+    for number in _in_turn(numbers, now_ms)[:LOOKED_MAX]:
         job = state.job_numbered(number)
         if now_ms >= job.away_after_ms and _asks(policy, job, now_ms) and not _stays(job):
             found[job.id] = job
@@ -129,10 +129,7 @@ def _heads(state: State) -> Iterator[int]:
 
 
 def _asks(policy: Policy, job: Job, now_ms: int) -> bool:
-    if asks(job.spec.cluster):
-        return True
-    waited_ms = now_ms - max(job.since_ms, job.requeued_ms)
-    return any(one.after_ms and waited_ms >= one.after_ms for one in policy.neighbors)
+    return asks(job.spec.cluster) or any(_spills(one, job, now_ms) for one in policy.neighbors)
 
 
 def why_not(state: State, policy: Policy, job: Job, neighbor: str, now_ms: int) -> str:
@@ -226,8 +223,10 @@ def _still_waits(state: State, job_id: str) -> Job | None:
 def _refused(round_: Round, job: Job, neighbor: str, offer: Offer) -> str:
     """Why this offer is not accepted; empty: it is."""
     state, policy, now_ms = round_.state, round_.policy, round_.now_ms
-    if now_ms < job.away_after_ms or (home := _stays(job)):
-        return home if now_ms >= job.away_after_ms else "it has just come back"
+    if now_ms < job.away_after_ms:
+        return "it has just come back"
+    if home := _stays(job):
+        return home
     wish = wish_of(job.spec.cluster)
     if not wish.only and (offer.start_ms or 0) > SOON_MS:
         return f"it would start there in {about(offer.start_ms or 0)}"
@@ -238,16 +237,13 @@ def _refused(round_: Round, job: Job, neighbor: str, offer: Offer) -> str:
 
 def _hand(round_: Round, job: Job, neighbor: str, offer: Offer, clock_ms: int) -> None:
     now_ms, state, start_ms = round_.now_ms, round_.state, offer.start_ms or 0
-    attempt = job.attempt + 1
-    if number_of(job.id) < state.restored_job:
-        attempt = max(attempt, state.restored_attempt)
     until = _lease(job.spec, clock_ms, now_ms)
     when = "at once" if not start_ms else f"in {about(start_ms)}"
     round_.emit(
         JobHanded(
             at_ms=now_ms,
             job=job.id,
-            attempt=attempt,
+            attempt=state.next_attempt(job),
             neighbor=neighbor,
             why=f"{neighbor} would start it {when}",
             start_ms=start_ms,
@@ -356,22 +352,31 @@ def _come_back(round_: Round, job: Job, away: Away, ended: Ending) -> None:
         why = f"{away.neighbor} ended it"
         if ended.why:
             why += f": {quoted(ended.why)}"
-        _return(round_, job, away, away.withdrawn or why, **used)
+        _return(round_, job, away, away.withdrawn or why, used)
         return
-    round_.emit(_about(JobSettled, round_, job, away, **used))
+    round_.emit(_about(JobSettled, round_, job, away, **used._asdict()))
     text = f"at {away.neighbor}"
-    _finish(round_, job, ended, f"{text}: {quoted(ended.why)}" if ended.why else text)
+    why = f"{text}: {quoted(ended.why)}" if ended.why else text
+    finish(round_, job, ended.outcome, ended.code, why)
 
 
-def _owed(
-    round_: Round, ended: Ending, gpus: int, since_ms: int, price: int | None
-) -> dict[str, int]:
+class Owed(NamedTuple):
+    """For what a neighbor ran: GPU time, and millionths of the currency."""
+
+    gpu_ms: int = 0
+    money: int = 0
+
+
+NOTHING = Owed()
+
+
+def _owed(round_: Round, ended: Ending, gpus: int, since_ms: int, price: int | None) -> Owed:
     """What it says that it used, which is not more than there was time for, at the price that was
     offered. Without a price, no money is owed."""
     passed_ms = round_.now_ms - since_ms
     gpu_ms = min(ended.gpu_ms, gpus * (passed_ms + passed_ms // DRIFT))
     money = min(ended.money, gpu_ms * price // HOUR_MS + 1) if price is not None else 0
-    return {"gpu_ms": gpu_ms, "money": money}
+    return Owed(gpu_ms, money)
 
 
 def _hear_of_stray(round_: Round, handed: HandedJob, name: str) -> None:
@@ -388,42 +393,16 @@ def _hear_of_stray(round_: Round, handed: HandedJob, name: str) -> None:
             attempt=stray.attempt,
             neighbor=name,
             tenant=stray.tenant,
-            gpu_ms=owed["gpu_ms"],
-            money=owed["money"],
+            gpu_ms=owed.gpu_ms,
+            money=owed.money,
         )
     )
 
 
-def _finish(round_: Round, job: Job, ended: Ending, why: str) -> None:
-    round_.emit(
-        JobFinished(
-            at_ms=round_.now_ms,
-            job=job.id,
-            attempt=job.attempt,
-            outcome=ended.outcome,
-            code=ended.code,
-            why=why,
-        )
-    )
-
-
-def _return(
-    round_: Round, job: Job, away: Away, why: str, *, gpu_ms: int = 0, money: int = 0
-) -> None:
-    pause_ms = PAUSE_MS << min(job.returns, PAUSE_DOUBLINGS_MAX)
-    after_ms = round_.now_ms + pause_ms
-    round_.emit(
-        _about(
-            JobReturned,
-            round_,
-            job,
-            away,
-            why=why,
-            away_after_ms=after_ms,
-            gpu_ms=gpu_ms,
-            money=money,
-        )
-    )
+def _return(round_: Round, job: Job, away: Away, why: str, used: Owed = NOTHING) -> None:
+    after_ms = round_.now_ms + (PAUSE_MS << min(job.returns, PAUSE_DOUBLINGS_MAX))
+    more = {"why": why, "away_after_ms": after_ms, **used._asdict()}
+    round_.emit(_about(JobReturned, round_, job, away, **more))
 
 
 def _look_at_clocks(round_: Round) -> None:
@@ -443,10 +422,12 @@ def _give_up(round_: Round, job: Job, away: Away, why: str) -> None:
     """No end of it is waited for."""
     round_.emit(_about(JobGivenUp, round_, job, away, why=why))
     if away.cancelled:
-        ended = Ending(outcome=Outcome.CANCELLED, code=CANCELLED_CODE)
-        _finish(round_, job, ended, away.withdrawn)
-        return
-    _return(round_, job, away, why)
+        finish(round_, job, Outcome.CANCELLED, CANCELLED_CODE, away.withdrawn)
+    elif job.spec.restart is Restart.NEVER:  # it may have begun there
+        why = f"{why}, and it must not run twice"
+        finish(round_, job, Outcome.CANCELLED, CANCELLED_CODE, why)
+    else:
+        _return(round_, job, away, why)
 
 
 def next_neighbor_ms(state: State) -> int | None:
@@ -463,12 +444,7 @@ def declare_gone(round_: Round, request: DeclareGone) -> Answer:
     for job_id in list(state.away):
         job = state.jobs[job_id]
         if job.away is not None and job.away.neighbor == request.neighbor:
-            if job.spec.restart is Restart.NEVER:  # it may have begun there
-                round_.emit(_about(JobGivenUp, round_, job, job.away, why=why))
-                ended = Ending(outcome=Outcome.CANCELLED, code=CANCELLED_CODE)
-                _finish(round_, job, ended, f"{why}, and it must not run twice")
-            else:
-                _give_up(round_, job, job.away, why)
+            _give_up(round_, job, job.away, why)
             gone += 1
     state.heard.neighbors.pop(request.neighbor, None)
     return Accepted("", f"{gone} of our jobs were there")

@@ -9,8 +9,8 @@ from shoal.core.scheduling.ends import end_text, goes_on, must_leave
 from shoal.core.scheduling.leave import leave
 from shoal.core.scheduling.sleepers import cap_of, has_to_finish, idle_on_given_back
 from shoal.core.scheduling.sleeping import bed, rouse
-from shoal.core.state.ending import CANCELLED_CODE, is_served, stop
-from shoal.core.state.events.runs import JobFinished, JobRequeued
+from shoal.core.state.ending import CANCELLED_CODE, finish, is_served, stop
+from shoal.core.state.events.runs import JobRequeued
 from shoal.core.state.round import Round
 from shoal.core.state.saving import kept_ms, worked_until_ms
 from shoal.model.durations import duration_text
@@ -274,16 +274,7 @@ def _cost_text(job: Job, cause: StopCause, now_ms: int) -> str:
 def _finish(round_: Round, job: Job, outcome: Outcome, code: int, why: str) -> None:
     state = round_.state
     failed_on = {failure.node for failure in state.failures.jobs.get(job.id, [])}
-    round_.emit(
-        JobFinished(
-            at_ms=round_.now_ms,
-            job=job.id,
-            attempt=job.attempt,
-            outcome=outcome,
-            code=code,
-            why=why,
-        )
-    )
+    finish(round_, job, outcome, code, why)
     for node_id in sorted(failed_on):  # if it ran well elsewhere, these nodes are suspect
         found = blame(state.failures, node_id, round_.now_ms)
         if found is not None:

@@ -38,7 +38,6 @@ from shoal.core.state.room import Room
 from shoal.core.state.round import Round
 from shoal.core.state.state import Node, Rank, State
 from shoal.model.durations import duration_text
-from shoal.model.ids import number_of
 from shoal.model.job import Job, Phase
 from shoal.model.reason import tenant_part
 from shoal.model.resources import Slice, plural
@@ -354,7 +353,7 @@ def _give(round_: Round, job: Job, given: tuple[Slice, ...], where: str) -> None
         when = f"waited {duration_text(waited_ms)}" if waited_ms >= 1000 else "started at once"
     promise = round_.state.reservations.get(job.id)
     master, door = meeting_points(round_, job, given)
-    attempt = _next_attempt(round_.state, job)
+    attempt = round_.state.next_attempt(job)
     if job.spec.service:
         round_.state.heard.starts[job.id] = Starting(attempt, round_.now_ms)
     round_.emit(
@@ -369,12 +368,6 @@ def _give(round_: Round, job: Job, given: tuple[Slice, ...], where: str) -> None
             why=f"{where}; {when}{found}",
         )
     )
-
-
-def _next_attempt(state: State, job: Job) -> int:
-    if state.restored_job and number_of(job.id) < state.restored_job:
-        return max(job.attempt + 1, state.restored_attempt)
-    return job.attempt + 1
 
 
 def start_claimed(round_: Round) -> None:

@@ -24,6 +24,14 @@ def stop(round_: Round, job: Job, cause: StopCause, why: str) -> None:
     )
 
 
+def finish(round_: Round, job: Job, outcome: Outcome, code: int, why: str) -> None:
+    """It has ended, and leaves the state."""
+    at_ms, attempt = round_.now_ms, job.attempt
+    round_.emit(
+        JobFinished(at_ms=at_ms, job=job.id, attempt=attempt, outcome=outcome, code=code, why=why)
+    )
+
+
 def cancel(round_: Round, job: Job, why: str, cause: StopCause = StopCause.CANCEL) -> None:
     """`cause` is for the members, if there are any; a job that waits ends at once. Of an array,
     what has not begun never will, and what runs is stopped."""
@@ -52,13 +60,4 @@ def cancel(round_: Round, job: Job, why: str, cause: StopCause = StopCause.CANCE
     if job.phase is not Phase.WAITING:
         stop(round_, job, cause, why)
         return
-    round_.emit(
-        JobFinished(
-            at_ms=round_.now_ms,
-            job=job.id,
-            attempt=job.attempt,
-            outcome=Outcome.CANCELLED,
-            code=CANCELLED_CODE,
-            why=why,
-        )
-    )
+    finish(round_, job, Outcome.CANCELLED, CANCELLED_CODE, why)

@@ -89,9 +89,8 @@ class Queue:
         self.capped_lane: dict[int, Lane] = {}
         self.parked: dict[int, None] = {}  # numbers of jobs that wait for other jobs to end
         self.outbound: dict[int, None] = {}  # numbers of jobs that only a neighbor may run
-        self.wishing: dict[
-            int, None
-        ] = {}  # numbers of jobs in lanes, capped or not, that may leave
+        # Numbers of jobs in lanes, capped or not, that may leave.
+        self.wishing: dict[int, None] = {}
 
     @property
     def size(self) -> int:

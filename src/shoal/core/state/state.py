@@ -16,7 +16,7 @@ from shoal.core.state.heard import Heard
 from shoal.core.state.indexes import Indexes
 from shoal.core.state.queue import Kin, by_submission
 from shoal.core.state.room import Level
-from shoal.model.ids import array_of, in_order
+from shoal.model.ids import array_of, in_order, number_of
 from shoal.model.job import Job
 from shoal.model.resources import Kind
 
@@ -43,6 +43,12 @@ class State(Indexes):
 
     def job_numbered(self, number: int) -> Job:
         return self.jobs[self.numbers[number]]
+
+    def next_attempt(self, job: Job) -> int:
+        """Nodes and neighbors may have seen attempts that a restored log does not show."""
+        if self.restored_job and number_of(job.id) < self.restored_job:
+            return max(job.attempt + 1, self.restored_attempt)
+        return job.attempt + 1
 
     def live(self, job_id: str) -> Job | None:
         """The job or array of this id, until it has ended. An element that has not begun is none
