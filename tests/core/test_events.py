@@ -632,7 +632,10 @@ SENTENCES: list[tuple[Event, str]] = [
         JobHanded(at_ms=0, job="j1", attempt=2, neighbor="west", why="west would start it at once"),
         "j1 was handed over to west: west would start it at once",
     ),
-    (JobTaken(at_ms=0, job="j1", attempt=2, neighbor="west", id="j93"), "j1 is j93 at west"),
+    (
+        JobTaken(at_ms=0, job="j1", attempt=2, neighbor="west", id="j93"),
+        "j1 was taken by west, as j93 there",
+    ),
     (JobRunsAway(at_ms=0, job="j1", attempt=2, neighbor="west"), "j1 is running at west"),
     (
         JobLeaseAsked(

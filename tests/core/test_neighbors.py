@@ -218,7 +218,11 @@ def test_data_that_stays_in_a_region_may_go_to_a_neighbor_there() -> None:
 @pytest.mark.parametrize(
     ("fields", "field", "message"),
     [
-        ({"cluster": "price<cheap"}, "cluster", "'price<cheap' is no name of a neighbor"),
+        (
+            {"cluster": "price<cheap"},
+            "cluster",
+            "'price<cheap' is neither a neighbor nor a condition",
+        ),
         ({"cluster": "b,region=eu"}, "cluster", "not both"),
         ({"cluster": "b", "workdir": "/home/me"}, "cluster", "send it with --pack"),
         ({"cluster": "b", "volumes": ("/data:d",)}, "cluster", "give its URL instead"),

@@ -60,9 +60,7 @@ def remove(client: Client, user: str, *, end: bool, heir: str, ask: bool, json: 
     if ask and not json and sys.stdin.isatty():
         view = client.leaving(user, end=end, heir=heir)
         show_left(view, f"{user} leaves behind:")
-        print(f"remove {user}? [yes/no] ", end="", file=sys.stderr, flush=True)
-        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-            raise Failure("nothing was changed")
+        show.agreed(f"remove {user}?")
     done = client.remove_user(user, end=end, heir=heir)
     if json:
         show.as_json(done)

@@ -87,7 +87,9 @@ def wish_of(text: str) -> Wish:
         elif _NAME.fullmatch(word) and word not in (ANY, HERE):
             names.append(word)
         else:
-            raise ValueError(f"{word[:64]!r} is no name of a neighbor, price<2 or region=eu")
+            alone = word in (ANY, HERE)
+            what = "stands alone" if alone else "is neither a neighbor nor a condition"
+            raise ValueError(f"{word[:64]!r} {what}")
     if names and (labels or price_max is not None):
         raise ValueError("names neighbors or says what they must be like, not both")
     return Wish(tuple(names), tuple(labels), price_max)

@@ -199,7 +199,7 @@ def _cost(cost: CostView | None) -> list[str]:
     if cost is None:
         return [" " * INDENT + "unknown: this cluster keeps no ledger"]
     if not cost.gpu_us:
-        return [" " * INDENT + "no GPU time"]
+        return [" " * INDENT + "no GPU time here"]
     lines = [f"{_gpu_time(cost.gpu_us)} in total"]
     if len(cost.accounts) > 1 or any(one.group != "used" for one in cost.accounts):
         for one in sorted(cost.accounts, key=lambda one: -one.gpu_us):

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from shoal.cli.errors import Failure
 from shoal.cli.screen.tables import Cell as Cell
 from shoal.cli.screen.tables import Column as Column
 from shoal.cli.screen.tables import Piece, cells_of, cut, lay_out
@@ -55,6 +56,13 @@ def at_terminal() -> bool:
 def at_keyboard() -> bool:
     """Whether somebody can type."""
     return sys.stdin is not None and sys.stdin.isatty()
+
+
+def agreed(question: str) -> None:
+    """Whoever types says yes; otherwise the command ends."""
+    print(f"{question} [yes/no] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise Failure("nothing was changed")
 
 
 def console(stderr: bool = False) -> Console:

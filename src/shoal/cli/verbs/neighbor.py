@@ -95,6 +95,7 @@ def _add(client: Client, url: str, token: str | None, called: str | None, json: 
     from shoal.cli.screen import show
     from shoal.cli.verbs.login import name_of
     from shoal.model.neighbor_views import NewNeighbor
+    from shoal.model.resources import plural
 
     if not url or not token:
         text = "run the line that the other cluster printed for: shoal neighbor invite"
@@ -104,23 +105,21 @@ def _add(client: Client, url: str, token: str | None, called: str | None, json: 
     if json:
         show.as_json(view)
         return
-    offers = f"{view.gpus} GPUs, of which {view.gpus_free} are free"
+    offers = f"{plural(view.gpus, 'GPU')}, {view.gpus_free} of them free"
     show.line(f"{name} is a neighbor: it offers {offers}", "green")
     show.note(f"jobs go there with: shoal run --cluster {name} -- COMMAND")
 
 
 def _remove(client: Client, name: str, *, gone: bool, ask: bool, json: bool) -> None:
-    import sys
-
     from shoal.cli.screen import show
 
     if gone:
         for text in client.neighbor_gone(name).lines:
             show.note(text)
-        if ask and not json and show.at_keyboard():
-            print(f"declare {name} gone? [yes/no] ", end="", file=sys.stderr, flush=True)
-            if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-                raise Failure("nothing was changed")
+        if ask and not show.at_keyboard():  # jobs may run twice: no script does that by chance
+            raise Failure("--gone: nobody can be asked here; add --yes")
+        if ask:
+            show.agreed(f"declare {name} gone?")
     done = client.remove_neighbor(name, gone=gone)
     if json:
         show.as_json(done)
@@ -191,6 +190,7 @@ def _invite(client: Client, name: str, gpus_max: int | None, json: bool, home: P
     from shoal.cli.verbs.token import login_from
     from shoal.model.identity import Role
     from shoal.model.people import NewToken
+    from shoal.model.resources import plural
 
     missing = _missing(client, name)
     most = _capped(client, name, gpus_max)
@@ -207,7 +207,9 @@ def _invite(client: Client, name: str, gpus_max: int | None, json: bool, home: P
     if json:
         show.as_json({"name": name, "gpus_max": most, "url": address.url, "token": token})
         return
-    may = f"may hold {most} GPUs at a time" if most else "may use all GPUs; see: --gpus-max"
+    may = (
+        f"may hold {plural(most, 'GPU')} at a time" if most else "may use all GPUs; see: --gpus-max"
+    )
     show.note(f"{name} {may}; on a head of {name}, run this, which is shown only once:")
     print(f"shoal neighbor add {address.url} --token {token}")
     if not line:

@@ -13,7 +13,10 @@ from shoal.model.policy import Policy
 
 # No running job ends these waits, so no time is given; the reason says what ends them.
 NO_TIME = frozenset(
-    (Waits.BUDGET, Waits.NO_NODES, Waits.CLOSED, Waits.LABELS, Waits.SUPPLY, Waits.AFTER)
+    (
+        *(Waits.BUDGET, Waits.NO_NODES, Waits.CLOSED, Waits.LABELS, Waits.SUPPLY, Waits.AFTER),
+        Waits.NEIGHBOR,
+    )
 )
 
 

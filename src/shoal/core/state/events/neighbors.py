@@ -74,7 +74,7 @@ class JobTaken(AwayEvent, frozen=True, kw_only=True):
         self.change(state, id=self.id, taken_ms=self.at_ms)
 
     def phrase(self) -> str:
-        return f"is {self.id} at {self.neighbor}"
+        return f"was taken by {self.neighbor}, as {self.id} there"
 
 
 class JobRunsAway(AwayEvent, frozen=True, kw_only=True):
