@@ -9,6 +9,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from shoal.model.access import ACCESS_MAX, CLUSTER, OPEN, Caller, is_open
+from shoal.model.far import Far
 from shoal.model.identity import Name, ServiceName
 from shoal.model.job import JobSpec
 from shoal.model.secret import SECRET_NAME_PATTERN
@@ -124,7 +125,8 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class Served(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A route and the replicas behind it, possibly none. `owner`: the tenant, if it is one that was
     added; what belongs to no such tenant is the operator's. `certificate`: the value of the
-    route's secret; `problem`: why there is none. `tenant`: whose keys are good for it."""
+    route's secret; `problem`: why there is none. `tenant`: whose keys are good for it. `far`: its
+    other sites."""
 
     route: Route
     replicas: tuple[Replica, ...] = ()
@@ -135,6 +137,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     goals: Goals = Goals()
     adapters: str = ""
     adapters_max: int = 0
+    far: tuple[Far, ...] = ()
 
 
 class GatewayEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -146,6 +149,10 @@ class GatewayEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     domain: Domain = "localhost"  # a service is also at NAME.DOMAIN
     threads: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0  # 0: one for each core
     names: tuple[str, ...] = ()  # of the head itself; *.NAME is every name below it
+    # Where gateways of other clusters call, if a service has other sites; 0: nowhere. With it goes
+    # its certificate with the key, as PEM.
+    door: PortOrNone = 0
+    door_pem: str = ""
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
