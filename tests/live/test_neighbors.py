@@ -26,6 +26,7 @@ from shoal import __version__
 from shoal.client import Address, ShoalError
 from shoal.control.home import ClusterConfig
 from shoal.model.identity import Role
+from shoal.model.neighbor import Neighbor
 from shoal.model.neighbor_views import NewNeighbor
 from shoal.model.people import NewToken
 from tests.live.cluster import Live, live_cluster, virtual_nodes
@@ -138,12 +139,12 @@ def known(live: Live, name: str, url: str, token: str) -> None:
     live.client.set_neighbor(name, NewNeighbor(url=url, token=token))
 
 
-def invited(west: Live) -> tuple[int, str]:
+def invited(west: Live, name: str = "home") -> tuple[int, str]:
     """The port of its API, and the token with the fingerprint, as `neighbor invite` prints it."""
-    west.client.add_tenant("home")
-    west.client.add_user("home", {"home": Role.MEMBER})
+    west.client.add_tenant(name)
+    west.client.add_user(name, {name: Role.MEMBER})
     made = west.client.add_token(
-        NewToken(user="home", tenant="home", role=Role.MEMBER, only="neighbor")
+        NewToken(user=name, tenant=name, role=Role.MEMBER, only="neighbor")
     )
     address = msgspec.json.decode(west.home.address.read_bytes(), type=Address)
     port = int(address.url.rpartition(":")[2])
@@ -332,6 +333,32 @@ def test_neighbors_are_refused_that_cannot_be_neighbors(pair: Pair) -> None:
             known(pair.home, name, at, token)
     with pytest.raises(ShoalError, match="is this cluster itself"):
         known(pair.west, "self", url, pair.token)
+
+
+def test_tenants_that_do_not_trust_each_other_are_two_tenants_there(pair: Pair) -> None:
+    home, west = pair.home.client, pair.west.client
+    home.add_tenant("lab")
+    policy = home.policy()
+    home.set_policy(
+        msgspec.structs.replace(policy, neighbors=(Neighbor(name="west-lab", tenants=("lab",)),))
+    )
+    _, token = invited(pair.west, "home-lab")
+    known(pair.home, "west-lab", f"https://127.0.0.1:{pair.cable.port}", token)
+    try:
+        job = pair.home.run("id -u", cluster="west-lab", tenant="lab")
+        there = pair.until_there(job)
+        assert west.job(there).spec.tenant == "home-lab"
+        own = pair.submit("id -u")
+        assert pair.ended(own) == pair.ended(job) == "succeeded"
+        alike = pair.home.output(own) == pair.home.output(job)
+        assert alike is (os.geteuid() != 0)
+        kept = pair.home.run("id -u", cluster=WEST, tenant="lab")
+        why = "west: the policy names no tenants for it"
+        until(lambda: home.job(kept).why.startswith(why), why, lambda: home.job(kept).why)
+        home.cancel(kept)
+    finally:
+        home.remove_neighbor("west-lab")
+        home.set_policy(policy)
 
 
 def test_a_neighbor_is_declared_gone(pair: Pair, seen: Path) -> None:

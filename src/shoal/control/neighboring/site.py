@@ -426,6 +426,7 @@ async def offers_of(wire: Wire, shapes: list[JobSpec]) -> OffersView:
         found,
         version=one_line(found.version, 20),
         cluster=one_line(found.cluster, 16),
+        tenant=one_line(found.tenant, 63),
         currency=one_line(found.currency, 10),
         labels={one_line(key, 64): one_line(value, 64) for key, value in labels},
         now_ms=amount(found.now_ms),
