@@ -50,8 +50,8 @@ from shoal.model.report import (
 )
 from shoal.model.workflow import WorkflowJob
 from tests.core.build import POLICY, Cluster, job_spec
-from tests.core.training import Training
 from tests.core.serving import service_spec
+from tests.core.training import Training
 
 HOUR_MS = 3_600_000
 # Their clock is wrong by days, on purpose.

@@ -112,7 +112,7 @@ def _stays(state: State, job: Job) -> str:
     if job.until_ms:
         return "it has a lease, which is renewed here"
     if job.saved_step or job.id in state.heard.copied:
-        return "the work that it has saved is here, and would begin anew there"
+        return "the work that it has saved is here, and there it would start over"
     return stays_home(job.spec)
 
 
