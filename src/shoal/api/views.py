@@ -469,6 +469,10 @@ def status_view(reach: Reach) -> StatusView:
     )
 
 
+def _alarms(loop: ControlLoop) -> tuple[str, ...]:
+    return (*loop.alarms.texts, *_hanging(loop), *unsaved_lines(loop))
+
+
 def _hanging(loop: ControlLoop) -> list[str]:
     nodes, now_ms = list(loop.state.heard.hangs), loop.clock.now_ms()
     lines = [f"{node}: {hung_text(loop.state, node, now_ms)}" for node in nodes[:HANGING_SHOWN]]
