@@ -78,6 +78,7 @@ class Trainer:
             save_us=self._saves * SAVE_MS * 1000,
             saves=self._saves,
             saved_step=saved,
+            unsaved=max(0, self.steps % 20 - 16),  # sometimes some saves in a row fail
             loss=self._loss(),
         )
         quiet_ms = now_ms - self._began_ms - self.steps * self.plan.step_ms

@@ -83,6 +83,7 @@ from shoal.core.state.events.runs import (
     JobRequeued,
     JobRunning,
     JobStopping,
+    JobUnsaved,
     JobUsed,
     MemberExited,
     MemberLost,
@@ -285,6 +286,14 @@ SENTENCES: list[tuple[Event, str]] = [
     (
         JobBegan(at_ms=9, job="j1", attempt=1, members=(2,), startup_ms=36_000, by="output"),
         "j1 began to work after 36s, when it wrote its first line (member 2)",
+    ),
+    (
+        JobUnsaved(at_ms=9, job="j1", attempt=1, failed=1),
+        "j1 could not save its work once, and runs on; its output says why",
+    ),
+    (
+        JobUnsaved(at_ms=9, job="j1", attempt=1, failed=3),
+        "j1 could not save its work 3 times in a row, and runs on; its output says why",
     ),
     (
         JobIdled(at_ms=9, job="j1", attempt=1, since_ms=1, why="has used nothing for 8 s"),

@@ -51,6 +51,7 @@ from shoal.model.report import (
 from shoal.model.workflow import WorkflowJob
 from tests.core.build import POLICY, Cluster, job_spec
 from tests.core.serving import service_spec
+from tests.core.training import Training
 
 HOUR_MS = 3_600_000
 # Their clock is wrong by days, on purpose.
@@ -115,6 +116,22 @@ def away(job: Job) -> Any:
 def test_a_job_for_any_cluster_starts_here_if_it_fits(home: Home) -> None:
     job = home.submit(gpus=1, cluster="any")
     assert home.job(job).phase is Phase.STARTING
+
+
+class Trains(Home, Training):
+    pass
+
+
+def test_a_job_stays_where_its_saved_work_is() -> None:
+    home = Trains(nodes="a", gpus=1)
+    job = home.run(gpus=1, cluster="any")
+    home.walk(job, 4, saved_step=3)
+    home.learn_gone("a")
+    assert (home.job(job).phase, home.job(job).saved_step) == (Phase.WAITING, 3)
+    assert not wanted_offers(home.state, home.policy, home.now_ms)
+    home.offered(job)
+    assert home.job(job).phase is Phase.WAITING
+    assert "no neighbor is asked: the work that it has saved is here" in home.why(job)
 
 
 def test_a_job_that_waits_goes_where_it_would_start_first(home: Home) -> None:

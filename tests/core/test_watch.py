@@ -10,7 +10,7 @@ from shoal.core.answers.why import explain
 from shoal.core.features.health import SAVED_MS
 from shoal.core.invariants import Violation, verify
 from shoal.core.state.events.nodes import NodeChecked, NodeJudged, NodeLost
-from shoal.core.state.events.runs import JobCheckpointed, JobStopping
+from shoal.core.state.events.runs import JobCheckpointed, JobStopping, JobUnsaved
 from shoal.model.commands import Stop
 from shoal.model.health import Standing
 from shoal.model.job import MemberRef, Outcome, Phase, StopCause
@@ -72,6 +72,17 @@ def test_a_job_that_saves_all_the_time_is_noted_now_and_then(cluster: Training) 
     both = [type(event) for event in cluster.log if isinstance(event, JobCheckpointed | NodeLost)]
     assert both[-2:] == [JobCheckpointed, NodeLost], "before its node is written off"
     assert not cluster.state.heard.unsaved
+
+
+def test_saves_that_fail_are_said_at_once_and_then_ever_more_rarely(cluster: Training) -> None:
+    job_id = train(cluster, 2)
+    said = []
+    for wait_ms, unsaved in ((0, 1), (3_000, 2), (60_000, 3), (1_000, 0), (1_000, 0)):
+        cluster.wait(wait_ms)
+        say(cluster, job_id, unsaved=unsaved)
+        said.append([event.failed for event in cluster.events_of(JobUnsaved)])
+        assert cluster.state.heard.watches[job_id].unsaved == unsaved
+    assert said == [[1], [1], [1, 3], [1, 3], [1, 3]]
 
 
 def test_a_save_that_only_the_exit_tells_of_counts(cluster: Training) -> None:

@@ -9,6 +9,8 @@ import io
 import os
 import shutil
 import socket
+import subprocess
+import sys
 import tarfile
 import tempfile
 import threading
@@ -26,8 +28,11 @@ from shoal import __version__
 from shoal.client import Address, ShoalError
 from shoal.control.home import ClusterConfig
 from shoal.model.identity import Role
+from shoal.model.neighbor import Neighbor
 from shoal.model.neighbor_views import NewNeighbor
 from shoal.model.people import NewToken
+from shoal.model.session import Kind, SessionRequest
+from shoal.sessions import forward
 from tests.live.cluster import Live, live_cluster, virtual_nodes
 
 WEST = "west"
@@ -138,12 +143,12 @@ def known(live: Live, name: str, url: str, token: str) -> None:
     live.client.set_neighbor(name, NewNeighbor(url=url, token=token))
 
 
-def invited(west: Live) -> tuple[int, str]:
+def invited(west: Live, name: str = "home") -> tuple[int, str]:
     """The port of its API, and the token with the fingerprint, as `neighbor invite` prints it."""
-    west.client.add_tenant("home")
-    west.client.add_user("home", {"home": Role.MEMBER})
+    west.client.add_tenant(name)
+    west.client.add_user(name, {name: Role.MEMBER})
     made = west.client.add_token(
-        NewToken(user="home", tenant="home", role=Role.MEMBER, only="neighbor")
+        NewToken(user=name, tenant=name, role=Role.MEMBER, only="neighbor")
     )
     address = msgspec.json.decode(west.home.address.read_bytes(), type=Address)
     port = int(address.url.rpartition(":")[2])
@@ -332,6 +337,69 @@ def test_neighbors_are_refused_that_cannot_be_neighbors(pair: Pair) -> None:
             known(pair.home, name, at, token)
     with pytest.raises(ShoalError, match="is this cluster itself"):
         known(pair.west, "self", url, pair.token)
+
+
+ANSWERS = """
+import socket
+listener = socket.create_server(("127.0.0.1", 0))
+print(listener.getsockname()[1], flush=True)
+while True:
+    with listener.accept()[0] as end:
+        end.sendall(b"from there\\n")
+"""
+
+
+def test_a_job_there_is_entered_from_here(pair: Pair) -> None:
+    """By commands, and by a port that is forwarded. Nobody else's meeting leads there."""
+    job = pair.home.client.submit(pair.home.spec(sys.executable, "-c", ANSWERS, cluster=WEST)).id
+    there = pair.until_there(job)
+    port = int(until(lambda: pair.home.output(job), "it does not run"))
+    for words, code in (("echo $SHOAL_REF", 0), ("exit 3", 3)):
+        exec_ = ["-m", "shoal.main", "exec", job, "--", "sh", "-c", words]
+        done = subprocess.run(
+            [sys.executable, *exec_],
+            env={**os.environ, "SHOAL_HOME": str(pair.home.home.path)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == code, done.stderr
+        assert done.stdout == (f"{there}.1.0\n" if not code else ""), done.stderr
+    with forward(pair.home.client, job, port) as forwarded:
+        for _ in range(2):
+            with socket.create_connection(("127.0.0.1", forwarded.port), 60) as end:
+                assert end.makefile().readline() == "from there\n"
+    asked = SessionRequest(kind=Kind.EXEC, meeting="0" * 32, key="0" * 32)
+    assert pair.home.client.open_session(job, asked).node == WEST  # which nobody will enter
+    pair.home.client.cancel(job)
+    assert pair.ended(job) == "cancelled"
+
+
+def test_tenants_that_do_not_trust_each_other_are_two_tenants_there(pair: Pair) -> None:
+    home, west = pair.home.client, pair.west.client
+    home.add_tenant("lab")
+    policy = home.policy()
+    home.set_policy(
+        msgspec.structs.replace(policy, neighbors=(Neighbor(name="west-lab", tenants=("lab",)),))
+    )
+    _, token = invited(pair.west, "home-lab")
+    known(pair.home, "west-lab", f"https://127.0.0.1:{pair.cable.port}", token)
+    try:
+        job = pair.home.run("id -u", cluster="west-lab", tenant="lab")
+        there = pair.until_there(job)
+        assert west.job(there).spec.tenant == "home-lab"
+        own = pair.submit("id -u")
+        assert pair.ended(own) == pair.ended(job) == "succeeded"
+        alike = pair.home.output(own) == pair.home.output(job)
+        assert alike is (os.geteuid() != 0)
+        kept = pair.home.run("id -u", cluster=WEST, tenant="lab")
+        why = "west: the policy names no tenants for it"
+        until(lambda: home.job(kept).why.startswith(why), why, lambda: home.job(kept).why)
+        home.cancel(kept)
+    finally:
+        home.remove_neighbor("west-lab")
+        home.set_policy(policy)
 
 
 def test_a_neighbor_is_declared_gone(pair: Pair, seen: Path) -> None:

@@ -122,13 +122,25 @@ def test_a_disk_that_takes_no_more_ends_every_member_in_one_line_and_loses_nothi
 ) -> None:
     assert train(tmp_path, world=2, DIE_AT="6")[0] == [9, 9]
     names, folders = whole(tmp_path), set(tmp_path.iterdir())
-    codes, _, err = train(tmp_path, world=2, FILE_BYTES_MAX="8000")
+    codes, out, err = train(tmp_path, world=2, FILE_BYTES_MAX="8000")
     assert codes == [1, 1] and "Traceback" not in err
     assert f"cannot save into {tmp_path}: File too large" in last_line(err)
+    assert "step 9" in out, "only the last save has to be there"
     assert whole(tmp_path) == names
     assert set(tmp_path.iterdir()) == folders, "what was half written is gone"
     codes, out, _ = train(tmp_path, world=2)
     assert codes == [0, 0] and f"used {[2] * 20}" in out
+
+
+def test_a_disk_that_is_full_for_a_while_costs_the_run_some_saves_and_nothing_else(
+    tmp_path: Path,
+) -> None:
+    codes, out, err = train(tmp_path, world=2, FILE_BYTES_MAX="8000", LARGER_FROM="5")
+    assert codes == [0, 0], err
+    assert f"used {[2] * 20}" in out
+    assert f"step 2 is not saved, and the run goes on: cannot save into {tmp_path}" in err
+    assert [name.split("-step-")[1].split("-")[0] for name in whole(tmp_path)] == ["10", "8"]
+    assert len(list(tmp_path.iterdir())) == 2, "what was half written is gone"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

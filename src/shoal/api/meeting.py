@@ -27,8 +27,10 @@ from shoal.api.reach import Reach
 from shoal.api.watcher import REFUSED
 from shoal.calls.jobs import JobCalls
 from shoal.calls.page import MachineCalls
+from shoal.client.transport import ShoalError, Unreachable
 from shoal.core.answers.why import explain
 from shoal.link.meeting import DONE, KEY_HEADER, PARTNER_GONE, Announced, Opening, key_hash
+from shoal.model.away import Away
 from shoal.model.hidden import NO_HASH
 from shoal.model.job import COMMAND_BYTES_MAX, Job, Member, MemberRef, MemberStatus, Phase
 from shoal.model.report import WakeJob
@@ -68,6 +70,9 @@ class Meetings:
         self._urls = urls
         self._meetings: dict[str, _Meeting] = {}
         self._numbers = itertools.count(1)
+
+    def held(self, name: str) -> bool:
+        return name in self._meetings
 
     # -- the host ------------------------------------------------------------------------------
 
@@ -276,10 +281,12 @@ TOUCHES = {
 class Sessions:
     @handles(JobCalls.open_session)
     async def open(
-        self, request: Request, reach: Reach, job_id: str, data: SessionRequest
+        self, request: Request, reach: Reach, meetings: Meetings, job_id: str, data: SessionRequest
     ) -> SessionView:
         job = reach.job(job_id)
         note(request.scope, on=f"{job.id}.{data.member} {data.kind.value}")
+        if job.away is not None:
+            return await _away(reach, meetings, job, job.away, data)
         member = _living(reach, job, data.member)
         if job.napping:
             return await _woken(reach, job, data)
@@ -293,6 +300,30 @@ class Sessions:
             message = f"{node}, where {job.id} runs, has no contact with the head now; try again"
             raise Refusal(LATER, message, "job", LATER_S)
         return SessionView(job=job.id, attempt=job.attempt, member=data.member, node=node)
+
+
+async def _away(
+    reach: Reach, meetings: Meetings, job: Job, away: Away, asked: SessionRequest
+) -> SessionView:
+    """Its host says whether it can be entered."""
+    driver, neighbor = reach.loop.neighboring, away.neighbor
+    site = driver.sites.get(neighbor) if driver is not None else None
+    if site is None or not away.id:
+        raise Refusal(LATER, f"{job.id} is on its way to {neighbor}; try again", "job", LATER_S)
+    try:
+        view = await site.crossings.session(away.id, asked, meetings)
+    except Unreachable as error:
+        raise Refusal(LATER, str(error), "job", LATER_S) from None
+    except ShoalError as error:
+        raise Refusal(CONFLICT, f"{neighbor} says: {error}", error.field or "job") from None
+    return SessionView(
+        job=job.id,
+        attempt=job.attempt,
+        member=asked.member,
+        node=neighbor,
+        waking=view.waking[:32],
+        why=f"{neighbor} says: {view.why[:300]}" if view.why else "",
+    )
 
 
 async def _woken(reach: Reach, job: Job, asked: SessionRequest) -> SessionView:
@@ -318,11 +349,6 @@ def _why(reach: Reach, job: Job) -> str:
 
 
 def _living(reach: Reach, job: Job, number: int) -> Member:
-    if job.away is not None:
-        there = f"{job.id} runs at {job.away.neighbor}" + (
-            f" as {job.away.id}" if job.away.id else ""
-        )
-        raise Refusal(422, f"{there}; log in to that cluster to enter it", "job")
     if job.phase is Phase.FINISHED:
         message = f"{job.id} has ended ({job.state}); read its output with: shoal logs"
         raise Refusal(CONFLICT, f"{message} {job.id}", "job")

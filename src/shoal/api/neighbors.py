@@ -174,6 +174,7 @@ async def _asked(data: NewNeighbor) -> tuple[Known, OffersView]:
             token=secret,
             certificate=endpoint.certificate,
             cluster=offers.cluster,
+            tenant=offers.tenant,
         ),
         offers,
     )
@@ -203,8 +204,9 @@ def _refuse(cluster: str, driver: Neighboring | None, name: str, known: Known) -
         if other == name and one.cluster != known.cluster:
             fix = f"choose another name, or first: shoal neighbor remove {name}"
             raise Refusal(422, f"{name} is another cluster ({one.url}); {fix}", "name")
-        if other != name and one.cluster == known.cluster:
-            raise Refusal(422, f"is a neighbor already, as {other}", "url")
+        if other != name and (one.cluster, one.tenant) == (known.cluster, known.tenant):
+            fix = "to keep tenants apart there, it has to invite you by another name"
+            raise Refusal(422, f"is a neighbor already, as {other}; {fix}", "url")
     if name not in there and len(there) >= NEIGHBORS_MAX:
         raise Refusal(422, f"a cluster has at most {NEIGHBORS_MAX} neighbors", "name")
 

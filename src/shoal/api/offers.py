@@ -69,6 +69,7 @@ class Offers:
             currency=prices.currency,
             labels=site_labels(loop.policy),
             cluster=loop.cluster,
+            tenant=reach.who.tenant,
             waiting=loop.state.queue.size,
             price=lowest(rates),
         )

@@ -460,11 +460,17 @@ def status_view(reach: Reach) -> StatusView:
         finished=state.finished if reach.who.sees_all else None,
         last_seq=loop.last_seq,
         waits=reach.waits(),
-        alarms=(*loop.alarms.texts, *_hanging(loop)) if reach.who.sees_all else (),
+        alarms=(*loop.alarms.texts, *_hanging(loop), *unsaved_lines(loop))
+        if reach.who.sees_all
+        else (),
         supply=supply_lines(state, loop.clock.now_ms()) if reach.who.sees_all else [],
         neighbors=len(reach.guests().union(loop.neighboring.sites if loop.neighboring else ()))
         or msgspec.UNSET,
     )
+
+
+def _alarms(loop: ControlLoop) -> tuple[str, ...]:
+    return (*loop.alarms.texts, *_hanging(loop), *unsaved_lines(loop))
 
 
 def _hanging(loop: ControlLoop) -> list[str]:
@@ -472,6 +478,18 @@ def _hanging(loop: ControlLoop) -> list[str]:
     lines = [f"{node}: {hung_text(loop.state, node, now_ms)}" for node in nodes[:HANGING_SHOWN]]
     more = len(nodes) - len(lines)
     return [*lines, f"mounts of {plural(more, 'other node')} do not answer"] if more else lines
+
+
+def unsaved_lines(loop: ControlLoop) -> list[str]:
+    """Jobs whose newest saves have failed."""
+    watches = loop.state.heard.watches.items()
+    found = [(job, watch.unsaved) for job, watch in watches if watch.unsaved]
+    lines = []
+    for job, count in found[:HANGING_SHOWN]:
+        what = "last save" if count == 1 else f"last {count} saves"
+        lines.append(f"{job}: its {what} failed; see: shoal logs {job}")
+    more = len(found) - len(lines)
+    return [*lines, f"{plural(more, 'other job')} cannot save"] if more else lines
 
 
 # What people see of jobs that sleep, and of nodes where they do.

@@ -19,7 +19,7 @@ from shoal.client import Address, Client, ShoalError
 from shoal.control.home import ClusterConfig, Home
 from shoal.machine.cgroups import end_groups
 from shoal.machine.files import AGENT_LOCK, LINK_FILE, STARTER_LOCK, held, require_own
-from shoal.machine.kernel import AGENT_MARK, NODE_MARK, kill_marked, memory_folder
+from shoal.machine.kernel import AGENT_MARK, NODE_MARK, kill_marked, memory_folder, variable
 from shoal.model.views import NodeView
 
 Progress = Callable[[str], None]
@@ -95,7 +95,7 @@ def bring_up(
         # Nothing would start the controller again, and nothing else holds its sockets. Jobs go on:
         # they belong to the agents.
         progress("the supervisor is gone; starting it again, with a new controller")
-        _end(home.controller_lock, _controller_pid(home))
+        _end(home.controller_lock, lambda: _controller_pid(home))
         _start(home)
     answer = Up(_wait_for_controller(home, log_start, progress), already)
     start_nodes(answer.address.url)
@@ -130,8 +130,7 @@ def take_down(home: Home, progress: Progress, note: Progress = lambda _: None) -
     stopped = 0
     if is_up(home):
         progress("stopping the controller")
-        _end(home.supervisor_lock, _pid_in(home.supervisor_lock))
-        _end(home.controller_lock, _controller_pid(home))
+        _end_head(home)
         stopped += 1
     for path in (home.address, home.socket):
         try:
@@ -176,8 +175,7 @@ def replace_head(home: Home, progress: Progress) -> None:
         raise LifecycleError(f"{home.config} is missing; start with: shoal up")
     log_start = home.controller_log.stat().st_size if home.controller_log.exists() else 0
     progress("replacing the head; jobs keep running")
-    _end(home.supervisor_lock, _pid_in(home.supervisor_lock))
-    _end(home.controller_lock, _controller_pid(home))
+    _end_head(home)
     home.write_config(config)  # with fields that an older version does not know, and so refuses
     _start(home)
     _wait_for_controller(home, log_start, progress)
@@ -191,13 +189,20 @@ def _is_same(one: Path, other: Path) -> bool:
 
 def end_node(directory: Path) -> None:
     """End a node that dials its head: its starter ends the agent, and reports that it has."""
-    _end(directory / STARTER_LOCK, _pid_in(directory / STARTER_LOCK), NODE_TIMEOUT_S)
+    lock_file = directory / STARTER_LOCK
+    _end(lock_file, lambda: _pid_in(lock_file), NODE_TIMEOUT_S)
     end_agent(directory)
 
 
 def end_agent(directory: Path) -> None:
     """End an agent and all that runs on its node; members get a moment to end well."""
-    _end(directory / AGENT_LOCK, _agent_pid(directory))
+    _end(directory / AGENT_LOCK, lambda: _agent_pid(directory))
+
+
+def _end_head(home: Home) -> None:
+    """The supervisor first: it would start the controller again."""
+    _end(home.supervisor_lock, lambda: _pid_in(home.supervisor_lock))
+    _end(home.controller_lock, lambda: _controller_pid(home))
 
 
 def _start(home: Home) -> None:
@@ -278,19 +283,20 @@ def _last_words(path: Path) -> str:
     return f"see {path}"
 
 
-def _end(lock_file: Path, pid: int, timeout_s: float = DOWN_TIMEOUT_S) -> None:
-    """SIGTERM, then SIGKILL after `timeout_s`, until no process holds the lock."""
-    if not held(lock_file):
-        return
-    _signal(pid, signal.SIGTERM)
+def _end(lock_file: Path, pid_of: Callable[[], int], timeout_s: float = DOWN_TIMEOUT_S) -> None:
+    """SIGTERM, then SIGKILL after `timeout_s`, until no process holds the lock. One that has just
+    taken it has not yet said who it is, so `pid_of` may name the one before: it is asked again."""
+    told, number = 0, signal.SIGTERM
     deadline = time.monotonic() + timeout_s
-    killed = False
     while held(lock_file):
+        if (pid := pid_of()) != told:
+            _signal(pid, number)
+            told = pid
         if time.monotonic() > deadline:
-            if killed:
+            if number is signal.SIGKILL:
                 raise LifecycleError(f"process {pid} does not end; inspect it with: ps -fp {pid}")
-            _signal(pid, signal.SIGKILL)
-            killed, deadline = True, time.monotonic() + DOWN_TIMEOUT_S
+            told, number = 0, signal.SIGKILL
+            deadline = time.monotonic() + DOWN_TIMEOUT_S
         time.sleep(POLL_S)
 
 
@@ -320,7 +326,10 @@ def _controller_pid(home: Home) -> int:
 
 
 def _agent_pid(directory: Path) -> int:
-    return _agent_info(directory).get("pid", 0)
+    """0 if the file is of an agent that is gone: its number may be another program's by now."""
+    pid = _agent_info(directory).get("pid", 0)
+    own = variable(pid, AGENT_MARK) if pid else None
+    return pid if own is not None and _is_same(Path(own), directory) else 0
 
 
 def _agent_info(directory: Path) -> dict[str, int]:

@@ -19,7 +19,7 @@ class Offer(msgspec.Struct, kw_only=True):
 
 
 class OffersView(msgspec.Struct, kw_only=True):
-    """`now_ms` is this cluster's clock, `cluster` its id. GPUs are those that the sender's tenant
+    """`now_ms` is this cluster's clock, `cluster` its id. GPUs are those that the sender's `tenant`
     may have; `labels` are what the policy tells neighbors, such as region=eu. `waiting`: jobs in
     the queue. `price`: the lowest of a GPU for an hour; None: not known."""
 
@@ -31,5 +31,6 @@ class OffersView(msgspec.Struct, kw_only=True):
     currency: str = ""
     labels: dict[str, str] = {}
     cluster: str = ""
+    tenant: str = ""
     waiting: int = 0
     price: float | None = None

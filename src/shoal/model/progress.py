@@ -38,6 +38,7 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     steps_total: Count = 0  # steps of the whole run; 0: not known
     saved_step: Count = 0  # the step that the newest complete checkpoint continues with
     saves: Count = 0
+    unsaved: Count = 0  # saves in a row that have failed by now
     busy: bool = False  # between steps on purpose: saving, restoring, evaluating, finishing
     loss: float | None = None
     metrics: Annotated[dict[str, float], msgspec.Meta(max_length=METRICS_MAX)] = {}

@@ -18,7 +18,7 @@ from shoal.train import shuffle
 from shoal.train import shuffle as order
 from shoal.train.beats import Beats
 from shoal.train.checkpoints import CheckpointStore, Manifest, State, check
-from shoal.train.errors import TrainError, end_in_one_line, say
+from shoal.train.errors import TrainError, Unsaved, end_in_one_line, say
 from shoal.train.group import Group
 from shoal.train.saver import END_AFTER_ERROR_S, END_WAIT_S, Saver
 from shoal.train.shuffle import Stretch
@@ -220,6 +220,7 @@ class Context:
             steps_total=self._steps_total,
             saved_step=self._saved_step,
             saves=self._saves,
+            unsaved=self._saver.failed if self._saver is not None else 0,
             stall_us=self._stalls.us,
             **self._times.numbers(),
         )
@@ -231,9 +232,15 @@ class Context:
             self._say(f"stopped by SIGTERM before step {self.step}; ctx.save was never called")
         else:
             self.save(self._state)
-            with self._saving():
-                self._saver.finish()
-            self._say(f"stopped by SIGTERM before step {self.step}, which is saved")
+            try:
+                with self._saving():
+                    self._saver.finish(last=True)
+            except Unsaved as error:
+                self._say(
+                    f"stopped by SIGTERM before step {self.step}, which is not saved: {error}"
+                )
+            else:
+                self._say(f"stopped by SIGTERM before step {self.step}, which is saved")
         self._beat()
         raise SystemExit(STOPPED_CODE)
 
@@ -264,8 +271,9 @@ class Context:
             copy = self._saver.copy(state, step)
             if every == "auto":
                 self._plan((clock_ns() - began) / 1e9, manifest)
-            self._saver.write(copy, manifest, self._whole)
-        return True
+            if copy is not None:
+                self._saver.write(copy, manifest, self._whole)
+        return copy is not None
 
     def restore(self, state: State) -> bool:
         """Loads the newest whole checkpoint into `state` and continues from its step. Returns
@@ -348,7 +356,7 @@ class Context:
         self._beat(busy=True)
         self._stop.close()
         if self._saver is not None:
-            self._saver.finish(END_AFTER_ERROR_S if failed else END_WAIT_S)
+            self._saver.finish(END_AFTER_ERROR_S if failed else END_WAIT_S, last=not failed)
         self._beat(busy=True)
         self._group.leave()
 

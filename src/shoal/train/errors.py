@@ -12,6 +12,10 @@ class TrainError(Exception):
     one_line = True
 
 
+class Unsaved(TrainError):
+    """A save that failed. It may work later, and the run can go on without it."""
+
+
 def say(text: str) -> None:
     """A line for the job's log."""
     print(f"shoal.train: {text}", file=sys.stderr, flush=True)

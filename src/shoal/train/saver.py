@@ -26,7 +26,7 @@ from shoal.train.checkpoints import (
     put_back,
     reason,
 )
-from shoal.train.errors import TrainError, say
+from shoal.train.errors import TrainError, Unsaved, say
 from shoal.train.group import Group
 from shoal.train.waits import StepTimes, clock_ns
 
@@ -34,6 +34,7 @@ T = TypeVar("T")
 
 END_WAIT_S = 3600.0  # for the last save, at the end of the script
 END_AFTER_ERROR_S = 5.0  # after an error: the other members may be gone
+AGAIN_S = (1.0, 10.0)  # before a save that failed is tried again, unless the loop waits for it
 
 
 class Copy(NamedTuple):
@@ -44,24 +45,33 @@ class Copy(NamedTuple):
 
 
 class Saver:
-    """One save at a time. The next call raises an error that occurred while writing."""
+    """One save at a time. One that fails is tried again; after that the run goes on without it.
+    Other errors that occurred while writing are raised by the next call. What fails on one member
+    fails on all of them."""
 
     def __init__(self, store: CheckpointStore, group: Group, keep: int, times: StepTimes) -> None:
         self._store, self._group, self._keep, self._times = store, group, keep, times
         self._thread: threading.Thread | None = None
-        self._error = ""
+        self._error: TrainError | None = None
+        self._awaited = threading.Event()  # the loop waits for the save
+        self.failed = 0  # saves in a row
         self._stager: Any = None
         self.looked = False  # whether earlier checkpoints have been looked at
         self.written_s = 0.0  # total duration of the last save
         self._prepare()
 
-    def copy(self, state: State, step: int) -> Copy:
-        """The part that blocks the loop: waits for the previous save and copies the state."""
+    def copy(self, state: State, step: int) -> Copy | None:
+        """The part that blocks the loop: waits for the previous save and copies the state. None:
+        the directory does not answer."""
         self.finish()
-        if not self.looked:
-            self._together(self._refuse_to_overwrite)
-            self.looked = True
-        name = self._together(lambda: self._store.new_name(step))
+        try:
+            if not self.looked:
+                self._together(self._refuse_to_overwrite)
+                self.looked = True
+            name = self._together(lambda: self._store.new_name(step))
+        except Unsaved as error:
+            self._failed(step, error)
+            return None
         return Copy(name, self._stage(frozen(collect(state))))
 
     def write(self, copy: Copy, manifest: Manifest, saved: Callable[[Manifest], None]) -> None:
@@ -71,26 +81,34 @@ class Saver:
         def work() -> None:
             self._times.leave_out_this_thread()
             try:
-                whole = self._write(copy, manifest)
+                whole = self._tried(copy, manifest)
                 self.written_s = (clock_ns() - began) / 1e9
+                self.failed = 0
+                self._error = None
                 saved(whole)
+            except Unsaved as error:
+                self._failed(manifest.step, error)
             except TrainError as error:
-                self._error = str(error)
+                self._error = error
             except Exception as error:
-                self._error = f"the save of step {manifest.step} failed: {reason(error)}"
+                text = f"the save of step {manifest.step} failed: {reason(error)}"
+                self._error = TrainError(text)
 
+        self._awaited.clear()
         self._thread = threading.Thread(target=work, name="shoal-save", daemon=True)
         self._thread.start()
 
-    def finish(self, timeout_s: float | None = None) -> None:
-        """Waits for the current save."""
+    def finish(self, timeout_s: float | None = None, *, last: bool = False) -> None:
+        """Waits for the current save. The `last` one of a run has to be there."""
         if self._thread is not None:
+            if not last:
+                self._awaited.set()
             self._thread.join(timeout_s)
             if not self._thread.is_alive():
                 self._thread = None
-        if self._error:
-            error, self._error = self._error, ""
-            raise TrainError(error)
+        if self._error is not None and (last or not isinstance(self._error, Unsaved)):
+            error, self._error = self._error, None
+            raise error
 
     def restore(self, state: State, seed: int) -> Manifest | None:
         """Loads the newest checkpoint that is whole and undamaged, the same on every member."""
@@ -124,6 +142,22 @@ class Saver:
 
     # -- helpers, in call order ------------------------------------------------------------
 
+    def _failed(self, step: int, error: Unsaved) -> None:
+        self.failed += 1
+        self._error = error
+        self._say(f"step {step} is not saved, and the run goes on: {error}")
+
+    def _tried(self, copy: Copy, manifest: Manifest) -> Manifest:
+        """Again after a while, all members together: rank 0 decides."""
+        for pause_s in AGAIN_S:
+            try:
+                return self._write(copy, manifest)
+            except Unsaved as error:
+                if self._group.agree(self._awaited.wait(pause_s) if not self._group.rank else None):
+                    raise
+                self._say(f"saves step {manifest.step} again: {error}")
+        return self._write(copy, manifest)
+
     def _prepare(self) -> None:
         probe = self._together(self._store.probe)
         seen = self._group.gather(self._store.sees(probe))
@@ -138,17 +172,17 @@ class Saver:
     def _together(self, work: Callable[[], T]) -> T:
         """Runs `work` on rank 0. An error there ends every member with the same line."""
         result: T | None = None
-        error = ""
+        error, unsaved = "", False
         if self._group.rank == 0:
             try:
                 result = work()
             except TrainError as problem:
                 error = str(problem)
             except Exception as problem:
-                error = f"checkpoint directory {self._store.url}: {reason(problem)}"
-        result, error = self._group.agree((result, error))
+                error, unsaved = f"checkpoint directory {self._store.url}: {reason(problem)}", True
+        result, error, unsaved = self._group.agree((result, error, unsaved))
         if error:
-            raise TrainError(error)
+            raise Unsaved(error) if unsaved else TrainError(error)
         return cast(T, result)
 
     def _refuse_to_overwrite(self) -> None:
@@ -172,7 +206,7 @@ class Saver:
         group, store = self._group, self._store
         try:
             sums = write(copy.staged, store, copy.name, group.side)
-        except TrainError:
+        except Unsaved:
             if group.rank == 0:
                 store.remove(copy.name)  # an incomplete checkpoint only takes up space
             raise
@@ -192,7 +226,7 @@ class Saver:
                 error = f"cannot save into {store.url}: {reason(problem)}"
         error = group.agree(error)
         if error:
-            raise TrainError(error)
+            raise Unsaved(error)
         return whole
 
     def _verified(self, one: Found) -> Manifest:
@@ -248,7 +282,7 @@ def write(state: Any, store: CheckpointStore, name: str, side: Any) -> dict[str,
     try:
         dcp.save(state, storage_writer=writer, process_group=side, no_dist=side is None)
     except dcp.api.CheckpointException as error:
-        raise TrainError(f"cannot save into {store.url}: {_first(error)}") from None
+        raise Unsaved(f"cannot save into {store.url}: {_first(error)}") from None
     sums: dict[str, FileSum] = disk.sums
     return sums
 

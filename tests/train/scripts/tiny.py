@@ -3,7 +3,8 @@
 Prints `step N` when a step is done, and at the end `used [...]`, `loss X`. Further behavior by the
 environment: EVERY (steps between saves, or auto), DIE_AT (exit hard before that step is done),
 KIND (ddp, fsdp or none), SLEEP (seconds of work per step), LOOPS (calls of `steps`), SEED,
-WIDTH (of the model), FORGET (to restore), FILE_BYTES_MAX (no larger files can be written),
+WIDTH (of the model), FORGET (to restore), FILE_BYTES_MAX (no larger files can be written, until
+step LARGER_FROM is done),
 SHOAL_VOLUME_TINY (shards of JSON with the numbers of the samples), WORKERS (of the loader).
 """
 
@@ -21,7 +22,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, TensorDataset
 
 import shoal.data
-import shoal.train
+import shoal.train.saver
 
 
 def wrapped(model: Any, kind: str) -> Any:
@@ -51,7 +52,9 @@ def main() -> None:
     if not os.environ.get("FORGET") and ctx.restore(state):
         print(f"restored {ctx.step} {state['note']}", flush=True)
     if limit := int(os.environ.get("FILE_BYTES_MAX", "0")):
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+        shoal.train.saver.AGAIN_S = (0.05, 0.05)
+    larger_from = int(os.environ.get("LARGER_FROM", "-1"))
     numbers = torch.arange(samples)
     points = torch.stack([numbers / samples, (numbers % 7) / 7], 1)
     data = TensorDataset(numbers, points, points.sum(1, keepdim=True))
@@ -76,6 +79,8 @@ def main() -> None:
         used += now
         if step == die_at:
             os._exit(9)
+        if step == larger_from:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
         ctx.log(loss=loss, step_number=step)
         state["note"] = f"after {step}"
         ctx.save(state, every=every)

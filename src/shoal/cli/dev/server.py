@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,7 @@ ASLEEP_S = 10.0  # a wait that takes so much longer was interrupted by a sleep o
 LOOK_S = (0.5, 15.0)  # how often to look whether it is used: a tenth of the idle time, within this
 START_S = 300.0
 ANSWER_S = 20.0
+NOT_FOUND = 404
 END_S = 10.0
 KEEP_S, KEEP_REST = 2.0, 20  # what changed is copied this often, and takes 1/20 of the time at most
 FILES_MAX = 20_000
@@ -72,8 +74,13 @@ class Jupyter:
             f"http://{LOCAL}:{self.port}{path}?no_track_activity=1",
             headers={"Authorization": f"token {self.token}"},
         )
-        with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
-            return json.load(answer)
+        try:
+            with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as error:
+            if error.code == NOT_FOUND:
+                return []  # a server without terminals, as its user wants it
+            raise
 
 
 def moment(text: str) -> float:

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from shoal.cli.errors import Failure
 from shoal.cli.screen.tables import Cell as Cell
 from shoal.cli.screen.tables import Column as Column
 from shoal.cli.screen.tables import Piece, cells_of, cut, lay_out
@@ -60,6 +59,8 @@ def at_keyboard() -> bool:
 
 def agreed(question: str) -> None:
     """Whoever types says yes; otherwise the command ends."""
+    from shoal.forms.failure import Failure
+
     print(f"{question} [yes/no] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise Failure("nothing was changed")

@@ -114,8 +114,9 @@ def _remove(client: Client, name: str, *, gone: bool, ask: bool, json: bool) -> 
     from shoal.cli.screen import show
 
     if gone:
+        show.note(f"when {name} is declared gone:")
         for text in client.neighbor_gone(name).lines:
-            show.note(text)
+            show.note(f"  {text}")
         if ask and not show.at_keyboard():  # jobs may run twice: no script does that by chance
             raise Failure("--gone: nobody can be asked here; add --yes")
         if ask:

@@ -14,13 +14,14 @@ from shoal.ports import StoreDamaged
 
 
 class Known(msgspec.Struct, frozen=True, kw_only=True):
-    """An empty certificate: the system decides whom to trust. `cluster`: its id, as it said when it
-    was added."""
+    """An empty certificate: the system decides whom to trust. `cluster`, `tenant`: its id, and what
+    we are there, as it said when it was added."""
 
     url: str
     token: str
     certificate: str = ""
     cluster: str = ""
+    tenant: str = ""
 
     def __repr__(self) -> str:  # a traceback must not show the token
         return f"Known({self.url})"

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Coroutine, Iterable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -40,6 +40,9 @@ from shoal.model.neighbor import (
     spec_there,
 )
 from shoal.model.offers import OffersView
+
+if TYPE_CHECKING:
+    from shoal.control.neighboring.crossing import Crossings
 
 log = logging.getLogger("shoal.neighbors")
 
@@ -119,6 +122,7 @@ class Site:
         self.name, self.known = name, known
         self.wire = Wire(known.url, known.token, known.certificate)
         self.carrier = Carrier(loop, cluster, name, self.wire)
+        self._crossings: Crossings | None = None
         self.task: asyncio.Task[NeighborReport] | None = None
         self.offers: OffersView | None = None  # the newest
         self.heard_ms = self.round_trip_ms = 0
@@ -135,7 +139,17 @@ class Site:
             there.stop()
         if self.task is not None:
             self.task.cancel()
+        if self._crossings is not None:
+            self._crossings.close()
         self.wire.close()
+
+    @property
+    def crossings(self) -> Crossings:
+        if self._crossings is None:
+            from shoal.control.neighboring.crossing import Crossings
+
+            self._crossings = Crossings(self.wire)
+        return self._crossings
 
     @property
     def silent(self) -> bool:
@@ -426,6 +440,7 @@ async def offers_of(wire: Wire, shapes: list[JobSpec]) -> OffersView:
         found,
         version=one_line(found.version, 20),
         cluster=one_line(found.cluster, 16),
+        tenant=one_line(found.tenant, 63),
         currency=one_line(found.currency, 10),
         labels={one_line(key, 64): one_line(value, 64) for key, value in labels},
         now_ms=amount(found.now_ms),

@@ -32,9 +32,8 @@ class Wire:
     asked again. A call may have been carried out then: each is one that may be repeated."""
 
     def __init__(self, url: str, token: str, certificate: str) -> None:
-        self.url = url
+        self.url, self.token, self.certificate = url, token, certificate
         self._host = urlsplit(url).netloc.encode()
-        self._token = token.encode()
         self._pinned = bool(certificate)
         self._relay = Relay(functools.cache(lambda: trust_in(certificate)))
         self.fastest_ms = 0  # of the calls since somebody looked
@@ -115,7 +114,7 @@ class Wire:
     def _head(self, method: str, path: str, size: int, media: str) -> bytes:
         headers = [
             (b"host", self._host),
-            (b"authorization", b"Bearer " + self._token),
+            (b"authorization", b"Bearer " + self.token.encode()),
             (b"content-length", b"%d" % size),
             (b"content-type", media.encode()),
         ]

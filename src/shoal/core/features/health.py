@@ -13,7 +13,7 @@ from shoal.core.books.scoring import Change
 from shoal.core.scheduling.again import lacking
 from shoal.core.scheduling.capacity import held_when_empty
 from shoal.core.state.events.nodes import NodeChecked, NodeJudged
-from shoal.core.state.events.runs import JobStopping, MemberExited, MemberLost
+from shoal.core.state.events.runs import JobStopping, JobUnsaved, MemberExited, MemberLost
 from shoal.core.state.heard import Watch
 from shoal.core.state.queue import gang_of
 from shoal.core.state.round import Round
@@ -36,6 +36,8 @@ CHECK_AGAIN_MS = 1_000
 # A member may save as often as it likes, but each save that is noted is an event forever. Those in
 # between are noted with the next one, or before anything else happens to the job.
 SAVED_MS = 5_000
+# What could not be saved is said again after twice this; then more rarely, up to an hour.
+UNSAVED_MS, UNSAVED_MS_MAX = 30_000, 3_600_000
 # A job that failed on a full disk may have filled the disk itself: it must not do so on every node
 # of the cluster.
 SICK_MAX = 3
@@ -181,12 +183,23 @@ def _hear(round_: Round, node: Node, progress: Progress) -> None:
         state.agenda.watch_ms = due_ms
     if beat.saved_step > max(job.saved_step, state.heard.unsaved.get(job.id, 0)):
         state.heard.unsaved[job.id] = beat.saved_step
+    if not member and (beat.unsaved or watch_.unsaved):
+        _hear_unsaved(round_, job, watch_, beat.unsaved)
     if job.id in state.heard.unsaved and (
         job.saved_ms is None or now_ms - job.saved_ms >= SAVED_MS or now_ms < job.saved_ms
     ):
         round_.note_saved(job)
     for change in scoring.hear(watch_.gang, member, beat, now_ms, rule):
         _take_change(round_, job, watch_, change)
+
+
+def _hear_unsaved(round_: Round, job: Job, watch_: Watch, failed: int) -> None:
+    """Said at once, and then ever more rarely."""
+    if failed > watch_.unsaved and round_.now_ms >= watch_.unsaved_ms:
+        event = JobUnsaved(at_ms=round_.now_ms, job=job.id, attempt=job.attempt, failed=failed)
+        round_.emit(event)
+        watch_.unsaved_ms = round_.now_ms + min(UNSAVED_MS << min(failed, 16), UNSAVED_MS_MAX)
+    watch_.unsaved = failed
 
 
 def _take_change(round_: Round, job: Job, watch_: Watch, change: Change) -> None:

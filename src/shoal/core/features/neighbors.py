@@ -100,16 +100,20 @@ def wanted_offers(state: State, policy: Policy, now_ms: int) -> list[Job]:
         numbers += _heads(state)
     for number in _in_turn(numbers, now_ms)[:LOOKED_MAX]:
         job = state.job_numbered(number)
-        if now_ms >= job.away_after_ms and _asks(policy, job, now_ms) and not _stays(job):
+        if now_ms >= job.away_after_ms and _asks(policy, job, now_ms) and not _stays(state, job):
             found[job.id] = job
             if len(found) >= OFFERED_MAX:
                 break
     return list(found.values())
 
 
-def _stays(job: Job) -> str:
+def _stays(state: State, job: Job) -> str:
     """Why it cannot leave; empty: it can."""
-    return "it has a lease, which is renewed here" if job.until_ms else stays_home(job.spec)
+    if job.until_ms:
+        return "it has a lease, which is renewed here"
+    if job.saved_step or job.id in state.heard.copied:
+        return "the work that it has saved is here, and there it would start over"
+    return stays_home(job.spec)
 
 
 def _in_turn(numbers: list[int], now_ms: int) -> list[int]:
@@ -225,7 +229,7 @@ def _refused(round_: Round, job: Job, neighbor: str, offer: Offer) -> str:
     state, policy, now_ms = round_.state, round_.policy, round_.now_ms
     if now_ms < job.away_after_ms:
         return "it has just come back"
-    if home := _stays(job):
+    if home := _stays(state, job):
         return home
     wish = wish_of(job.spec.cluster)
     if not wish.only and (offer.start_ms or 0) > SOON_MS:
@@ -457,6 +461,8 @@ def neighbors_note(state: State, job: Job, policy: Policy, now_ms: int) -> str:
     """Why no neighbor has a job that may go to one; empty: it may not go, or nothing is known."""
     if not _asks(policy, job, now_ms):
         return ""
+    if stays := _stays(state, job):
+        return f"no neighbor is asked: {stays}"
     wish, heard = wish_of(job.spec.cluster), state.heard.neighbors
     if now_ms < job.away_after_ms:
         left = duration_text(job.away_after_ms - now_ms)

@@ -35,6 +35,8 @@ class Watch(msgspec.Struct):
     slow: dict[int, Change] = {}  # members that hold up the others
     stuck: tuple[int, ...] = ()  # members whose stacks are wanted
     ended: bool = False  # a member has ended and takes no more steps; its exit is not reported yet
+    unsaved: int = 0  # saves in a row that have failed, as it was last said
+    unsaved_ms: int = 0  # not said again before this
 
 
 class Touring(msgspec.Struct, kw_only=True):

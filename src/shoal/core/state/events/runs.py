@@ -227,6 +227,20 @@ class JobCheckpointed(JobEvent, frozen=True, kw_only=True):
         return f"saved its work up to step {self.step}"
 
 
+class JobUnsaved(JobEvent, frozen=True, kw_only=True):
+    """So many saves in a row have failed by now, the first of them or the newest. It runs on."""
+
+    attempt: int
+    failed: int
+
+    def apply(self, state: State) -> None:
+        pass
+
+    def phrase(self) -> str:
+        times = "once" if self.failed == 1 else f"{self.failed} times in a row"
+        return f"could not save its work {times}, and runs on; its output says why"
+
+
 class JobBegan(JobEvent, frozen=True, kw_only=True):
     """Members with GPUs have begun to work; the time before was start-up. `startup_ms`: since the
     job runs. `by`: how that was learned, as in `Startup`."""
