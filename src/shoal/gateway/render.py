@@ -90,8 +90,19 @@ def digest(wanted: Wanted, place: Place) -> str:
             for served in wanted.services
         ),
     )
-    said = _text(bare, place, {}, "").encode() + msgspec.msgpack.encode(bare)
+    plain = msgspec.to_builtins(bare)
+    _leave_out(plain["entry"], "door", "door_pem")
+    for service in plain["services"]:
+        _leave_out(service, "far")
+    said = _text(bare, place, {}, "").encode() + msgspec.msgpack.encode(plain)
     return hashlib.sha256(said).hexdigest()[:16]
+
+
+def _leave_out(fields: dict[str, object], *unused: str) -> None:
+    """Fields of a feature that is not used, so that an upgrade which adds them needs no reload."""
+    for name in unused:
+        if not fields[name]:
+            del fields[name]
 
 
 def server_options(route: Route, replica: Replica, weight: int | None = None) -> str:
