@@ -28,6 +28,7 @@ class Line:
         self.address: tuple[str, int] = self._ear.getsockname()
         self._open: list[socket.socket] = []
         self.connections = 0
+        self.carried = 0  # bytes, in both directions
         threading.Thread(target=self._listen, daemon=True).start()
 
     def cut(self) -> None:
@@ -101,6 +102,7 @@ class Line:
                 piece = source.recv(PIECE)
             except OSError:
                 piece = b""
+            self.carried += len(piece)
             with arrived:
                 under_way.append((time.monotonic() + self.delay_s, piece))
                 arrived.notify()
