@@ -3,7 +3,7 @@
     python -m bench.sites                 about six minutes
     python -m bench.sites --quick         half a minute
 
-Sites a, b and c with a gateway and a replica of 8 slots each, 50 ms for a request. Between them are
+Sites a, b and c with a gateway and a replica of 8 slots each, 100 ms for a request. Between them are
 lines in user space: a-b 5, a-c 80, b-c 150 ms there and back. Open load at all three: "one" asks
 for 130 % of what a can do, "two" for 120 % of both a and b. Then the gateway and the replica of b
 are killed with SIGKILL under load, several times. All of it for Shoal, and for HAProxy alone with
@@ -44,7 +44,7 @@ from shoal.model.service import Replica, Route
 HERE = Path(__file__).parent
 NAMES = "abc"
 TRIPS_S = {frozenset("ab"): 0.005, frozenset("ac"): 0.080, frozenset("bc"): 0.150}
-SLOTS, MEAN_MS = 8, 50.0
+SLOTS, MEAN_MS = 8, 100.0
 CAPACITY_PER_S = SLOTS * 1000 / MEAN_MS
 LOADS = {"one": {"a": 1.3, "b": 0.4, "c": 0.4}, "two": {"a": 1.2, "b": 1.2, "c": 0.2}}
 KILL_LOAD = {"a": 1.3, "c": 0.4}

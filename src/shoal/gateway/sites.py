@@ -29,12 +29,14 @@ AGAIN, ONCE = "_far-", "_once-"
 RETRY_ON = {AGAIN: "conn-failure empty-response 425", ONCE: "conn-failure 425"}
 IDEMPOTENT = "{ method GET HEAD OPTIONS PUT DELETE TRACE }"
 TURNS_MAX = 3
+KEPT_ONE_OF = 4  # slots of one replica: for a site's own requests
 HEALTH = "/-/health/"
 ROOM = "/-/room/"
-# One failed check decides: it may say that the site is full. It must be done within its interval,
-# which is enough for 250 ms there and back.
+# A site with short requests is often full for a moment: it refuses what comes then, and only one that
+# stays full is not asked. A failed connection decides at once. A check must be connected within its
+# interval, which is enough for 250 ms there and back.
 CHECK = (
-    "check inter 500ms fastinter 200ms downinter 300ms fall 1 rise 1"
+    "check inter 500ms fastinter 200ms downinter 300ms fall 3 rise 1"
     " observe layer4 error-limit 1 on-error mark-down"
 )
 CONNECT_MS_MIN = 1_000  # two round trips
@@ -149,7 +151,7 @@ def frontends(wanted: Wanted, bind: str, logs: bool) -> Iterator[list[str]]:
         service, far = name(served.route.service), others(wanted.entry, served)
         hashes = " ".join(sorted(hashlib.sha256(_der(one.certificate)).hexdigest() for one in far))
         may = f"{{ var(txn.from) -m str -i {hashes} }}"
-        room = f"{{ path {ROOM}{service} }} {may} !{_full(served.route)}"
+        room = f"{{ path {ROOM}{service} }} {may} !{_full_for_others(served.route)}"
         meant = f"{{ req.hdr(shoal-service) -m str {service} }}"
         door.append(f"    http-request return status 200 if {room}")
         to.append(f"    use_backend {service} if {meant} {may}")
@@ -160,9 +162,16 @@ def frontends(wanted: Wanted, bind: str, logs: bool) -> Iterator[list[str]]:
         yield [*frontend, "    default_backend _nowhere"]
 
 
-def _full(route: Route) -> str:
-    room = "be_conn_free" if route.concurrency else "nbsrv"
-    return f"{{ {room}({name(route.service)}) lt 1 }}"
+def _full(route: Route, kept: int = 0) -> str:
+    """`kept`: slots that are not given away."""
+    if not route.concurrency:
+        return f"{{ nbsrv({name(route.service)}) lt 1 }}"
+    return f"{{ be_conn_free({name(route.service)}) lt {1 + kept} }}"
+
+
+def _full_for_others(route: Route) -> str:
+    """Else others would fill the slots, and this site's own requests would go elsewhere."""
+    return _full(route, route.concurrency // KEPT_ONE_OF)
 
 
 def _anywhere(service: str) -> str:
@@ -175,10 +184,10 @@ def _anywhere(service: str) -> str:
 
 def passed(route: Route, waiting: Iterable[str]) -> Iterator[str]:
     """What the service's own backend does with a request that has passed a gateway: its caller is
-    known, and its path is the replica's. This site's own requests come first."""
-    yield f"    http-request set-priority-class int(1) if {BY_DOOR}"
-    again = "{ req.hdr(shoal-again) -m found }"
-    yield f"    http-request return status 425 if {BY_DOOR} {again} {_full(route)}"
+    known, and its path is the replica's."""
+    again = f"{BY_DOOR} {{ req.hdr(shoal-again) -m found }}"
+    for no_room in (_full_for_others(route), f"{{ queue({name(route.service)}) gt 0 }}"):
+        yield f"    http-request return status 425 if {again} {no_room}"
     yield from (f"{rule} {HERE}" for rule in waiting)
     yield f"    http-request del-header Shoal- -m beg if {HERE}"
     yield f"    http-request allow if {HERE}"
