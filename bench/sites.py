@@ -3,7 +3,7 @@
     python -m bench.sites                 about six minutes
     python -m bench.sites --quick         half a minute
 
-Sites a, b and c with a gateway and a replica of 8 slots each, 100 ms for a request. Between them are
+Sites a, b and c with a gateway and a replica of 8 slots, 100 ms for a request. Between them are
 lines in user space: a-b 5, a-c 80, b-c 150 ms there and back. Open load at all three: "one" asks
 for 130 % of what a can do, "two" for 120 % of both a and b. Then the gateway and the replica of b
 are killed with SIGKILL under load, several times. All of it for Shoal, and for HAProxy alone with
@@ -154,6 +154,7 @@ frontend entry
 backend all
     balance {balance}
     option allbackups
+    option httpchk GET /
 {servers}"""
 
 

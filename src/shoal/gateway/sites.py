@@ -32,11 +32,11 @@ TURNS_MAX = 3
 KEPT_ONE_OF = 4  # slots of one replica: for a site's own requests
 HEALTH = "/-/health/"
 ROOM = "/-/room/"
-# A site with short requests is often full for a moment: it refuses what comes then, and only one that
-# stays full is not asked. A failed connection decides at once. A check must be connected within its
-# interval, which is enough for 250 ms there and back.
+# A site is often full for a moment: it refuses what comes then, and only one that stays full is not
+# asked. A failed connection decides at once. A check must be connected within its interval, which
+# is enough for 250 ms there and back.
 CHECK = (
-    "check inter 500ms fastinter 200ms downinter 300ms fall 3 rise 1"
+    "check inter 500ms fastinter 100ms downinter 300ms fall 2 rise 1"
     " observe layer4 error-limit 1 on-error mark-down"
 )
 CONNECT_MS_MIN = 1_000  # two round trips
@@ -151,7 +151,7 @@ def frontends(wanted: Wanted, bind: str, logs: bool) -> Iterator[list[str]]:
         service, far = name(served.route.service), others(wanted.entry, served)
         hashes = " ".join(sorted(hashlib.sha256(_der(one.certificate)).hexdigest() for one in far))
         may = f"{{ var(txn.from) -m str -i {hashes} }}"
-        room = f"{{ path {ROOM}{service} }} {may} !{_full_for_others(served.route)}"
+        room = f"{{ path {ROOM}{service} }} {may} !{_full(served.route)}"
         meant = f"{{ req.hdr(shoal-service) -m str {service} }}"
         door.append(f"    http-request return status 200 if {room}")
         to.append(f"    use_backend {service} if {meant} {may}")
@@ -169,11 +169,6 @@ def _full(route: Route, kept: int = 0) -> str:
     return f"{{ be_conn_free({name(route.service)}) lt {1 + kept} }}"
 
 
-def _full_for_others(route: Route) -> str:
-    """Else others would fill the slots, and this site's own requests would go elsewhere."""
-    return _full(route, route.concurrency // KEPT_ONE_OF)
-
-
 def _anywhere(service: str) -> str:
     """Besides `_home`, which is always there."""
     return f"{{ nbsrv({AGAIN}{service}) gt 1 }}"
@@ -186,7 +181,9 @@ def passed(route: Route, waiting: Iterable[str]) -> Iterator[str]:
     """What the service's own backend does with a request that has passed a gateway: its caller is
     known, and its path is the replica's."""
     again = f"{BY_DOOR} {{ req.hdr(shoal-again) -m found }}"
-    for no_room in (_full_for_others(route), f"{{ queue({name(route.service)}) gt 0 }}"):
+    # Else others would fill the slots, and this site's own requests would go elsewhere.
+    full = _full(route, route.concurrency // KEPT_ONE_OF)
+    for no_room in (full, f"{{ queue({name(route.service)}) gt 0 }}"):
         yield f"    http-request return status 425 if {again} {no_room}"
     yield from (f"{rule} {HERE}" for rule in waiting)
     yield f"    http-request del-header Shoal- -m beg if {HERE}"
