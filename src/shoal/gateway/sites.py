@@ -55,7 +55,8 @@ def others(entry: GatewayEntry, served: Served) -> tuple[Far, ...]:
         return ()
     if served.route.routing is Routing.CACHE:
         return ()
-    return tuple(far for far in served.far if not trouble(far))
+    found = {far.site: far for far in served.far if not trouble(far)}
+    return tuple(found.values())
 
 
 def trouble(far: Far) -> str:
@@ -179,7 +180,8 @@ def _anywhere(service: str) -> str:
 
 def passed(route: Route, waiting: Iterable[str]) -> Iterator[str]:
     """What the service's own backend does with a request that has passed a gateway: its caller is
-    known, and its path is the replica's."""
+    known, and its path is the replica's. One that cannot be refused waits behind the site's own."""
+    yield f"    http-request set-priority-class int(1) if {BY_DOOR}"
     again = f"{BY_DOOR} {{ req.hdr(shoal-again) -m found }}"
     # Else others would fill the slots, and this site's own requests would go elsewhere.
     full = _full(route, route.concurrency // KEPT_ONE_OF)
