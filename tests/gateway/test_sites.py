@@ -89,13 +89,17 @@ class Three:
             answer = connection.getresponse()
             return answer.status, answer.read().decode()
 
+    def stop(self, name: str) -> None:
+        process = self.processes.pop(name)
+        process.kill()
+        process.wait(WAIT_S)
+        assert process.stdout is not None
+        process.stdout.close()
+
     def close(self) -> None:
         self.sites.close()
-        for process in self.processes.values():
-            process.kill()
-            process.wait(WAIT_S)
-            assert process.stdout is not None
-            process.stdout.close()
+        for name in list(self.processes):
+            self.stop(name)
 
 
 @pytest.fixture(scope="module")
@@ -276,6 +280,14 @@ def test_a_site_that_is_gone_loses_its_requests_to_the_next(three: Three) -> Non
         assert three.get("a", method="POST", body=b"{}").body == "c"
         until(lambda: three.rooms("a") == {"c"})
         b.look()
+        until(lambda: three.rooms("a") == {"b", "c"})
+    with busy(three, "a"), raw(a.port, hangs):  # its gateway lives, and its replica does not
+        until(lambda: three.look("a")["b"].in_flight == 1, "it is at b")
+        three.stop("b")
+        assert three.get("a", method="POST", body=b"{}").body == "c"
+        until(lambda: three.look("a")["c"].in_flight == 1, "it is at c")
+        three.start("b")
+        b.serve(ROUTE)
         until(lambda: three.rooms("a") == {"b", "c"})
         assert three.get("a").body == "b"
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from ipaddress import ip_address
 
 from shoal.gateway.quote import name, word
-from shoal.model.far import Far
+from shoal.model.far import FAR_MAX, Far
 from shoal.model.service import GatewayEntry, Route, Routing, Served, Wanted
 
 DOOR = "_door"
@@ -32,13 +32,15 @@ TURNS_MAX = 3
 KEPT_ONE_OF = 4  # slots of one replica: for a site's own requests
 HEALTH = "/-/health/"
 ROOM = "/-/room/"
-# A site is often full for a moment: it refuses what comes then, and only one that stays full is not
-# asked. A failed connection decides at once. A check must be connected within its interval, which
-# is enough for 250 ms there and back.
+# One check without an answer decides. It must be connected within its interval, TLS included, which
+# is enough for 290 ms there and back.
 CHECK = (
-    "check inter 500ms fastinter 100ms downinter 300ms fall 2 rise 1"
+    "check inter 600ms fastinter 100ms downinter 300ms fall 1 rise 1"
     " observe layer4 error-limit 1 on-error mark-down"
 )
+# A site is often full for a moment: it refuses what comes then, and is asked again. It says that it
+# has no room when it was full at this many checks in a row.
+FULL_CHECKS = 2
 CONNECT_MS_MIN = 1_000  # two round trips
 BODY_WAIT_MS = 2_000  # a request whose body has not arrived by then is not repeated
 # A machine that is gone without a word is noticed by what is under way there.
@@ -138,6 +140,9 @@ def frontends(wanted: Wanted, bind: str, logs: bool) -> Iterator[list[str]]:
         *log,
         f"    http-request set-log-level silent if {{ path_beg {ROOM} }}",
         "    http-request set-var(txn.from) ssl_c_der,sha2(256),hex",
+        f"    stick-table type string len 200 size {FAR_MAX * 100} expire 10s store gpc0",
+        f"    http-request set-var(txn.asks) path,concat(,txn.from) if {{ path_beg {ROOM} }}",
+        "    http-request track-sc0 var(txn.asks) if { var(txn.asks) -m found }",
     ]
     home = [
         f"frontend {HOME}",
@@ -152,9 +157,10 @@ def frontends(wanted: Wanted, bind: str, logs: bool) -> Iterator[list[str]]:
         service, far = name(served.route.service), others(wanted.entry, served)
         hashes = " ".join(sorted(hashlib.sha256(_der(one.certificate)).hexdigest() for one in far))
         may = f"{{ var(txn.from) -m str -i {hashes} }}"
-        room = f"{{ path {ROOM}{service} }} {may} !{_full(served.route)}"
         meant = f"{{ req.hdr(shoal-service) -m str {service} }}"
-        door.append(f"    http-request return status 200 if {room}")
+        asks = f"    http-request return status 200 if {{ path {ROOM}{service} }} {may}"
+        door.append(f"{asks} !{_full(served.route)} {{ sc_clr_gpc0(0) ge 0 }}")
+        door.append(f"{asks} {{ sc_inc_gpc0(0) lt {FULL_CHECKS} }}")
         to.append(f"    use_backend {service} if {meant} {may}")
         turns = f"{meant} {{ {TURN} lt {min(len(far), TURNS_MAX)} }}"
         home += [*overflow(wanted.entry, served, turns), f"    use_backend {service} if {meant}"]
@@ -187,6 +193,11 @@ def passed(route: Route, waiting: Iterable[str]) -> Iterator[str]:
     full = _full(route, route.concurrency // KEPT_ONE_OF)
     for no_room in (full, f"{{ queue({name(route.service)}) gt 0 }}"):
         yield f"    http-request return status 425 if {again} {no_room}"
+    # Without a replica that can be reached, this gateway itself says 503: nothing has begun.
+    yield f"    http-request set-var(txn.again) bool(true) if {again}"
+    yield "    http-response set-var(txn.answered) bool(true)"
+    unbegun = "{ status 503 } { var(txn.again) -m found } !{ var(txn.answered) -m found }"
+    yield f"    http-after-response set-status 425 if {unbegun}"
     yield from (f"{rule} {HERE}" for rule in waiting)
     yield f"    http-request del-header Shoal- -m beg if {HERE}"
     yield f"    http-request allow if {HERE}"
