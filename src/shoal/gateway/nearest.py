@@ -44,17 +44,11 @@ class Nearest:
         self._steady: dict[str, tuple[list[str], int]] = {}
         self._looked_ms = 0
         self._loads: dict[str, dict[str, SiteLoad]] = {}
-        if self._path.exists():  # of an earlier controller
-            for line in self._path.read_text().splitlines():
-                place, _, site = line.partition(" ")
-                self._ranks.setdefault(place.partition("/")[0], []).append(site)
 
     def keep(self, wanted: Wanted) -> None:
         """What starts or reloads from now on has a rank for each site."""
-        shared = _shared(wanted)
-        for name, served in shared.items():
-            self._ranks[name] = _with(self._ranks.get(name, []), _names(wanted, served))
-        if shared:
+        if shared := _shared(wanted):
+            self._rank_all(wanted, shared)
             self._write(shared)
 
     def look(self, wanted: Wanted, proxy: Runtime, now_ms: int) -> None:
@@ -62,6 +56,7 @@ class Nearest:
         self._loads = {}
         if not shared:
             return
+        self._rank_all(wanted, shared)
         rows = {(row["pxname"], row["svname"]): row for row in proxy.table()}
         counts: dict[Key, Count] = {}
         past_ms = max(1, now_ms - self._looked_ms)
@@ -88,10 +83,21 @@ class Nearest:
                     bytes_per_s=max(0, new.bytes - old.bytes) * 1000 // past_ms,
                 )
         self._counts, self._looked_ms = counts, now_ms
+        self._trips = {key: trip for key, trip in self._trips.items() if key in counts}
         self._tell(shared, proxy)
 
     def loads(self, service: str) -> dict[str, SiteLoad]:
         return self._loads.get(service, {})
+
+    def _rank_all(self, wanted: Wanted, shared: Mapping[str, Served]) -> None:
+        if not self._ranks and self._path.exists():  # of an earlier controller
+            for line in self._path.read_text().splitlines():
+                place, _, site = line.partition(" ")
+                self._ranks.setdefault(place.partition("/")[0], []).append(site)
+        for name, served in shared.items():
+            names = _names(wanted, served)
+            kept = [site for site in self._ranks.get(name, []) if site in names]
+            self._ranks[name] = [*kept, *(site for site in names if site not in kept)]
 
     def _measure(self, key: Key, row: Row) -> None:
         if row.get("check_status", "").removeprefix("* ") in ANSWERED:
@@ -151,11 +157,6 @@ def _shared(wanted: Wanted) -> dict[str, Served]:
 
 def _names(wanted: Wanted, served: Served) -> list[str]:
     return [one.site for one in sites.others(wanted.entry, served)]
-
-
-def _with(ranks: Sequence[str], names: Sequence[str]) -> list[str]:
-    kept = [site for site in ranks if site in names]
-    return [*kept, *(site for site in names if site not in kept)]
 
 
 def _count(rows: Iterable[Row]) -> Count:
