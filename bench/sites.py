@@ -26,6 +26,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,31 @@ LOOK_S = 0.5
 KILL_AFTER_S, AFTER_KILL_S = 1.5, 2.5
 
 
-class Shoal:
+class System:
+    """A way to serve all three sites: `ports` of the entries, `lines` between them."""
+
+    ports: Mapping[str, int]
+    lines: Mapping[tuple[str, str], Line]
+    path: str
+
+    def up(self, here: str, there: str) -> bool:
+        """Whether requests may go there, by the proxy's own word."""
+        raise NotImplementedError
+
+    def down(self, here: str, there: str) -> bool:
+        return not self.up(here, there)
+
+    def kill(self, name: str) -> None:
+        raise NotImplementedError
+
+    def restore(self, name: str) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+
+class Shoal(System):
     """Each site's gateway, driven as its head drives it."""
 
     def __init__(self, ports: Mapping[str, int], directory: Path) -> None:
@@ -91,14 +116,14 @@ class Shoal:
         self.sites.close()
 
 
-class Plain:
+class Plain(System):
     """HAProxy alone at each site. It reaches the replicas of the other sites directly."""
 
     def __init__(self, ports: Mapping[str, int], directory: Path, *, backup: bool) -> None:
         self._stack = ExitStack()
         self.ports = dict(zip(NAMES, free_ports(3), strict=True))
         self.path = "/"
-        self.lines: dict[tuple[str, str], Line] = {}
+        lines = self.lines = dict[tuple[str, str], Line]()
         self._folders = {name: directory / name for name in NAMES}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         for here in NAMES:
@@ -106,7 +131,7 @@ class Plain:
             for there in NAMES.replace(here, ""):
                 delay_s = TRIPS_S[frozenset((here, there))] / 2
                 made = self._stack.enter_context(line(("127.0.0.1", ports[there]), delay_s))
-                self.lines[here, there] = made
+                lines[here, there] = made
                 servers.append(_server(there, made.address[1], " backup" if backup else ""))
             self._folders[here].mkdir()
             balance = "leastconn" if backup else "roundrobin"
@@ -174,7 +199,7 @@ def _up(directory: Path, backend: str, server: str) -> bool:
     )
 
 
-Start = Callable[[Mapping[str, int], Path], "Shoal | Plain"]
+Start = Callable[[Mapping[str, int], Path], System]
 SYSTEMS: dict[str, Start] = {
     "shoal": Shoal,
     "backup": lambda ports, directory: Plain(ports, directory, backup=True),
@@ -212,7 +237,7 @@ class Replicas:
 
 @contextlib.contextmanager
 def loaded(
-    system: Shoal | Plain, shares: Mapping[str, float], seconds: float, warm_up_s: float
+    system: System, shares: Mapping[str, float], seconds: float, warm_up_s: float
 ) -> Iterator[dict[str, list[Sample]]]:
     """The answers, once the context is over."""
     asking, found = {}, dict[str, list[Sample]]()
@@ -245,7 +270,7 @@ def _share(samples: list[Sample], name: str) -> float:
     return sum(one.status == 200 + NAMES.index(name) for one in samples) / max(1, len(samples))
 
 
-def under_load(system: Shoal | Plain, seconds: float, warm_up_s: float) -> dict[str, Any]:
+def under_load(system: System, seconds: float, warm_up_s: float) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     for name, shares in LOADS.items():
         before = {pair: one.carried for pair, one in system.lines.items()}
@@ -256,11 +281,13 @@ def under_load(system: Shoal | Plain, seconds: float, warm_up_s: float) -> dict[
         everybody = [sample.latency_s * 1000 for one in found.values() for sample in one]
         figures[name]["all_p50_ms"] = round(percentile(everybody, 50))
         figures[name]["all_p99_ms"] = round(percentile(everybody, 99))
+        abroad = sum((1 - _share(samples, site)) * len(samples) for site, samples in found.items())
+        figures[name]["elsewhere"] = round(abroad / len(everybody), 3)
         figures[name]["cross_kb_per_s"] = round(carried / (seconds + warm_up_s) / 1000)
     return figures
 
 
-def killed(system: Shoal | Plain, replicas: Replicas, times: int) -> dict[str, Any]:
+def killed(system: System, replicas: Replicas, times: int) -> dict[str, Any]:
     """Everything of site b, at once and again; under load and, in between, without any."""
     left_ms: list[float] = []
     idle_ms: list[float] = []
@@ -275,7 +302,7 @@ def killed(system: Shoal | Plain, replicas: Replicas, times: int) -> dict[str, A
             system.kill("b")
             replicas.kill("b")
             for here in "ac":
-                until(lambda here=here: not system.up(here, "b"), f"{here} sees it", look_s=0.002)
+                until(partial(system.down, here, "b"), f"{here} sees it", look_s=0.002)
             (idle_ms if idle else left_ms).append((time.monotonic() - began_s) * 1000)
         for samples in found.values():
             asked += len(samples)
@@ -285,7 +312,7 @@ def killed(system: Shoal | Plain, replicas: Replicas, times: int) -> dict[str, A
         replicas.start("b")
         system.restore("b")
         for here in "ac":
-            until(lambda here=here: system.up(here, "b"), f"b is back at {here}")
+            until(partial(system.up, here, "b"), f"b is back at {here}")
     times_ms = [*left_ms, *idle_ms]
     return {
         "kills": times,
@@ -351,12 +378,12 @@ def measured(start: Start, seconds: float, warm_up_s: float, kills: int) -> dict
         system = start(replicas.ports, directory)
         with contextlib.closing(system):
             for here, there in itertools.permutations(NAMES, 2):
-                until(lambda pair=(here, there): system.up(*pair), "all see each other")
+                until(partial(system.up, here, there), "all see each other")
             found = under_load(system, seconds, warm_up_s)
             for name, load in found.items():
                 sites = [(site, *load[site].values()) for site in LOADS[name]]
                 heads = ("site", "requests", "failed", "at home", "next", "last", "p50", "p99")
-                print(f"\n{name}: {load['cross_kb_per_s']} kB/s between sites")
+                print(f"\n{name}: {load['elsewhere']:.1%} elsewhere, {load['cross_kb_per_s']} kB/s")
                 print(table(heads, sites))
             return {**found, "killed": killed(system, replicas, kills)}
 
