@@ -65,9 +65,13 @@ class Line:
             near.close()
             return
         far.settimeout(None)
+        self._open += [near, far]
+        if self._over.is_set():  # closed while they were joined
+            near.close()
+            far.close()
+            return
         for one in (near, far):
             one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._open += [near, far]
         for source, sink in ((near, far), (far, near)):
             threading.Thread(target=self._carry, args=(source, sink), daemon=True).start()
 
