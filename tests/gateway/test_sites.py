@@ -24,7 +24,7 @@ from harness.waiting import WAIT_S, until
 from shoal.gateway.binary import GatewayError, find_binary
 from shoal.gateway.gateway import HaproxyBalancer
 from shoal.gateway.nearest import ranked
-from shoal.gateway.sites import RANKS
+from shoal.gateway.sites import CLOSED, RANKS
 from shoal.model.access import Caller
 from shoal.model.far import Far, SiteLoad
 from shoal.model.service import Replica, Route
@@ -342,6 +342,16 @@ def test_what_another_cluster_says_of_itself_breaks_nothing_here(three: Three) -
         assert why in load.sites["b"].trouble
         assert three.get("a").body == "a"
     assert not list(a.folder.glob("*bind*")) and "bind :1" not in configuration(a)
+    a.serve(ROUTE)
+
+
+def test_a_door_that_is_taken_costs_the_other_sites_and_nothing_else(three: Three) -> None:
+    a = three["a"]
+    own = msgspec.structs.replace(ROUTE, service="own", port=a.door)
+    loads = a.serve(ROUTE, own, far={"chat": a.far, "own": ()})
+    assert {load.trouble for load in loads["chat"].sites.values()} == {CLOSED}
+    assert (loads["own"].trouble, get(a.door, "/").body) == ("", "a")
+    assert three.get("a").body == "a"
     a.serve(ROUTE)
 
 

@@ -43,7 +43,7 @@ from shoal.gateway.stats import (
     with_old_workers,
 )
 from shoal.gateway.weights import Balance, rebalance
-from shoal.model.far import Far
+from shoal.model.far import SiteLoad
 from shoal.model.service import (
     Replica,
     ReplicaLoad,
@@ -89,7 +89,7 @@ class Gateway:
         self._counted_ms = 0
         self._recent = Recent()
         self._refusals: dict[str, str] = {}  # by the digest of what HAProxy was asked about
-        self._judged: dict[tuple[tuple[Route, str, tuple[Far, ...]], ...], dict[str, str]] = {}
+        self._judged: dict[tuple[object, ...], dict[str, str]] = {}
         self.router = Router(self._proxy.directory, now_ms)
         self.nearest = Nearest(self._proxy.directory)
         self._rows: dict[str, str] | None = None  # of callers, as every worker has them
@@ -123,7 +123,8 @@ class Gateway:
 
     def _left_out(self, wanted: Wanted) -> dict[str, str]:
         """Services that HAProxy refuses. The answer is kept: it is wanted again at each look."""
-        routes = tuple((one.route, one.certificate, one.far) for one in wanted.services)
+        services = ((one.route, one.certificate, one.far) for one in wanted.services)
+        routes = (wanted.entry, *services)
         if routes not in self._judged:
             if len(self._judged) >= JUDGED_MAX:
                 self._judged.clear()
@@ -529,7 +530,11 @@ class HaproxyBalancer:
             name = served.route.service
             if served.far and name in loads:
                 far = self._gateway.nearest.loads(name)
-                loads[name] = msgspec.structs.replace(loads[name], sites=far)
+                closed = {
+                    one.site: SiteLoad(trouble=sites.trouble(one) or sites.CLOSED)
+                    for one in served.far
+                }
+                loads[name] = msgspec.structs.replace(loads[name], sites=far or closed)
             if served.route.routing is Routing.CACHE and name in loads:
                 draining = [r.id for r in served.replicas if r.state is ReplicaState.DRAINING]
                 loads[name] = self._gateway.router.with_tokens(loads[name], draining)
@@ -541,6 +546,7 @@ class HaproxyBalancer:
     def _apply(self, gateway: Gateway, wanted: Wanted) -> dict[str, str]:
         """A service with a problem keeps its last working route, or none. The other services are
         not affected."""
+        wanted = sites.with_door(wanted)
         problems: dict[str, str] = {}
         try:
             gateway.apply(wanted)

@@ -16,6 +16,8 @@ import ssl
 from collections.abc import Iterable, Iterator
 from ipaddress import ip_address
 
+import msgspec
+
 from shoal.gateway.quote import name, word
 from shoal.model.far import FAR_MAX, Far
 from shoal.model.service import GatewayEntry, Route, Routing, Served, Wanted
@@ -30,6 +32,7 @@ RETRY_ON = {AGAIN: "conn-failure empty-response 425", ONCE: "conn-failure 425"}
 IDEMPOTENT = "{ method GET HEAD OPTIONS PUT DELETE TRACE }"
 TURNS_MAX = 3
 KEPT_ONE_OF = 4  # slots of one replica: for a site's own requests
+CLOSED = "this gateway has no door for other sites: its port is not set, or a service has it"
 HEALTH = "/-/health/"
 ROOM = "/-/room/"
 # One check without an answer decides. It must be connected within its interval, TLS included, which
@@ -59,6 +62,14 @@ def others(entry: GatewayEntry, served: Served) -> tuple[Far, ...]:
         return ()
     found = {far.site: far for far in served.far if not trouble(far)}
     return tuple(found.values())
+
+
+def with_door(wanted: Wanted) -> Wanted:
+    """Without one, if its port is already somebody's: services go on without their other sites."""
+    ports = {wanted.entry.port, *(served.route.port for served in wanted.services)}
+    if not wanted.entry.door or wanted.entry.door not in ports:
+        return wanted
+    return msgspec.structs.replace(wanted, entry=msgspec.structs.replace(wanted.entry, door=0))
 
 
 def trouble(far: Far) -> str:
