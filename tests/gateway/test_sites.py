@@ -281,12 +281,12 @@ def test_a_site_that_refuses_or_breaks_off_costs_another_turn(three: Three) -> N
             reaches(three, "c", method=method, body=body)
         assert liar.met and all(b"shoal-again: 1" in head for head in liar.met)
         # What it cannot repeat, it does not say it could.
-        large = {"method": "POST", "body": b"x" * 100_000}
+        large: dict[str, Any] = {"method": "POST", "body": b"x" * 100_000}
         until(lambda: three.get("a", **large).status == 425)
         assert b"shoal-again" not in liar.met[-1]
         liar.answer = b""
         reaches(three, "c")
-        small = {"method": "POST", "body": b"{}"}
+        small: dict[str, Any] = {"method": "POST", "body": b"{}"}
         until(lambda: three.get("a", **small).status == 502)  # it may have been begun
     a.serve(ROUTE)
 
@@ -296,6 +296,8 @@ def test_a_site_that_is_gone_loses_its_requests_to_the_next(three: Three) -> Non
     hangs = "GET /chat/hang HTTP/1.1\nHost: x\n\n"
     with busy(three, "a"), raw(a.port, hangs):
         until(lambda: three.look("a")["b"].in_flight == 1, "it is at b")
+        load = a.look()["chat"]
+        assert (load.in_flight, load.work) == (2, 3)  # what overflows asks for replicas here
         b.kill()
         until(lambda: three.look("a")["c"].in_flight == 1, "it is at c")
         reaches(three, "c", method="POST", body=b"{}")

@@ -275,7 +275,9 @@ class ServiceLoad(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def work(self) -> int:
-        return self.in_flight + self.queued + self.held
+        """What came in here and is not done, wherever it is: more replicas would keep it here."""
+        elsewhere = sum(one.in_flight for one in self.sites.values())
+        return self.in_flight + self.queued + self.held + elsewhere
 
 
 VERSIONS_KEPT = 10
