@@ -1,6 +1,8 @@
-"""A replica for the benchmark: `python gateway_replica.py PORT CONCURRENCY MEAN_MS SLOWER SEED`.
+"""A replica for the benchmark: `python gateway_replica.py PORT CONCURRENCY MEAN_MS SLOWER SEED
+[STATUS]`.
 
-Handles CONCURRENCY requests at a time, each for a lognormal time; the rest wait in order.
+Handles CONCURRENCY requests at a time, each for a lognormal time; the rest wait in order. By its
+status, a client sees which replica has answered.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import cast
 import uvloop
 
 SIGMA = 0.668  # a mean of 50 ms with a median of 40
-ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\ncontent-type: text/plain\r\n\r\nok"
+ANSWER = b"HTTP/1.1 %d OK\r\ncontent-length: 2\r\ncontent-type: text/plain\r\n\r\nok"
 
 
 class Work:
@@ -43,8 +45,9 @@ class Work:
 
 
 class Connection(asyncio.Protocol):
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: Work, status: int) -> None:
         self._work = work
+        self._status = status
         self._data = b""
         self._transport: asyncio.Transport | None = None
 
@@ -63,14 +66,15 @@ class Connection(asyncio.Protocol):
 
     def answer(self) -> None:
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(ANSWER)
+            self._transport.write(ANSWER % self._status)
 
 
 async def main() -> None:
     port, slots, mean_ms, slower, seed = sys.argv[1:6]
+    status = int(sys.argv[6]) if len(sys.argv) > 6 else 200
     work = Work(int(slots), float(mean_ms), float(slower), int(seed))
     server = await asyncio.get_running_loop().create_server(
-        lambda: Connection(work), "127.0.0.1", int(port)
+        lambda: Connection(work, status), "127.0.0.1", int(port)
     )
     print("ready", flush=True)
     await server.serve_forever()

@@ -28,6 +28,7 @@ class Line:
         self.address: tuple[str, int] = self._ear.getsockname()
         self._open: list[socket.socket] = []
         self.connections = 0
+        self.carried = 0  # bytes, in both directions
         threading.Thread(target=self._listen, daemon=True).start()
 
     def cut(self) -> None:
@@ -64,9 +65,13 @@ class Line:
             near.close()
             return
         far.settimeout(None)
+        self._open += [near, far]
+        if self._over.is_set():  # closed while they were joined
+            near.close()
+            far.close()
+            return
         for one in (near, far):
             one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._open += [near, far]
         for source, sink in ((near, far), (far, near)):
             threading.Thread(target=self._carry, args=(source, sink), daemon=True).start()
 
@@ -101,6 +106,7 @@ class Line:
                 piece = source.recv(PIECE)
             except OSError:
                 piece = b""
+            self.carried += len(piece)
             with arrived:
                 under_way.append((time.monotonic() + self.delay_s, piece))
                 arrived.notify()

@@ -12,9 +12,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from harness.sites import door_certificate
 
 from shoal.gateway.binary import GatewayError, find_binary
+from shoal.gateway.guard import CALLERS
 from shoal.gateway.render import Place, digest, render
+from shoal.gateway.sites import RANKS, file_name, pems
+from shoal.model.far import Far
 from shoal.model.service import (
     GatewayEntry,
     Replica,
@@ -26,6 +30,7 @@ from shoal.model.service import (
 )
 from shoal.model.tokens import ReplicaState
 
+CERTIFICATE, PEM = door_certificate("west")
 GOLDEN = Path(__file__).parent / "golden"
 PLACE = Place()
 
@@ -121,6 +126,59 @@ def test_haproxy_takes_it(tmp_path: Path, routing: Routing, lua: bool, log: bool
         timeout=120,
     )
     assert (done.returncode, "WARNING" in done.stderr) == (0, False), done.stderr
+
+
+def shared(*routes: Route, far: tuple[Far, ...]) -> Wanted:
+    services = tuple(Served(route=route, far=far, replicas=replicas(1)) for route in routes)
+    return Wanted(entry=GatewayEntry(door=8081, door_pem=PEM), services=services)
+
+
+def test_haproxy_takes_services_of_several_sites(tmp_path: Path) -> None:
+    try:
+        binary = find_binary()
+    except GatewayError as error:
+        pytest.skip(str(error))
+    far = tuple(
+        Far(site=site, address=address, port=8081, certificate=CERTIFICATE)
+        for site, address in (("west", "10.0.0.2"), ("south.1", "fd00::2"))
+    )
+    routes = [
+        Route(service="a", concurrency=8, rate_per_s=3, host="a.example.com", port=8100),
+        Route(service="b", routing=Routing.PREFIX, access=("cluster",)),
+        Route(service="c", routing=Routing.STICKY, sticky_cookie="sid", retries=0),
+        Route(service="d", routing=Routing.CACHE),
+        Route(service="e", routing=Routing.P2C, concurrency=1),
+    ]
+    wanted = shared(*routes, far=far)
+    text = render(wanted, Place(lua=False))
+    for one in pems(wanted).values():
+        (tmp_path / file_name(one)).write_text(one)
+    for file in (CALLERS, RANKS):
+        (tmp_path / file).touch()
+    (tmp_path / "it.cfg").write_text(text)
+    done = subprocess.run(
+        [binary.path, "-c", "-f", "it.cfg"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, "WARNING" in done.stderr) == (0, False), done.stderr
+    assert "_far-b" in text and "_far-d" not in text  # the token router sees its own cluster only
+
+
+def test_a_feature_that_is_not_used_changes_no_configuration() -> None:
+    """So an upgrade needs no reload."""
+    wanted = CASES["plain"]
+    entry = GatewayEntry(door=8081, door_pem=PEM)
+    assert digest(msgspec.structs.replace(wanted, entry=entry), PLACE) == digest(wanted, PLACE)
+    far = Far(site="west", address="10.0.0.2", port=8081, certificate=CERTIFICATE)
+    route = wanted.services[0].route
+    used = digest(shared(route, far=(far,)), PLACE)
+    priced = msgspec.structs.replace(far, price=1_000_000)
+    moved = msgspec.structs.replace(far, address="10.0.0.3")
+    assert digest(shared(route, far=(priced,)), PLACE) == used != digest(wanted, PLACE)
+    assert digest(shared(route, far=(moved,)), PLACE) != used
 
 
 def test_only_routes_name_a_configuration_not_replicas_or_weights() -> None:

@@ -116,8 +116,9 @@ def get(
     headers: dict[str, str] | None = None,
     body: bytes | None = None,
     timeout_s: float = WAIT_S,
+    source: str = "127.0.0.1",
 ) -> Answer:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout_s, (source, 0))
     with contextlib.closing(connection):
         connection.request(method, path, body=body, headers=headers or {})
         response = connection.getresponse()

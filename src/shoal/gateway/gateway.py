@@ -12,9 +12,10 @@ from pathlib import Path
 
 import msgspec
 
-from shoal.gateway import guard, quote
+from shoal.gateway import guard, quote, sites
 from shoal.gateway import render as pem
 from shoal.gateway.binary import Binary, GatewayError, find_binary
+from shoal.gateway.nearest import Nearest
 from shoal.gateway.process import Proxy
 from shoal.gateway.quote import Refused
 from shoal.gateway.refuse import (
@@ -42,6 +43,7 @@ from shoal.gateway.stats import (
     with_old_workers,
 )
 from shoal.gateway.weights import Balance, rebalance
+from shoal.model.far import SiteLoad
 from shoal.model.service import (
     Replica,
     ReplicaLoad,
@@ -87,8 +89,9 @@ class Gateway:
         self._counted_ms = 0
         self._recent = Recent()
         self._refusals: dict[str, str] = {}  # by the digest of what HAProxy was asked about
-        self._judged: dict[tuple[tuple[Route, str], ...], dict[str, str]] = {}
+        self._judged: dict[tuple[object, ...], dict[str, str]] = {}
         self.router = Router(self._proxy.directory, now_ms)
+        self.nearest = Nearest(self._proxy.directory)
         self._rows: dict[str, str] | None = None  # of callers, as every worker has them
 
     def apply(self, wanted: Wanted) -> None:
@@ -102,7 +105,7 @@ class Gateway:
             self._keep_callers(wanted, rows)
         if running != target:
             self._change(wanted, running, target)
-            pem.forget_others(self._proxy.directory, (one.certificate for one in wanted.services))
+            pem.forget_others(self._proxy.directory, _pems(wanted))
         self._wanted = wanted
         self._holds.keep(listening(wanted))
         self._proxy.keep_log()
@@ -120,7 +123,8 @@ class Gateway:
 
     def _left_out(self, wanted: Wanted) -> dict[str, str]:
         """Services that HAProxy refuses. The answer is kept: it is wanted again at each look."""
-        routes = tuple((one.route, one.certificate) for one in wanted.services)
+        services = ((one.route, one.certificate, one.far) for one in wanted.services)
+        routes = (wanted.entry, *services)
         if routes not in self._judged:
             if len(self._judged) >= JUDGED_MAX:
                 self._judged.clear()
@@ -137,7 +141,7 @@ class Gateway:
             if len(self._refusals) >= REFUSALS_MAX:
                 self._refusals.clear()
             try:
-                self._keep_certificates(wanted)
+                self._keep_files(wanted)
                 self._keep_callers(wanted, guard.rows(wanted.callers))
                 self._proxy.check(render(wanted, self._place))
                 self._refusals[target] = ""
@@ -162,6 +166,7 @@ class Gateway:
             before, before_ms = self._counts, self._counted_ms
             self._counts, self._counted_ms = self.counts(), self._now_ms()
             self._follow(self._counts)
+            self.nearest.look(self._wanted, self._proxy.runtime, self._counted_ms)
         except RuntimeFailure:
             return ()  # it has just died: the next call restarts it
         seen = stats(before, self._counts, (self._counted_ms - before_ms) / 1000)
@@ -201,17 +206,17 @@ class Gateway:
         check_machine(wanted, self._proxy.directory, self._take(running is not None))
         if refusal := self._refusals.get(target):
             raise quote.Refused(refusal)
-        self._keep_certificates(wanted)
+        self._keep_files(wanted)
         text = render(wanted, self._place, self._weights)
         if running is None:
             self._proxy.start(text, target)
         else:
             self._proxy.reload(text, target)
 
-    def _keep_certificates(self, wanted: Wanted) -> None:
-        for served in wanted.services:
-            if served.certificate:
-                pem.keep(self._proxy.directory, served.certificate)
+    def _keep_files(self, wanted: Wanted) -> None:
+        for text in _pems(wanted):
+            pem.keep(self._proxy.directory, text)
+        self.nearest.keep(wanted)
 
     def _keep_callers(self, wanted: Wanted, rows: Mapping[str, str]) -> None:
         """In the file first: what starts or reloads from now on has them."""
@@ -280,6 +285,11 @@ class Gateway:
         self._balances, self._weights = balances, weights
         if commands:
             self._proxy.runtime.tell(commands)
+
+
+def _pems(wanted: Wanted) -> list[str]:
+    own = (one.certificate for one in wanted.services if one.certificate)
+    return [*own, *sites.pems(wanted).values()]
 
 
 BATCH_OF_MASTER = 1  # commands at a time: it passes on one
@@ -518,6 +528,13 @@ class HaproxyBalancer:
         loads = {stats.service: _load(stats) for stats in self._gateway.tick()}
         for served in wanted.services:
             name = served.route.service
+            if served.far and name in loads:
+                far = self._gateway.nearest.loads(name)
+                closed = {
+                    one.site: SiteLoad(trouble=sites.trouble(one) or sites.CLOSED)
+                    for one in served.far
+                }
+                loads[name] = msgspec.structs.replace(loads[name], sites=far or closed)
             if served.route.routing is Routing.CACHE and name in loads:
                 draining = [r.id for r in served.replicas if r.state is ReplicaState.DRAINING]
                 loads[name] = self._gateway.router.with_tokens(loads[name], draining)
@@ -529,6 +546,7 @@ class HaproxyBalancer:
     def _apply(self, gateway: Gateway, wanted: Wanted) -> dict[str, str]:
         """A service with a problem keeps its last working route, or none. The other services are
         not affected."""
+        wanted = sites.with_door(wanted)
         problems: dict[str, str] = {}
         try:
             gateway.apply(wanted)

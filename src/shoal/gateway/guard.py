@@ -226,15 +226,17 @@ def keep(directory: Path, found: Mapping[str, str]) -> None:
     write_private(directory / CALLERS, text.encode())
 
 
-def map_changes(actual: Mapping[str, str], wanted: Mapping[str, str]) -> list[str]:
+def map_changes(
+    actual: Mapping[str, str], wanted: Mapping[str, str], file: str = CALLERS
+) -> list[str]:
     """Commands for a runtime socket: first what ends."""
-    gone = [f"del map {CALLERS} {one}" for one in actual if one not in wanted]
+    gone = [f"del map {file} {one}" for one in actual if one not in wanted]
     other = [
-        f"set map {CALLERS} {one} {row}"
+        f"set map {file} {one} {row}"
         for one, row in wanted.items()
         if one in actual and actual[one] != row
     ]
-    new = [f"add map {CALLERS} {one} {row}" for one, row in wanted.items() if one not in actual]
+    new = [f"add map {file} {one} {row}" for one, row in wanted.items() if one not in actual]
     return gone + other + new
 
 

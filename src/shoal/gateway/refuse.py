@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from shoal.gateway.binary import GatewayError
+from shoal.gateway.sites import others
 from shoal.machine.files import write_private
 from shoal.machine.listening import hold, holder_text
 from shoal.model.service import (
@@ -54,12 +55,15 @@ def _check_service(served: Served, entry: GatewayEntry, directory: Path, take: T
         _check_secret(directory, served)
     if route.port:
         take(f"service {route.service}", (entry.address, route.port))
+    if others(entry, served):
+        take(f"service {route.service}", (entry.address, entry.door))
 
 
 def listening(wanted: Wanted) -> set[Where]:
     """Where the proxy listens."""
     ports = {one.route.port for one in wanted.services if one.route.port}
-    return {(wanted.entry.address, port) for port in {wanted.entry.port, *ports}}
+    door = {wanted.entry.door for one in wanted.services if others(wanted.entry, one)}
+    return {(wanted.entry.address, port) for port in {wanted.entry.port, *ports, *door}}
 
 
 def sound_part(wanted: Wanted, directory: Path, take: Take) -> tuple[Wanted, dict[str, str]]:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import msgspec
 
-from shoal.gateway import guard
+from shoal.gateway import guard, sites
 from shoal.gateway.quote import Refused, call, in_format, name, pattern, word
+from shoal.gateway.sites import IDEMPOTENT, file_name, overflow
 from shoal.machine.files import write_private
 from shoal.model.service import SESSION_COOKIE as COOKIE
 from shoal.model.service import (
@@ -60,8 +61,6 @@ HAS_SESSION = f"{{ req.fhdr(cookie) -m reg '(^|;) *{COOKIE}=' }}"
 SETS_SESSION = f"'^[[:space:]=]*{COOKIE}.*$'"
 SESSIONS_TAKEN_OUT = 4
 
-IDEMPOTENT = "{ method GET HEAD OPTIONS PUT DELETE TRACE }"
-
 Weights = Mapping[tuple[str, str], int]  # (service, replica) -> weight
 
 
@@ -86,11 +85,17 @@ def digest(wanted: Wanted, place: Place) -> str:
                 route=served.route,
                 certificate=served.certificate,
                 tenant=served.tenant if guard.is_guarded(served.route) else "",
+                far=served.far,
             )
             for served in wanted.services
         ),
     )
-    said = _text(bare, place, {}, "").encode() + msgspec.msgpack.encode(bare)
+    plain = msgspec.to_builtins(bare)
+    # The text says enough of these, if they are used.
+    for fields in (plain["entry"], *plain["services"]):
+        for unused in ("door", "door_pem", "far"):
+            fields.pop(unused, None)
+    said = _text(bare, place, {}, "").encode() + msgspec.msgpack.encode(plain)
     return hashlib.sha256(said).hexdigest()[:16]
 
 
@@ -119,11 +124,14 @@ def _text(wanted: Wanted, place: Place, weights: Weights, known_as: str) -> str:
         _global(wanted, place, known_as),
         _defaults(place, queries=not concerned),
         _entry(wanted, place),
+        *sites.frontends(wanted, _bind(wanted.entry.address, wanted.entry.door, ""), place.log),
     ]
     for served in wanted.services:
         if served.route.port:
             blocks.append(_own_port(wanted.entry, served, place))
         blocks.append(_backend(wanted.entry, served, place, weights))
+        if sites.others(wanted.entry, served):
+            blocks += [_elsewhere(wanted, served, kind) for kind in sites.RETRY_ON]
     if guard.models(wanted.services):
         blocks.append(guard.shared(wanted.services, lua=place.lua))
     if concerned:
@@ -228,22 +236,27 @@ def _entry(wanted: Wanted, place: Place) -> Iterator[str]:
     entry = wanted.entry
     yield f"frontend {ENTRY}"
     yield f"    bind {_bind(entry.address, entry.port, entry.certificate)}"
+    yield from sites.health(wanted)
     yield from _keep_host(wanted)
     yield from _identify(place, secure=bool(entry.certificate))
     # A host name is more specific than a path, so it goes first and the path stays whole.
     # NAME.DOMAIN comes before the `host` setting, so that no service can take another one's name.
     for served in wanted.services:
-        yield f"    use_backend {name(served.route.service)} if {_by_name(entry, served.route)}"
+        yield from _use(entry, served, _by_name(entry, served.route))
     for served in wanted.services:
         if served.route.host:
-            yield f"    use_backend {name(served.route.service)} if {_by_host(served.route.host)}"
+            yield from _use(entry, served, _by_host(served.route.host))
     if guard.models(wanted.services):
         yield f"    use_backend {guard.SHARED} if {{ path_beg {guard.SHARED_PATH} }}"
     for served in sorted(wanted.services, key=lambda served: -len(served.route.prefix)):
-        route = served.route
-        yield f"    use_backend {name(route.service)} if {_at(route.prefix)}"
-        yield f"    use_backend {name(route.service)} if {_under(route.prefix)}"
+        yield from _use(entry, served, _at(served.route.prefix))
+        yield from _use(entry, served, _under(served.route.prefix))
     yield f"    default_backend {NOWHERE}"
+
+
+def _use(entry: GatewayEntry, served: Served, condition: str) -> Iterator[str]:
+    yield from overflow(entry, served, condition)
+    yield f"    use_backend {name(served.route.service)} if {condition}"
 
 
 def _own_port(entry: GatewayEntry, served: Served, place: Place) -> Iterator[str]:
@@ -255,6 +268,7 @@ def _own_port(entry: GatewayEntry, served: Served, place: Place) -> Iterator[str
     yield f"    bind {_bind(entry.address, route.port, file)}"
     yield f"    timeout client {route.client_timeout_ms}ms"
     yield from _identify(place, secure=bool(file))
+    yield from overflow(entry, served)
     yield f"    default_backend {name(route.service)}"
 
 
@@ -331,7 +345,7 @@ def _under(path: str) -> str:
 
 
 def _backend(entry: GatewayEntry, served: Served, place: Place, weights: Weights) -> Iterator[str]:
-    route = served.route
+    route, shared = served.route, bool(sites.others(entry, served))
     yield f"backend {name(route.service)}"
     yield from _balance(route)
     routed, asks = route.routing is Routing.CACHE, route.asks
@@ -339,22 +353,21 @@ def _backend(entry: GatewayEntry, served: Served, place: Place, weights: Weights
     if route.retries or routed:
         yield "    retry-on conn-failure empty-response"
     yield f"    timeout connect {route.connect_timeout_ms}ms"
-    yield f"    timeout queue {route.queue_timeout_ms}ms"
-    yield f"    timeout server {route.response_timeout_ms}ms"
-    yield f"    timeout tunnel {route.tunnel_timeout_ms}ms"
+    yield from _timeouts(route)
     if routed:
         yield "    option allbackups"
+    if shared:
+        yield from _chosen(route)
+        yield from sites.passed(route, _waiting(route, place))
     if asks:
         yield from guard.before(served)
     yield from _limits(route)
     yield from _rate(route)
     yield from _waiting(route, place)
-    yield from _key(route)
-    yield from _strip(entry, route)
-    if route.retries or routed:
-        # A replica may have begun a request that failed: only idempotent ones are sent twice.
-        more = f" or {guard.OPENAI}" if routed else ""
-        yield f"    http-request disable-l7-retry unless {IDEMPOTENT}{more}"
+    if shared:
+        yield from _strip(entry, route)
+    else:
+        yield from _chosen(route, _strip(entry, route))
     if asks:
         yield from guard.after(route)
     if routed:
@@ -364,6 +377,38 @@ def _backend(entry: GatewayEntry, served: Served, place: Place, weights: Weights
         if replica.state is ReplicaState.DRAINING:
             weight = 0  # nothing new goes there until the runtime socket sets the drain state
         yield f"    server {name(replica.id)} {server_options(route, replica, weight)}"
+
+
+def _timeouts(route: Route) -> Iterator[str]:
+    yield f"    timeout queue {route.queue_timeout_ms}ms"
+    yield f"    timeout server {route.response_timeout_ms}ms"
+    yield f"    timeout tunnel {route.tunnel_timeout_ms}ms"
+
+
+def _chosen(route: Route, strip: Iterable[str] = ()) -> Iterator[str]:
+    """By what the replica is chosen, and how often."""
+    routed = route.routing is Routing.CACHE
+    yield from _key(route)
+    yield from strip
+    if route.retries or routed:
+        # A replica may have begun a request that failed: only idempotent ones are sent twice.
+        more = f" or {guard.OPENAI}" if routed else ""
+        yield f"    http-request disable-l7-retry unless {IDEMPOTENT}{more}"
+
+
+def _elsewhere(wanted: Wanted, served: Served, kind: str) -> Iterator[str]:
+    """Requests for which there is no room here: they pass all that the entry asks for."""
+    route, entry = served.route, wanted.entry
+    yield from sites.before(route, kind, _buffer_bytes(wanted) - BUFFER_BYTES_SPARE)
+    yield from _timeouts(route)
+    if route.asks:
+        yield from guard.before(served)
+    yield from _limits(route)
+    yield from _rate(route, f" table {name(route.service)}")
+    yield from _strip(entry, route)
+    if route.asks:
+        yield from guard.after(route)
+    yield from sites.servers(entry, served, kind)
 
 
 def _balance(route: Route) -> Iterator[str]:
@@ -392,17 +437,19 @@ def _limits(route: Route) -> Iterator[str]:
         )
 
 
-def _rate(route: Route) -> Iterator[str]:
+def _rate(route: Route, table: str = "") -> Iterator[str]:
+    """`table`: of the service, if these are rules of another backend."""
     if not route.rate_per_s:
         return
     # Only accepted requests count, so that a client above its rate still gets that rate.
-    yield (
-        f"    stick-table type string len {TENANT_BYTES} size {TENANTS_MAX} expire 10s"
-        " store gpc0,gpc0_rate(1s)"
-    )
+    if not table:
+        yield (
+            f"    stick-table type string len {TENANT_BYTES} size {TENANTS_MAX} expire 10s"
+            " store gpc0,gpc0_rate(1s)"
+        )
     sender = call("req.hdr", route.rate_header)
-    yield f"    http-request track-sc0 {sender},sha2(256),hex if {{ {sender} -m found }}"
-    yield f"    http-request track-sc0 src unless {{ {sender} -m found }}"
+    yield f"    http-request track-sc0 {sender},sha2(256),hex{table} if {{ {sender} -m found }}"
+    yield f"    http-request track-sc0 src{table} unless {{ {sender} -m found }}"
     yield (
         f"    http-request {_answer(429, 'too many requests', retry=True)}"
         f" if {{ sc0_gpc0_rate ge {route.rate_per_s} }}"
@@ -488,13 +535,6 @@ def _answer(status: int, text: str, *, retry: bool = False) -> str:
 # Certificates of services: private files in the gateway's folder, named by what is in them.
 
 
-PREFIX = "certificate-"
-
-
-def file_name(pem: str) -> str:
-    return f"{PREFIX}{hashlib.sha256(pem.encode()).hexdigest()[:32]}.pem"
-
-
 def keep(directory: Path, pem: str) -> Path:
     """The proxy reads it when it starts and with each new configuration."""
     path = directory / file_name(pem)
@@ -505,6 +545,6 @@ def keep(directory: Path, pem: str) -> Path:
 
 def forget_others(directory: Path, pems: Iterable[str]) -> None:
     wanted = {file_name(pem) for pem in pems}
-    for path in directory.glob(f"{PREFIX}*.pem"):
+    for path in directory.glob("certificate-*.pem"):
         if path.name not in wanted:
             path.unlink(missing_ok=True)

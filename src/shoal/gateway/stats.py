@@ -169,7 +169,7 @@ def _server(row: Mapping[str, str]) -> ServerCount:
         up=status.startswith(("UP", "DRAIN", "no check", "NOLB")),
         # A replica with weight 0 is resting, not draining.
         draining=status.startswith("DRAIN") and row["weight"] != "0",
-        weight=_number(row, "weight"),
+        weight=number(row, "weight"),
         **_figures(row, begun="lbtot"),
     )
 
@@ -181,16 +181,16 @@ FAILURES = ("hrsp_5xx", "econ", "eresp")
 def _figures(row: Mapping[str, str], begun: str) -> dict[str, int]:
     """The fields of Count; the column with the requests begun differs by kind of row."""
     return {
-        "in_flight": _number(row, "scur"),
-        "queued": _number(row, "qcur"),
-        "begun": _number(row, begun),
-        "answered": sum(_number(row, name) for name in ANSWERS),
-        "failed": sum(_number(row, name) for name in FAILURES),
-        "response_ms": _number(row, "ctime") + _number(row, "rtime"),
+        "in_flight": number(row, "scur"),
+        "queued": number(row, "qcur"),
+        "begun": number(row, begun),
+        "answered": sum(number(row, name) for name in ANSWERS),
+        "failed": sum(number(row, name) for name in FAILURES),
+        "response_ms": number(row, "ctime") + number(row, "rtime"),
     }
 
 
-def _number(row: Mapping[str, str], name: str) -> int:
+def number(row: Mapping[str, str], name: str) -> int:
     return int(row.get(name) or 0)
 
 

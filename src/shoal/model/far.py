@@ -23,3 +23,16 @@ class Far(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     port: Annotated[int, msgspec.Meta(ge=1, le=65_535)]
     certificate: Annotated[str, msgspec.Meta(max_length=PEM_MAX)]
     price: Annotated[int, msgspec.Meta(ge=0, le=10**12)] = 0
+
+
+class SiteLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """What a gateway sees of another site of a service. `rank`: its place in the order in which
+    sites are asked; 1 is the first."""
+
+    room: bool = False
+    rank: int = 0
+    in_flight: int = 0
+    answers_per_ks: int = 0  # per thousand seconds
+    round_trip_ms: int = 0  # there and back; 0: not known
+    bytes_per_s: int = 0  # in both directions
+    trouble: str = ""  # why it is not asked at all

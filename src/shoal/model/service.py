@@ -9,7 +9,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from shoal.model.access import ACCESS_MAX, CLUSTER, OPEN, Caller, is_open
-from shoal.model.far import Far
+from shoal.model.far import Far, SiteLoad
 from shoal.model.identity import Name, ServiceName
 from shoal.model.job import JobSpec
 from shoal.model.secret import SECRET_NAME_PATTERN
@@ -264,6 +264,7 @@ class ServiceLoad(msgspec.Struct, frozen=True, kw_only=True):
     engines: dict[str, EngineFigures] = {}  # job -> as its /metrics says, if it has an engine
     tokens: TokenLoad | None = None  # what the token router sees, if the service has one
     token_counts: tuple[TokenCount, ...] = ()
+    sites: dict[str, SiteLoad] = {}  # its other sites, by name
     # Its usual work in each part of a day (UTC), in thousandths, if it has goals; -1: not known.
     day: tuple[int, ...] = ()
 
@@ -274,7 +275,9 @@ class ServiceLoad(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def work(self) -> int:
-        return self.in_flight + self.queued + self.held
+        """What came in here and is not done, wherever it is: more replicas would keep it here."""
+        elsewhere = sum(one.in_flight for one in self.sites.values())
+        return self.in_flight + self.queued + self.held + elsewhere
 
 
 VERSIONS_KEPT = 10
