@@ -245,6 +245,7 @@ def _served(state: State, service: Service) -> Served:
         goals=spec.goals,
         adapters=spec.adapters,
         adapters_max=spec.adapters_max,
+        far=service.far,
     )
 
 
