@@ -151,7 +151,8 @@ def _stopped(reach: Reach, service: Service) -> PreviewView:
 
 
 def rolled_back(service: Service, version: int) -> ServiceSpec:
-    """As it was in that version, 0: the newest other one; with as many replicas as now."""
+    """As it was in that version, 0: the newest other one; with as many replicas as now,
+    where it is now."""
     name, known = service.spec.name, service.earlier
     if not known:
         raise Refusal(409, f"{name} has no other version that was ever ready", "service")
@@ -161,7 +162,8 @@ def rolled_back(service: Service, version: int) -> ServiceSpec:
         raise Refusal(
             409, f"{name} cannot go back to version {version}, only to {there}", "version"
         )
-    return msgspec.structs.replace(past.spec, scale=service.spec.scale)
+    now = service.spec
+    return msgspec.structs.replace(past.spec, scale=now.scale, clusters=now.clusters)
 
 
 def _changed(

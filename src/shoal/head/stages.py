@@ -87,6 +87,15 @@ def entry_of(home: Home, config: ClusterConfig, encryption: Encryption | None) -
     return msgspec.structs.replace(entry, port=choose_gate(home, config.host))
 
 
+def door_of(entry: Callable[[], GatewayEntry], stores: Stores) -> Callable[[], tuple[int, str]]:
+    def door() -> tuple[int, str]:
+        from shoal.control.neighboring.door import APART, door_pem
+
+        return entry().port + APART, door_pem(stores.settings, leads=stores.leads)
+
+    return door
+
+
 def encryption_of(home: Home, config: ClusterConfig) -> Encryption | None:
     if not config.encrypted:
         return None
