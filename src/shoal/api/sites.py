@@ -9,11 +9,11 @@ import msgspec
 from shoal.api.problems import Refusal, accepted
 from shoal.api.reach import Reach
 from shoal.control.loop import ControlLoop
-from shoal.core.features.service.sites import named
+from shoal.core.features.service.sites import named, sites_of
 from shoal.model.access import OPEN
 from shoal.model.report import SetSites
-from shoal.model.service import ServiceSpec
-from shoal.model.sites import Doors, DoorView
+from shoal.model.service import Service, ServiceSpec
+from shoal.model.sites import Doors, DoorView, SiteView
 from shoal.ports import StoreError
 
 
@@ -41,11 +41,11 @@ def guest_service(reach: Reach, spec: ServiceSpec) -> ServiceSpec:
 async def tell_sites(reach: Reach, name: str, doors: Doors) -> DoorView:
     from shoal.control.neighboring.door import certificate_in, plain
 
-    if not reach.who.only:
-        raise Refusal(403, "is for the neighbor that has the service here", "name")
-    if len({one.site for one in doors}) < len(doors):
-        raise Refusal(422, "names a site twice", "site")
     reach.service(name)
+    if not reach.who.only:
+        raise Refusal(422, "is told by the neighbor that has the service here", "doors")
+    if len({one.site for one in doors}) < len(doors):
+        raise Refusal(422, "names a site twice", "doors")
     try:
         plain_doors = tuple(plain(one) for one in doors)
     except ValueError as error:
@@ -58,3 +58,10 @@ async def tell_sites(reach: Reach, name: str, doors: Doors) -> DoorView:
         raise Refusal(503, f"this cluster has no door for gateways: {error}") from None
     accepted(await loop.request(SetSites(name, plain_doors, reach.name, reach.tenant)))
     return DoorView(port=port, certificate=certificate)
+
+
+def site_views(reach: Reach, service: Service) -> list[SiteView]:
+    found = sites_of(reach.loop.state, service)
+    for one in found:
+        one.why = reach.text(one.why)
+    return found

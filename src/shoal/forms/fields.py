@@ -497,7 +497,7 @@ SERVICE = _table({
               " is no room for both."),
         Field("at_a_time", "N", "0", Count(0, 10_000, "replicas that change at a time"),
               "at_a_time", "Replicas that a roll-out replaces at a time. 0: a quarter of them."),
-        Field("clusters", "NAME...", "here", readers.clusters, "clusters",
+        Field("clusters", "NAME...", "", readers.clusters, "clusters",
               "Serve it at these neighbors, too, each with replicas of its own:"
               " here,west,south."),
     ],
