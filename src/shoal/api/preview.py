@@ -141,6 +141,8 @@ def _stopped(reach: Reach, service: Service) -> PreviewView:
     replicas = len(state.replicas.get(name, {}))
     load = service_load(state, name)
     lines = [f"{plural(replicas, 'replica')} of {name} {'ends' if replicas == 1 else 'end'}"]
+    if service.sites:
+        lines.append(f"it ends at {', '.join(service.sites)}, too, as soon as they can be reached")
     if load.work:
         finished = f"{plural(load.work, 'open request')} {'is' if load.work == 1 else 'are'}"
         lines.append(f"{finished} finished first, within {duration_text(service.spec.drain_ms)}")
