@@ -11,7 +11,9 @@ import msgspec
 import pytest
 from harness.waiting import until
 
+from shoal.client import ShoalError
 from shoal.control.home import ClusterConfig
+from shoal.core.state.events.services import ServiceSet, SitesTold
 from shoal.model.job import JobSpec
 from shoal.model.service import Probe, Scale, ServiceSpec
 from shoal.model.sites import SiteView
@@ -90,16 +92,78 @@ def both() -> Iterator[Both]:
 
 
 def test_a_service_is_rolled_out_from_site_to_site_and_ends_everywhere(both: Both) -> None:
-    both.serve(both.says("one"), "here", WEST)
+    home, west = both.home.client, both.west.client
+    with pytest.raises(ShoalError, match="there is no neighbor 'south'"):
+        both.serve(both.says("one"), "south")
+    home.set_secret("token", b"a secret of home")
+    one = msgspec.structs.replace(both.says("one"), secrets=("token=TOKEN",))
+    both.serve(one, "here", WEST)
     both.settles(1)
-    there = both.west.client.service(NAME)
-    assert there.spec.replica.tenant == "home" and there.state == "ready"
+    there = west.service(NAME)
+    assert (there.spec.replica.tenant, there.spec.way.access) == ("home", ("open",))
+    assert [secret.name.startswith("home-") for secret in west.secrets(tenant="home")] == [True]
     until(lambda: both.site().address, "its door is not known", both.view)
+    door = both.site().address
+    assert door.startswith("127.0.0.1:")
+    events = west.events(after=-1000, limit=1000).events
+    told = [one.event.doors for one in events if isinstance(one.event, SitesTold)]
+    assert [far.site for far in told[-1]] == ["home"]
+    assert "PRIVATE KEY" not in str(told)
     both.serve(both.says("two"), "here", WEST)
     both.settles(2)
-    bad = both.home.spec("sh", "-c", "exit 3")
-    assert both.serve(bad, WEST).version == 3
+    assert not west.secrets(tenant="home")
+
+
+def test_a_version_that_fails_at_one_site_goes_back_everywhere(both: Both) -> None:
+    """It runs at home only: another cluster has another folder."""
+    script = f'case "$SHOAL_OUTPUT" in {both.home.home.path}/*) exec "$@";; *) exit 3;; esac'
+    good = both.says("three")
+    words = ("sh", "-c", script, "sh", *good.command)
+    both.serve(msgspec.structs.replace(good, command=words), "here", WEST)
+
+    def went_back() -> bool:
+        view = both.view()
+        return view.version == 2 and "failed at west" in last_set(both)
+
+    until(went_back, more=both.view)
     both.settles(2)
-    both.home.client.stop_service(NAME)
-    until(lambda: not both.west.client.services(), "it runs on there")
-    until(lambda: not both.home.client.services(), "it runs on here")
+    assert both.west.client.service(NAME).spec.replica.command == both.says("two").command
+
+
+def last_set(both: Both) -> str:
+    events = both.home.client.events(after=-1000, limit=1000).events
+    backs = [one.event.why for one in events if isinstance(one.event, ServiceSet)]
+    return backs[-1]
+
+
+def test_a_cut_and_dead_controllers_do_not_end_a_site_and_a_stop_reaches_it_later(
+    both: Both,
+) -> None:
+    home, west = both.home.client, both.west.client
+    with pytest.raises(ShoalError, match="service chat is there"):
+        home.remove_neighbor(WEST)
+    both.cable.cut()
+    both.west.kill_controller()
+    both.home.kill_controller()
+    until(lambda: west.service(NAME).state == "ready", more=lambda: west.service(NAME))
+    home.stop_service(NAME)
+    until(lambda: "it ends at west" in both.view().why, more=lambda: both.view().why)
+    both.cable.mend()
+    until(lambda: not west.services(), "it runs on there")
+    until(lambda: not home.services(), "it runs on here")
+
+
+def test_a_name_that_the_neighbor_uses_is_refused_by_name(both: Both) -> None:
+    home, west = both.home.client, both.west.client
+    west.submit_service(ServiceSpec(name="taken", replica=both.says("theirs")))
+    both.serve(both.says("ours"), WEST, name="taken")
+
+    def refused() -> bool:
+        sites = home.service("taken").sites
+        return bool(sites) and "taken is taken in this cluster" in sites[0].why
+
+    until(refused, more=lambda: home.service("taken"))
+    assert west.service("taken").spec.replica.tenant == "default"
+    home.stop_service("taken")
+    until(lambda: not home.services(), "it runs on here")
+    assert west.service("taken").state != "stopping"
