@@ -240,14 +240,15 @@ def test_what_the_policy_keeps_here_is_refused_or_not_sent() -> None:
     cluster = Several("west")
     refused = cluster.serve(clusters=["west"], replica={"labels": {"stays": "eu"}})
     assert refused == Refused("clusters", "west: the job stays in eu")
-    for fields, why in (
+    cases: tuple[tuple[dict[str, Any], str], ...] = (
         ({"replica": {"workdir": "/data"}}, "--pack"),
         ({"replica": {"volumes": ["/data:data"]}}, "a folder of this cluster"),
         ({"replica": {"secrets": ["token"]}}, "token=VARIABLE"),
         ({"route": {"service": "chat", "port": 8443, "certificate": "tls"}}, "secret"),
         ({"clusters": ["any"]}, "not the name of a neighbor"),
         ({"clusters": ["west", "west"]}, "twice"),
-    ):
+    )
+    for fields, why in cases:
         answer = cluster.serve(**{"clusters": ["west"], **fields})
         assert isinstance(answer, Refused) and answer.field == "clusters", answer
         assert why in answer.message, answer

@@ -125,10 +125,8 @@ class Neighbors:
             fix = "cancel or await them, or declare it gone: shoal neighbor remove --gone"
             raise Refusal(422, f"{there}, first {jobs[0].id}; {fix} {name}", "name")
         if (services := _services_at(reach, name)) and not gone:
-            fix = (
-                f"serve it without {name}, or declare it gone: shoal neighbor remove --gone {name}"
-            )
-            raise Refusal(422, f"service {services[0]} is there; {fix}", "name")
+            fix = "serve it without that cluster, or declare it gone: shoal neighbor remove --gone"
+            raise Refusal(422, f"service {services[0]} is there; {fix} {name}", "name")
         if loop.neighboring is not None:
             known = loop.neighboring.known.get(name)
             if not gone:  # no job there needs a secret of ours any more
@@ -137,14 +135,13 @@ class Neighbors:
             await loop.neighboring.remove(name)
         await loop.request(Nothing())  # its last report is taken in: it gets nothing after that
         await loop.settled()
-        there = _jobs_at(reach, name) or _services_at(reach, name)
-        if not gone and known is not None and stores is not None and there:
+        left = _jobs_at(reach, name) or _services_at(reach, name)
+        if not gone and known is not None and stores is not None and left:
             from shoal.control.neighboring.driver import start
 
             await (loop.neighboring or start(loop, stores.settings, {})).put(name, known)
-            raise Refusal(
-                422, f"a job or service of ours has just gone to {name}; try again", "name"
-            )
+            what = f"a job or service of ours has just gone to {name}"
+            raise Refusal(422, f"{what}; try again", "name")
         answer = accepted(await loop.request(DeclareGone(name, reach.name)))
         return Done(id=name, note=answer.note if jobs else "")
 
