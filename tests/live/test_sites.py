@@ -3,9 +3,11 @@ back everywhere if it fails at one, and ends everywhere."""
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Iterator
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 import msgspec
 import pytest
@@ -14,10 +16,12 @@ from harness.waiting import until
 from shoal.client import ShoalError
 from shoal.control.home import ClusterConfig
 from shoal.core.state.events.services import ServiceSet, SitesTold
+from shoal.gateway import render
 from shoal.model.job import JobSpec
 from shoal.model.service import Probe, Scale, ServiceSpec
 from shoal.model.sites import SiteView
 from shoal.model.views import ServiceView
+from tests.gateway.world import get
 from tests.live.cluster import Live, live_cluster, virtual_nodes
 from tests.live.serving import need_gateway, replica_ports
 from tests.live.test_neighbors import WEST, Cable, invited, known
@@ -27,7 +31,7 @@ SERVER = """
 import http.server, os, sys
 class Replica(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        body = sys.argv[1].encode()
+        body = f"{sys.argv[1]} of {os.environ['SHOAL_OUTPUT']}".encode()
         self.send_response(200)
         self.send_header("content-length", str(len(body)))
         self.end_headers()
@@ -112,6 +116,26 @@ def test_a_service_is_rolled_out_from_site_to_site_and_ends_everywhere(both: Bot
     both.serve(both.says("two"), "here", WEST)
     both.settles(2)
     assert not west.secrets(tenant="home")
+
+
+@pytest.mark.skipif(
+    "entry.door" not in inspect.getsource(render), reason="the gateway does not call other clusters"
+)
+def test_while_home_has_no_replica_its_gateway_calls_the_other_site(both: Both) -> None:
+    home = both.home.client
+    port = urlsplit(both.view().url).port or 0
+    until(lambda: b"of" in get(port, f"/{NAME}/").body.encode())
+    home.change_node("n1", "drain")
+    west = str(both.west.home.path)
+
+    def there() -> bool:
+        answer = get(port, f"/{NAME}/")
+        return answer.status == 200 and west in answer.body
+
+    until(there, more=lambda: (get(port, f"/{NAME}/"), both.view()))
+    home.change_node("n1", "uncordon")
+    until(lambda: west not in get(port, f"/{NAME}/").body, more=both.view)
+    both.settles(2)
 
 
 def test_a_version_that_fails_at_one_site_goes_back_everywhere(both: Both) -> None:
