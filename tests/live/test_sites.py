@@ -99,6 +99,8 @@ def test_a_service_is_rolled_out_from_site_to_site_and_ends_everywhere(both: Bot
     home, west = both.home.client, both.west.client
     with pytest.raises(ShoalError, match="there is no neighbor 'south'"):
         both.serve(both.says("one"), "south")
+    west.submit_service(ServiceSpec(name="taken", replica=both.says("theirs")))
+    both.serve(both.says("ours"), WEST, name="taken")
     home.set_secret("token", b"a secret of home")
     one = msgspec.structs.replace(both.says("one"), secrets=("token=TOKEN",))
     both.serve(one, "here", WEST)
@@ -116,6 +118,10 @@ def test_a_service_is_rolled_out_from_site_to_site_and_ends_everywhere(both: Bot
     both.serve(both.says("two"), "here", WEST)
     both.settles(2)
     assert not west.secrets(tenant="home")
+    (site,) = home.service("taken").sites
+    assert site.state == "refused" and "taken is taken in this cluster" in site.why
+    assert west.service("taken").spec.replica.tenant == "default"
+    home.stop_service("taken")
 
 
 @pytest.mark.skipif(
@@ -173,21 +179,5 @@ def test_a_cut_and_dead_controllers_do_not_end_a_site_and_a_stop_reaches_it_late
     home.stop_service(NAME)
     until(lambda: "it ends at west" in both.view().why, more=lambda: both.view().why)
     both.cable.mend()
-    until(lambda: not west.services(), "it runs on there")
+    until(lambda: [one.name for one in west.services()] == ["taken"], "it runs on there")
     until(lambda: not home.services(), "it runs on here")
-
-
-def test_a_name_that_the_neighbor_uses_is_refused_by_name(both: Both) -> None:
-    home, west = both.home.client, both.west.client
-    west.submit_service(ServiceSpec(name="taken", replica=both.says("theirs")))
-    both.serve(both.says("ours"), WEST, name="taken")
-
-    def refused() -> bool:
-        sites = home.service("taken").sites
-        return bool(sites) and "taken is taken in this cluster" in sites[0].why
-
-    until(refused, more=lambda: home.service("taken"))
-    assert west.service("taken").spec.replica.tenant == "default"
-    home.stop_service("taken")
-    until(lambda: not home.services(), "it runs on here")
-    assert west.service("taken").state != "stopping"
