@@ -318,7 +318,8 @@ class Service(msgspec.Struct, kw_only=True):
     @property
     def far(self) -> tuple[Far, ...]:
         """Its other sites, as far as their doors are known."""
-        return self.doors or tuple(one.door for one in self.sites.values() if one.door)
+        sites = (self.sites.get(name) for name in self.spec.clusters)
+        return self.doors or tuple(one.door for one in sites if one and one.door)
 
     @property
     def earlier(self) -> list[Past]:

@@ -52,7 +52,7 @@ def plain(door: Far) -> Far:
         address = ipaddress.ip_address(door.address)
     except ValueError:
         raise ValueError(f"{door.address} is no IP address") from None
-    if address.is_multicast or address.is_unspecified:
+    if address.is_multicast or address.is_unspecified or address.is_link_local:
         raise ValueError(f"{address} is not the address of a cluster")
     try:
         certificate = certificate_in(door.certificate)

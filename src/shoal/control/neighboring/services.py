@@ -33,6 +33,7 @@ log = logging.getLogger("shoal.neighbors")
 
 AT_ONCE = 8  # calls to one neighbor
 STRANGERS_S = 60.0  # between two looks for services of ours there that we do not know
+STOPPING = "stopping"
 READY = ("ready", "idle", "asleep", "waking")
 REPLICAS_MAX = 100_000
 
@@ -126,7 +127,9 @@ class Abroad:
                 return await self._end(work, seen, version)
             if seen is not None and not version:
                 raise ShoalError(f"the name {work.service} is already used there")
-            if out.spec is not None and self._sends(work, there, out.spec, version):
+            if seen is not None and seen.state == STOPPING:
+                version = 0  # it is sent again when it is gone
+            elif out.spec is not None and self._sends(work, there, out.spec, version):
                 seen = await self._send(out, there)
                 version = self._version(seen)
             if seen is not None and version:
@@ -168,7 +171,7 @@ class Abroad:
         return version_marked(mark, self._cluster)
 
     async def _end(self, work: SiteWork, seen: Seen | None, version: int) -> SiteReport:
-        if seen is not None and version and seen.state != "stopping":
+        if seen is not None and version and seen.state != STOPPING:
             self._loop.check()
             await self._wire.ask(Anything, ServiceCalls.stop_service, work.service)
         return SiteReport(
@@ -240,7 +243,7 @@ class Abroad:
             return
         told = outgoing_services(self._loop.state)
         known = {work.service for neighbor, work in told if neighbor == self._name}
-        for name in [one.name for one in ours if one.state != "stopping"]:
+        for name in [one.name for one in ours if one.state != STOPPING]:
             if name not in known:
                 self._loop.check()
                 log.warning("service %s at %s is not known here; it is stopped", name, self._name)

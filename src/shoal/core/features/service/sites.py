@@ -199,7 +199,7 @@ def outgoing_services(state: State) -> Iterator[tuple[str, SiteWork]]:
     """What neighbors are told, again and again: the neighbor, and what it is to do."""
     for name, service in state.services.items():
         for site, known in service.sites.items():
-            others = [one.door for key, one in service.sites.items() if key != site]
+            others = tuple(door for door in service.far if door.site != site)
             yield (
                 site,
                 SiteWork(
@@ -207,7 +207,7 @@ def outgoing_services(state: State) -> Iterator[tuple[str, SiteWork]]:
                     version=service.version if known.version == service.version else 0,
                     has=known.has,
                     ends=ends_there(service, site),
-                    doors=tuple(door for door in others if door is not None),
+                    doors=others,
                 ),
             )
 
