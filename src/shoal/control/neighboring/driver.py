@@ -102,10 +102,17 @@ class Neighboring:
         """A follower of the loop: what has just been decided is done at once."""
         for event in events:
             handed = isinstance(event, AwayEvent | JobHanded) and not isinstance(event, JobReturned)
-            sent = isinstance(event, SiteAsked | ServiceStopping | ServiceSet)
-            if handed or sent or (isinstance(event, JobSubmitted) and event.spec.cluster):
+            asks = isinstance(event, JobSubmitted) and event.spec.cluster
+            if handed or asks or self._moves(event):
                 self.wake()
                 return
+
+    def _moves(self, event: Event) -> bool:
+        """A service that is at a neighbor."""
+        if not isinstance(event, SiteAsked | ServiceStopping | ServiceSet):
+            return False
+        known = self._loop.tick.state.services.get(event.service)
+        return known is not None and bool(known.sites)
 
     def wake(self) -> None:
         self._pause_s = SOON_S

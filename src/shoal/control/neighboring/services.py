@@ -33,6 +33,7 @@ log = logging.getLogger("shoal.neighbors")
 
 AT_ONCE = 8  # calls to one neighbor
 STRANGERS_S = 60.0  # between two looks for services of ours there that we do not know
+TELL_S = 60.0  # its door may be another one by then
 STOPPING = "stopping"
 READY = ("ready", "idle", "asleep", "waking")
 REPLICAS_MAX = 100_000
@@ -71,6 +72,7 @@ class _There:
     def __init__(self) -> None:
         self.sent: ServiceSpec | None = None
         self.told: tuple[Far, ...] | None = None
+        self.told_s = 0.0
         self.door: Far | None = None
         self.bringing: asyncio.Task[None] | None = None
 
@@ -91,7 +93,10 @@ class Abroad:
                 there.bringing.cancel()
 
     async def round(self, outs: list[ServiceOut], price: int | None) -> tuple[SiteReport, ...]:
-        await self._withdraw_strangers(bool(outs))
+        try:
+            await self._withdraw_strangers(bool(outs))
+        except ShoalError as error:
+            log.info("services that are not known here, at %s: %s", self._name, error)
         for gone in self._there.keys() - {out.work.service for out in outs}:
             del self._there[gone]
         if not outs:
@@ -101,9 +106,11 @@ class Abroad:
             port, pem = await asyncio.to_thread(self._loop.door)
             certificate, near = certificate_in(pem), _towards(address)
         except (OSError, StoreError, ValueError) as error:
-            raise Unreachable(f"no service can be sent there: {error}") from None
+            why = one_line(f"nothing can be sent there: {error}", SAID_MAX)
+            works = [out.work for out in outs]
+            return tuple(SiteReport(service=one.service, version=one.has, why=why) for one in works)
         ours = Far(site=HOME_SITE, address=near, port=port, certificate=certificate)
-        found = [self._of_few(out, ours, address, price or 0) for out in outs]
+        found = [self._one(out, ours, address, price or 0) for out in outs]
         return tuple(await asyncio.gather(*found))
 
     async def _address(self) -> str:
@@ -112,28 +119,27 @@ class Abroad:
         found = await ask(parts.hostname, parts.port, type=socket.SOCK_STREAM)
         return min(str(one[4][0]) for one in found)
 
-    async def _of_few(self, out: ServiceOut, ours: Far, address: str, price: int) -> SiteReport:
-        async with self._few:
-            return await self._one(out, ours, address, price)
-
     async def _one(self, out: ServiceOut, ours: Far, address: str, price: int) -> SiteReport:
         """One that fails holds up neither the others nor what is said of jobs."""
         work, refused, why, seen = out.work, "", "", None
         there, version = self._there.setdefault(work.service, _There()), work.has
         try:
-            seen = await self._seen(work.service)
-            version = self._version(seen)
-            if work.ends:
-                return await self._end(work, seen, version)
-            if seen is not None and not version:
-                raise ShoalError(f"the name {work.service} is already used there")
-            if seen is not None and seen.state == STOPPING:
-                version = 0  # it is sent again when it is gone
-            elif out.spec is not None and self._sends(work, there, out.spec, version):
-                seen = await self._send(out, there)
+            async with self._few:
+                seen = await self._seen(work.service)
                 version = self._version(seen)
-            if seen is not None and version:
-                await self._tell(work, there, ours, address, price)
+                if work.ends:
+                    return await self._end(work, seen, version)
+                if seen is not None and not version:
+                    raise ShoalError(f"the name {work.service} is already used there")
+                if seen is not None and seen.state == STOPPING:
+                    version = 0  # it is sent again when it is gone
+                elif out.spec is not None and self._sends(work, there, out.spec, version):
+                    seen = await self._send(out, there) or seen
+                    version = self._version(seen)
+                if seen is not None and version:
+                    await self._tell(work, there, ours, address, price)
+                else:
+                    there.told = None
         except Unreachable as error:
             why = str(error)
             if error.status in NO_TOKEN:
@@ -204,7 +210,8 @@ class Abroad:
     ) -> None:
         """Where its other sites are; it answers where its own door is."""
         doors = (ours, *work.doors)
-        if there.told != doors or there.door is None:
+        now_s = time.monotonic()
+        if there.door is None or there.told != doors or now_s - there.told_s >= TELL_S:
             found = await self._wire.ask(
                 DoorView, ServiceCalls.set_service_sites, work.service, doors
             )
@@ -215,7 +222,7 @@ class Abroad:
                 certificate=found.certificate,
             )
             try:
-                there.door, there.told = plain(door), doors
+                there.door, there.told, there.told_s = plain(door), doors, now_s
             except ValueError as error:
                 raise ShoalError(f"its door: {error}") from None
         if (there.door.address, there.door.price) != (address, price):

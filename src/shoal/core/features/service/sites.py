@@ -73,7 +73,7 @@ def roll_out(round_: Round, service: Service) -> None:
     for name in named(spec):
         site = service.sites.get(name)
         if site is None or site.version != service.version:
-            if site is None and _barred(round_, service, name):
+            if site is None and _barred(state, service, name):
                 continue
             event = SiteAsked(
                 at_ms=round_.now_ms, service=spec.name, site=name, version=service.version
@@ -92,17 +92,16 @@ def _ready_here(state: State, service: Service) -> bool:
     )
 
 
-def _barred(round_: Round, service: Service, name: str) -> str:
+def _barred(state: State, service: Service, name: str) -> str:
     """Why it is not sent there; empty: it is."""
-    state, share, spec = round_.state, round_.policy.neighbor(name), service.spec
-    report = state.heard.neighbors.get(name)
+    share, spec, report = state.policy.neighbor(name), service.spec, state.heard.neighbors.get(name)
     if report is None:
         return "it is no neighbor, or has not been heard of yet; see: shoal neighbor list"
+    if not report.clock_ms:
+        return f"it cannot be asked: {quoted(report.problem)}"
     gpus = spec.scale.most * spec.replica.gpus * spec.replica.members
     if share.gpus_max and gpus and gpus_there(state, name) + gpus > share.gpus_max:
         return f"the policy has at most {share.gpus_max} GPUs of ours there"
-    if not report.clock_ms and report.problem:
-        return quoted(report.problem)
     dear = too_dear(share, Wish(), report.price) if spec.replica.gpus else ""
     return dear or barred_by(state, share, spec.replica)
 
@@ -263,9 +262,8 @@ def _view(state: State, service: Service, name: str) -> SiteView:
     elif said is not None and said.refused:
         view.state, view.why = "refused", f"does not take it: {quoted(said.refused)}"
     elif site is None:
-        report = state.heard.neighbors.get(name)
-        trouble = "no such neighbor has been heard of" if report is None else report.problem
-        view.state, view.why = "waiting", quoted(trouble) if trouble else "it is not sent there yet"
+        view.state = "waiting"
+        view.why = _barred(state, service, name) or "it comes after those before it have it ready"
     elif site.version != version:
         view.why = f"version {version} comes after those before it have it ready"
     elif site.ready != version:
