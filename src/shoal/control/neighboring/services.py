@@ -131,15 +131,16 @@ class Abroad:
                     return await self._end(work, seen, version)
                 if seen is not None and not version:
                     raise ShoalError(f"the name {work.service} is already used there")
-                if seen is not None and seen.state == STOPPING:
+                stops = seen is not None and seen.state == STOPPING
+                if stops or not version:
+                    there.told = None
+                if stops:
                     version = 0  # it is sent again when it is gone
                 elif out.spec is not None and self._sends(work, there, out.spec, version):
                     seen = await self._send(out, there) or seen
                     version = self._version(seen)
-                if seen is not None and version:
+                if version:
                     await self._tell(work, there, ours, address, price)
-                else:
-                    there.told = None
         except Unreachable as error:
             why = str(error)
             if error.status in NO_TOKEN:
