@@ -5,18 +5,27 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Iterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
 
+from shoal.api.feed_rows import service_line
+from shoal.api.principal import acting
+from shoal.api.reach import Reach
+from shoal.api.views import service_view
+from shoal.cli.verbs.services import _print_whole
 from shoal.control.certificates import self_signed
 from shoal.control.neighboring.door import certificate_in, door_pem, plain
 from shoal.database.settings import FileSettings
 from shoal.model.far import Far
+from shoal.model.identity import EVERY_TENANT, Role
 from shoal.model.policy import Policy
+from shoal.model.service import GatewayEntry
 from shoal.model.sites import DoorView
 from tests.api.server import OPERATORS, Reply, Server, serving
+from tests.core.test_sites import Several
 
 REPLICA: dict[str, Any] = {"command": ["serve"], "cpu_milli": 100}
 PEM = self_signed("one").decode()
@@ -137,3 +146,29 @@ def test_the_doors_certificate_is_made_once_by_a_head_that_leads(tmp_path: Any) 
     made = door_pem(settings)
     assert door_pem(settings) == made == door_pem(settings, leads=False)
     assert (tmp_path / "door.pem").stat().st_mode & 0o777 == 0o600
+
+
+def test_people_see_in_which_clusters_it_is_and_what_a_roll_out_waits_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    home = Several("west", "south")
+    home.served(clusters=["west", "south"])
+    home.talk(6)
+    home.there["west"].failing = True
+    home.serve(version=2, clusters=["west", "south"])
+    home.talk(6)
+    clock = SimpleNamespace(now_ms=lambda: home.now_ms)
+    loop = SimpleNamespace(state=home.state, policy=home.policy, clock=clock)
+    reach = Reach(cast(Any, loop), acting(home.state.identity, "ada", EVERY_TENANT, Role.ADMIN))
+    view = service_view(reach, home.service(), GatewayEntry())
+    assert [(one.name, one.state, one.version) for one in view.sites] == [
+        ("west", "failing", 1),
+        ("south", "ready", 1),
+    ]
+    assert view.why.startswith("west: version 2 is not ready there"), view.why
+    line = service_line(reach, home.service())
+    assert [(one.name, one.why) for one in line.sites] == [("west", ""), ("south", "")]
+    _print_whole(view, [], home.now_ms)
+    shown = capsys.readouterr().out
+    assert "CLUSTER" in shown and "192.0.2.1:9080" in shown
+    assert "version 2 comes after those before it have it ready" in shown
