@@ -9,11 +9,11 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from shoal.model.access import ACCESS_MAX, CLUSTER, OPEN, Caller, is_open
-from shoal.model.far import Far, SiteName
+from shoal.model.far import Far
 from shoal.model.identity import Name, ServiceName
 from shoal.model.job import JobSpec
 from shoal.model.secret import SECRET_NAME_PATTERN
-from shoal.model.sites import CLUSTERS_MAX, Site
+from shoal.model.sites import Clusters, Site
 from shoal.model.tokens import Goals, TokenCount, TokenLoad
 from shoal.model.tokens import ReplicaState as ReplicaState
 
@@ -218,7 +218,7 @@ class ServiceSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     # Loaded in a replica at a time. 0: as many as the engine takes.
     adapters_max: Annotated[int, msgspec.Meta(ge=0, le=1_000)] = 0
     # Neighbors that serve it, too, each with replicas of its own; `here` may be named.
-    clusters: Annotated[tuple[SiteName, ...], msgspec.Meta(max_length=CLUSTERS_MAX)] = ()
+    clusters: Clusters = ()
 
     @property
     def way(self) -> Route:

@@ -6,13 +6,14 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from shoal.model.far import FAR_MAX, PEM_MAX, Far
+from shoal.model.far import FAR_MAX, PEM_MAX, Far, SiteName
 
 CLUSTERS_MAX = 8
 HOME_SITE = "home"  # as the other sites call the cluster that has the service's record
 SAID_MAX = 300
 
 Said = Annotated[str, msgspec.Meta(max_length=SAID_MAX)]
+Clusters = Annotated[tuple[SiteName, ...], msgspec.Meta(max_length=CLUSTERS_MAX)]
 Doors = Annotated[tuple[Far, ...], msgspec.Meta(max_length=FAR_MAX)]
 
 
