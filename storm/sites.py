@@ -21,22 +21,31 @@ import msgspec
 from shoal.core.features.service.sites import outgoing_services
 from shoal.model.far import Far
 from shoal.model.neighbor import HOME, NeighborReport, service_mark, version_marked
-from shoal.model.report import Answer, DeclareGone, Refused, SetService, SetSites, StopService
+from shoal.model.policy import Policy
+from shoal.model.report import (
+    AddTenant,
+    Answer,
+    DeclareGone,
+    Refused,
+    SetService,
+    SetSites,
+    StopService,
+)
 from shoal.model.service import Service, ServiceSpec
 from shoal.model.sites import SiteReport, SiteWork
 from storm.faults import BadNetwork, Faults
-from storm.fuzz import SeedFailed, Size, _draw_nodes, _draw_policy
+from storm.fuzz import SeedFailed, Size, _draw_nodes
 from storm.lives import Untruth
-from storm.neighbors import DAY_MS, MINUTE_MS, NAMES, Length, Post
-from storm.services import Services, is_good
-from storm.timeline import Clock, Timeline
+from storm.neighbors import MINUTE_MS, NAMES, Length, Post
+from storm.services import CRASHES, Services, is_good
+from storm.timeline import Timeline
 from storm.truth import Truth
 from storm.users import SeededFates
 from storm.world import World
 
 ROUND_MS, PATIENCE_MS = 2_000, 10_000
-READY = ("ready",)
-LENGTH = Length(nodes=2, faults=4, storm_ms=900_000, calm_ms=3 * 3_600_000)
+FAILS_PART = 0.3  # of the versions, at one of the sites
+LENGTH = Length(nodes=2, faults=4, storm_ms=900_000, calm_ms=3_600_000)
 
 
 class Wishes(Services):
@@ -47,6 +56,7 @@ class Wishes(Services):
     def name_them(self, cluster: str) -> None:
         self._names = [f"{cluster}-{name}" for name in self._names[:1]] + ["shared"]
         self.others = tuple(name for name in NAMES if name != cluster)
+        self._gangs = self._has_gpus = False  # what any of the clusters has room for
 
     def _spread(self, spec: ServiceSpec) -> ServiceSpec:
         some = self._rng.sample(self.others, self._rng.choice((0, 1, 2, 2)))
@@ -70,17 +80,13 @@ class Cluster:
             msgspec.structs.replace(node, id=f"{name}{node.id}", checkpoints="")
             for node in _draw_nodes(rng, Size(nodes=LENGTH.nodes))
         ]
-        policy = msgspec.structs.replace(
-            _draw_policy(rng), tenants=(), silent_after_ms=10_000, grace_ms=30_000, port_count=64
-        )
-        self.clock = Clock(storm.timeline, rng.randrange(1, 9) * DAY_MS, 0)
-        self.truth = Truth(self.clock, policy)
+        policy = Policy(silent_after_ms=10_000, grace_ms=30_000, port_count=64)
+        self.truth = Truth(storm.timeline, policy)
         self.network = BadNetwork(self.rng("network"), self.counts, 2 * policy.grace_ms)
         self.world: World = World(
             policy,
             SeededFates(f"{storm.seed}/{name}"),
             timeline=storm.timeline,
-            clock=self.clock,
             witness=self.truth,
             network=self.network,
             heartbeat_ms=2_000,
@@ -91,6 +97,8 @@ class Cluster:
         self.users.name_them(name)
         self.truth.services.has_work = self.users.has_work
         self.truth.services.hangs = self.users.hangs
+        self.truth.services.fails_elsewhere = self._fails_elsewhere
+        self._refused: set[tuple[str, int]] = set()  # services and versions, by somebody
         self.faults = Faults(
             self.world, self.network, nodes, policy.grace_ms, self.rng("faults"), self.counts
         )
@@ -161,6 +169,10 @@ class Cluster:
             there = partial(self.storm.clusters[host].serve, self, given, answer)
             self.storm.post.send(self.name, host, there)
 
+    def _fails_elsewhere(self, name: str, version: int) -> bool:
+        others = (self.storm.clusters[host] for host in self.users.others)
+        return (name, version) in self._refused or any(one.fails(name, version) for one in others)
+
     def _answered(self, host: str, life: int, begun_ms: int, report: NeighborReport) -> None:
         if self._open.get(host) == begun_ms and life == self._life:
             del self._open[host]
@@ -188,6 +200,8 @@ class Cluster:
         """A round, when it arrives."""
         if not self.readable:
             return
+        if (tenant := self._tenant(home)) not in self.world.controller.state.identity.tenants:
+            self._ask(AddTenant(tenant))
         known = {work.service for work, _ in works}
         for service in self.services:
             if self.guest(service) == home.name and service.spec.name not in known:
@@ -215,17 +229,23 @@ class Cluster:
             if version and there is not None and not there.stopping:
                 self._ask(StopService(name, home.name, tenant))
         elif there is not None and not version:
+            self.counts["name used at a site"] += 1
+            home._refused.add((name, work.version))
             refused[name] = "the name is already used there"
         elif there is not None and there.stopping:
             pass
         elif home.sends(self.name, work, spec, version):
             labels = {HOME: service_mark(home.name, work.version)}
             replica = msgspec.structs.replace(spec.replica, tenant=tenant, labels=labels)
+            if self.fails(name, work.version):
+                command = CRASHES, spec.replica.command[1]
+                replica = msgspec.structs.replace(replica, command=command)
             sent = msgspec.structs.replace(spec, replica=replica, clusters=())
 
             def answered(given: Answer) -> None:
                 if isinstance(given, Refused):
                     self.counts["site refused"] += 1
+                    home._refused.add((name, work.version))
                     refused[name] = given.message
                 else:
                     home._sent[self.name, name] = spec
@@ -234,6 +254,10 @@ class Cluster:
         doors = tuple(work.doors)
         if version:
             self._ask(SetSites(name, doors, home.name, tenant))
+
+    def fails(self, name: str, version: int) -> bool:
+        """Here alone."""
+        return self.rng(f"{name} {version}").random() < FAILS_PART
 
     def _version(self, home: Cluster, name: str) -> int:
         service = self.world.controller.state.services.get(name)
@@ -250,7 +274,7 @@ class Cluster:
         if not self.readable:
             return
         said = tuple(self._say(home, work, refused.get(work.service, "")) for work in works)
-        report = NeighborReport(name=self.name, clock_ms=self.clock.now_ms, services=said)
+        report = NeighborReport(name=self.name, clock_ms=self.storm.timeline.now_ms, services=said)
         self.storm.post.send(self.name, home.name, partial(answer, report))
 
     def _say(self, home: Cluster, work: SiteWork, refused: str) -> SiteReport:
@@ -273,7 +297,7 @@ class Cluster:
 
     def calm_down(self) -> None:
         self.faults.stop()
-        self.truth.health.calm_ms = self.clock.now_ms
+        self.truth.health.calm_ms = self.storm.timeline.now_ms
         self.users.calm_down()
 
     def unsettled(self) -> str:
@@ -289,7 +313,8 @@ class Cluster:
                 if not cluster.readable:
                     return f"{host} recovers"
                 used = cluster.world.controller.state.services.get(name)
-                if used is not None and cluster.guest(used) != self.name:
+                taken = used is not None and cluster.guest(used) != self.name
+                if taken or cluster.fails(name, service.version):
                     continue
                 version = cluster._version(self, name)
                 if version != service.version or service.sites[host].ready != version:
