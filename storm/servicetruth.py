@@ -49,6 +49,8 @@ class ServiceTruth:
         self._lives = lives
         self.has_work: Callable[[str], bool] = lambda _: False  # a replica that drains
         self.hangs: Callable[[str, int], bool] = lambda _job, _attempt: True
+        # Whether a version may fail in another cluster, where the service is, too.
+        self.fails_elsewhere: Callable[[str, int], bool] = lambda _service, _version: False
         self._asked: list[SetService | StopService] = []
         self._services: dict[str, Seen] = {}
         self._of_job: dict[str, str] = {}
@@ -69,7 +71,8 @@ class ServiceTruth:
         if event.back:
             if seen.proven.get(event.version) is None or event.version >= seen.version:
                 raise Untruth(f"{event.service} rolls back to {event.version}, never seen ready")
-            if seen.failed < TRIES_MAX or seen.version in seen.proven:
+            here = seen.failed >= TRIES_MAX and seen.version not in seen.proven
+            if not here and not self.fails_elsewhere(event.service, seen.version):
                 raise Untruth(f"{event.service} goes back after {seen.failed} failures")
         elif not any(isinstance(a, SetService) and a.spec == event.spec for a in self._asked):
             raise Untruth(f"{event.service} was set to a spec that nobody asked for")

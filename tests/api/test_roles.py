@@ -177,6 +177,7 @@ TABLE: dict[tuple[str, str], tuple[Ask, ...]] = {
     ("PUT", "/v1/services/{name}"): (Ask("/v1/services/{service}", SERVICE, same=False),),
     ("POST", "/v1/services/{name}/rollback"): (Ask("/v1/services/{service}/rollback"),),
     ("POST", "/v1/services/{name}/try"): (Ask("/v1/services/{service}/try", {"path": "/"}),),
+    ("PUT", "/v1/services/{name}/sites"): (Ask("/v1/services/{service}/sites", []),),
     ("POST", "/v1/services/{name}/stop"): (Ask("/v1/services/{service}/stop"),),
     ("GET", "/v1/ledger/csv"): tuple(
         Ask(f"/v1/ledger/csv?by={by}{more}")
@@ -323,7 +324,7 @@ def test_every_route_says_what_it_needs_and_is_in_the_table(world: World) -> Non
 def send(world: World, who: str, method: str, ask: Ask, ids: dict[str, str]) -> Reply:
     path = ask.path.format(**ids)
     body = ask.body
-    if method == "PUT" and path.startswith("/v1/services/"):
+    if body is SERVICE:
         body = {**SERVICE, "name": path.rpartition("/")[2]}
 
     def once() -> Reply:

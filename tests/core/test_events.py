@@ -105,6 +105,10 @@ from shoal.core.state.events.services import (
     ServiceSet,
     ServiceStopped,
     ServiceStopping,
+    SiteAsked,
+    SiteEnded,
+    SiteHeard,
+    SitesTold,
 )
 from shoal.core.state.events.sleep import (
     JobAsleep,
@@ -119,6 +123,7 @@ from shoal.core.state.events.sleep import (
 )
 from shoal.core.state.events.supply import NodesOrdered, OrderChanged, OrderEnded, OrderUnused
 from shoal.model.fabric import Fabric
+from shoal.model.far import Far
 from shoal.model.health import CheckResult, Record, Standing, Suspicion
 from shoal.model.identity import ApiKey, NodeKey, Role, TenantRecord, Token, User
 from shoal.model.job import Job, JobSpec, Outcome, SleepCause, StopCause
@@ -148,6 +153,8 @@ NIGHTLY = ScheduleSpec(
     timezone="Europe/Berlin",
     jobs=(WorkflowJob("nightly", JobSpec(command=("true",), tenant="lab")),),
 )
+FAR = Far(site="south", address="192.0.2.1", port=9080, certificate="")
+
 SENTENCES: list[tuple[Event, str]] = [
     (
         JobSubmitted(at_ms=0, job="j1", spec=SPEC),
@@ -461,6 +468,34 @@ SENTENCES: list[tuple[Event, str]] = [
     (
         ServiceStopped(at_ms=0, service="chat", why="all its replicas have ended"),
         "service chat stopped: all its replicas have ended",
+    ),
+    (
+        SiteAsked(at_ms=0, service="chat", site="west", version=2),
+        "service chat goes to west in version 2",
+    ),
+    (
+        SiteHeard(at_ms=0, service="chat", site="west", has=2, ready=2),
+        "service chat is ready at west in version 2",
+    ),
+    (
+        SiteHeard(at_ms=0, service="chat", site="west", has=1, ready=2, why="it exited 3"),
+        "service chat is at west in version 1: it exited 3",
+    ),
+    (
+        SiteHeard(at_ms=0, service="chat", site="west", has=0, ready=0),
+        "service chat is not at west",
+    ),
+    (
+        SiteEnded(at_ms=0, service="chat", site="west", why="west was declared gone by ada"),
+        "service chat has ended at west: west was declared gone by ada",
+    ),
+    (
+        SitesTold(at_ms=0, service="chat", doors=(FAR,)),
+        "service chat is called from south",
+    ),
+    (
+        SitesTold(at_ms=0, service="chat", doors=()),
+        "service chat is called from no other cluster",
     ),
     (
         JobPromoted(at_ms=0, job="j1", why="is 31.0 h old"),

@@ -48,7 +48,7 @@ CONNECTION_RETRY_S = 5  # a connection without a request is closed after this lo
 WRONG = (
     "the token is missing or wrong; get one from an admin (the operator's: file token in the home)"
 )
-ONLY_NEIGHBOR = "this token is for a neighboring cluster: it hands over jobs and follows them"
+ONLY_NEIGHBOR = "this token is for a neighboring cluster: it hands over jobs and services"
 INVITE_OVER = "this invite was accepted, was removed or has expired; ask for another"
 WRONG_KEY = (
     "the join token or key is wrong or was replaced; copy the file join-token of the head's home"

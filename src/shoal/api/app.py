@@ -42,6 +42,7 @@ from shoal.api.reach import Reach, read_ahead
 from shoal.api.routing import App
 from shoal.api.secrets import Secrets, refuse_unknown_certificate, refuse_unknown_secrets
 from shoal.api.series import Series, known_node
+from shoal.api.sites import guest_service, refuse_unknown_clusters, tell_sites
 from shoal.api.status_page import StatusPages
 from shoal.api.supply import Supplies
 from shoal.api.trials import Trials
@@ -76,6 +77,7 @@ from shoal.model.report import (
 )
 from shoal.model.resources import WHOLE_GPU_MILLI
 from shoal.model.service import GatewayEntry, ServiceSpec, problem_with_names
+from shoal.model.sites import Doors, DoorView
 from shoal.model.tree import NodeTree, Tree, tree_lines
 from shoal.model.views import (
     CheckView,
@@ -185,6 +187,8 @@ class Services:
             if known.spec.name == name and data.replica == without_keys(known.spec.replica):
                 # As it was shown, masks and all: what they hide stays.
                 data = msgspec.structs.replace(data, replica=known.spec.replica)
+        if reach.who.only:
+            data = guest_service(reach, data)
         return await self._set(reach, entry, data)
 
     @handles(ServiceCalls.roll_back_service)
@@ -204,6 +208,8 @@ class Services:
         refuse_unknown_package(reach, spec.replica.package)
         refuse_unknown_secrets(reach.loop, spec.replica)
         refuse_unknown_certificate(reach.loop, spec)
+        if spec.clusters:
+            refuse_unknown_clusters(reach.loop, spec)
         accepted(await reach.loop.request(SetService(spec, reach.name, reach.tenant)))
         await reach.loop.settled()
         return service_view(reach, reach.service(spec.name), entry)
@@ -214,6 +220,10 @@ class Services:
         request = StopService(name, reach.name, reach.tenant)
         answer = accepted(await reach.loop.request(request))
         return Done(id=answer.id, note=answer.note)
+
+    @handles(ServiceCalls.set_service_sites)
+    async def set_sites(self, reach: Reach, name: str, data: Doors) -> DoorView:
+        return await tell_sites(reach, name, data)
 
 
 def _refuse_entry(reach: Reach, entry: GatewayEntry, spec: ServiceSpec) -> None:

@@ -10,6 +10,7 @@ import msgspec
 
 from shoal.api.principal import acting
 from shoal.api.reach import Reach
+from shoal.api.sites import site_views
 from shoal.api.views import (
     STANDING_HIDDEN,
     base_fields,
@@ -146,6 +147,7 @@ def service_line(reach: Reach, service: Service) -> ServiceLine:
         response_ms=load.response_ms,
         why=service_reason(loop, service, load),
         replicas=replicas,
+        sites=tuple(site_views(reach, service, why=False)),
     )
 
 

@@ -106,7 +106,8 @@ class Neighbors:
     @handles(ClusterCalls.neighbor_gone)
     def gone(self, reach: Reach, name: str) -> GoneView:
         jobs = _known(reach, name)
-        return GoneView(name=name, lines=gone_lines(name, jobs), jobs=[job.id for job in jobs])
+        lines = gone_lines(name, jobs, _services_at(reach, name))
+        return GoneView(name=name, lines=lines, jobs=[job.id for job in jobs])
 
     @handles(ClusterCalls.remove_neighbor)
     async def remove(
@@ -123,6 +124,9 @@ class Neighbors:
             there = f"{plural(len(jobs), 'job')} of ours {'are' if len(jobs) > 1 else 'is'} there"
             fix = "cancel or await them, or declare it gone: shoal neighbor remove --gone"
             raise Refusal(422, f"{there}, first {jobs[0].id}; {fix} {name}", "name")
+        if (services := _services_at(reach, name)) and not gone:
+            fix = "serve it without that cluster, or declare it gone: shoal neighbor remove --gone"
+            raise Refusal(422, f"service {services[0]} is there; {fix} {name}", "name")
         if loop.neighboring is not None:
             known = loop.neighboring.known.get(name)
             if not gone:  # no job there needs a secret of ours any more
@@ -131,11 +135,13 @@ class Neighbors:
             await loop.neighboring.remove(name)
         await loop.request(Nothing())  # its last report is taken in: it gets nothing after that
         await loop.settled()
-        if not gone and known is not None and stores is not None and _jobs_at(reach, name):
+        left = _jobs_at(reach, name) or _services_at(reach, name)
+        if not gone and known is not None and stores is not None and left:
             from shoal.control.neighboring.driver import start
 
             await (loop.neighboring or start(loop, stores.settings, {})).put(name, known)
-            raise Refusal(422, f"a job of ours has just gone to {name}; try again", "name")
+            what = f"a job or service of ours has just gone to {name}"
+            raise Refusal(422, f"{what}; try again", "name")
         answer = accepted(await loop.request(DeclareGone(name, reach.name)))
         return Done(id=name, note=answer.note if jobs else "")
 
@@ -214,7 +220,8 @@ def _refuse(cluster: str, driver: Neighboring | None, name: str, known: Known) -
 def _known(reach: Reach, name: str) -> list[Job]:
     """Our jobs there. It may be known by them alone, if its token was lost."""
     driver, jobs = reach.loop.neighboring, _jobs_at(reach, name)
-    if not jobs and (driver is None or name not in driver.sites):
+    there = jobs or _services_at(reach, name)
+    if not there and (driver is None or name not in driver.sites):
         message = f"there is no neighbor {name[:64]!r}; see: shoal neighbor list"
         raise Refusal(404, message, "name")
     return jobs
@@ -226,9 +233,16 @@ def _jobs_at(reach: Reach, name: str) -> list[Job]:
     return [job for job in jobs if job.away is not None and job.away.neighbor == name]
 
 
-def gone_lines(name: str, jobs: list[Job]) -> list[str]:
+def _services_at(reach: Reach, name: str) -> list[str]:
+    found = reach.loop.state.services.items()
+    return [service for service, known in found if name in known.sites]
+
+
+def gone_lines(name: str, jobs: list[Job], services: list[str]) -> list[str]:
     """What a person takes on who declares it gone."""
     lines = [f"{name} is forgotten, with our token there; end the token there, too"]
+    if services:
+        lines.append(f"it may go on serving these until it is asked again: {_named(services)}")
     if not jobs:
         return [*lines, "no job of ours is there"]
     again = [job for job in jobs if not _never(job)]

@@ -141,6 +141,8 @@ def _stopped(reach: Reach, service: Service) -> PreviewView:
     replicas = len(state.replicas.get(name, {}))
     load = service_load(state, name)
     lines = [f"{plural(replicas, 'replica')} of {name} {'ends' if replicas == 1 else 'end'}"]
+    if service.sites:
+        lines.append(f"it ends at {', '.join(service.sites)}, too, as soon as they can be reached")
     if load.work:
         finished = f"{plural(load.work, 'open request')} {'is' if load.work == 1 else 'are'}"
         lines.append(f"{finished} finished first, within {duration_text(service.spec.drain_ms)}")
@@ -151,7 +153,8 @@ def _stopped(reach: Reach, service: Service) -> PreviewView:
 
 
 def rolled_back(service: Service, version: int) -> ServiceSpec:
-    """As it was in that version, 0: the newest other one; with as many replicas as now."""
+    """As it was in that version, 0: the newest other one; with as many replicas as now,
+    where it is now."""
     name, known = service.spec.name, service.earlier
     if not known:
         raise Refusal(409, f"{name} has no other version that was ever ready", "service")
@@ -161,7 +164,8 @@ def rolled_back(service: Service, version: int) -> ServiceSpec:
         raise Refusal(
             409, f"{name} cannot go back to version {version}, only to {there}", "version"
         )
-    return msgspec.structs.replace(past.spec, scale=service.spec.scale)
+    now = service.spec
+    return msgspec.structs.replace(past.spec, scale=now.scale, clusters=now.clusters)
 
 
 def _changed(

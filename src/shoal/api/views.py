@@ -10,6 +10,7 @@ import msgspec
 
 from shoal import __version__
 from shoal.api.reach import Reach
+from shoal.api.sites import site_views
 from shoal.control.loop import ControlLoop
 from shoal.control.reach import is_loopback
 from shoal.core.answers.bound import busiest, judge
@@ -20,6 +21,7 @@ from shoal.core.books.spending import window
 from shoal.core.features.array import counts
 from shoal.core.features.fabric.links import weak_links
 from shoal.core.features.service.rollout import stalled
+from shoal.core.features.service.sites import sites_text
 from shoal.core.features.service.sleep import sleeps
 from shoal.core.features.supply.orders import supply_lines
 from shoal.core.scheduling.hangs import hung_text
@@ -274,6 +276,7 @@ def service_view(reach: Reach, service: Service, entry: GatewayEntry) -> Service
         before=version_before(service),
         tokens=load.tokens,
         help=_help(reach, service, load),
+        sites=site_views(reach, service),
     )
 
 
@@ -307,9 +310,9 @@ def service_reason(loop: ControlLoop, service: Service, load: ServiceLoad) -> st
     def waits(job: Job) -> str:
         return explain(state, job, loop.policy, now_ms)
 
-    found = stalled(state, service, now_ms, waits) or sleeps(state, service, waits) or service.why
-    missed = missed_text(service, load)
-    return f"{missed}; {found}" if missed and found else missed or found
+    found = stalled(state, service, now_ms, waits) or sleeps(state, service, waits)
+    found = found or sites_text(state, service) or service.why
+    return "; ".join(filter(None, (missed_text(service, load), found)))
 
 
 def service_state(service: Service, load: ServiceLoad, replicas: list[ReplicaView]) -> str:

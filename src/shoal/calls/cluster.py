@@ -14,6 +14,7 @@ from shoal.model.policy import Policy
 from shoal.model.preview import Action, PreviewView
 from shoal.model.series import NodeSample, NodeSeries, ServiceSeries
 from shoal.model.service import ServiceSpec
+from shoal.model.sites import Doors, DoorView
 from shoal.model.status_page import StatusPage
 from shoal.model.storage import StorageRequest, StorageView
 from shoal.model.supply import SuppliesView
@@ -215,15 +216,15 @@ class NodeCalls(Calls):
 
 
 class ServiceCalls(Calls):
-    @call("GET", "/v1/services", Needs.READ)
+    @call("GET", "/v1/services", Needs.READ, neighbor=True)
     def services(self) -> list[ServiceView]:
         """All services that the sender may see."""
 
-    @call("GET", "/v1/services/{name}", Needs.READ)
+    @call("GET", "/v1/services/{name}", Needs.READ, neighbor=True)
     def service(self, name: str) -> ServiceView:
         """A service and its replicas."""
 
-    @call("PUT", "/v1/services/{name}", Needs.WRITE, body="spec")
+    @call("PUT", "/v1/services/{name}", Needs.WRITE, body="spec", neighbor=True)
     def submit_service(self, spec: ServiceSpec) -> ServiceView:
         """Starts the service, or rolls the new version out without a failed request."""
 
@@ -232,9 +233,14 @@ class ServiceCalls(Calls):
         """Rolls an earlier version out again: the newest other one, or `version`, one of the last
         ten that were ready. The scale stays as it is."""
 
-    @call("POST", "/v1/services/{name}/stop", Needs.WRITE)
+    @call("POST", "/v1/services/{name}/stop", Needs.WRITE, neighbor=True)
     def stop_service(self, name: str) -> Done:
         """Returns at once; the replicas finish their requests first."""
+
+    @call("PUT", "/v1/services/{name}/sites", Needs.WRITE, body="doors", neighbor=True)
+    def set_service_sites(self, name: str, doors: Doors) -> DoorView:
+        """For a service of a neighbor: in which other clusters it is, and where their gateways are
+        called. Returns where this one is."""
 
     @call("GET", "/v1/services/{name}/series", Needs.READ)
     def service_series(self, name: str, *, since_ms: int = 0) -> ServiceSeries:

@@ -236,6 +236,18 @@ def _read_leaf(path: Path) -> x509.Certificate | None:
         return None
 
 
+def self_signed(subject: str) -> bytes:
+    """With its key, as PEM: for those to whom it was given as it is."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = _name(subject)
+    certificate = (
+        _builder(name, name, key.public_key(), CA_DAYS)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    return certificate.public_bytes(serialization.Encoding.PEM) + _key_pem(key)
+
+
 # -- pieces ------------------------------------------------------------------------------------
 
 

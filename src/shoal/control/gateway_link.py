@@ -7,6 +7,7 @@ outlives the controller; it starts with the first service.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import secrets
@@ -40,7 +41,7 @@ from shoal.model.service import (
     Wanted,
 )
 from shoal.model.tokens import ReplicaState, RoutedLoad, TokenLoad
-from shoal.ports import Balancer, ServingError
+from shoal.ports import Balancer, ServingError, StoreError
 
 log = logging.getLogger("shoal.gateway_link")
 
@@ -58,6 +59,7 @@ class GatewayLink:
         self._balancer = balancer
         self._entry = entry
         self._idle = True
+        self._door = 0, ""
         self._soon = False
         # One thread at a time may call the balancer, and its sockets may block.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="gateway")
@@ -141,6 +143,8 @@ class GatewayLink:
     def _tick(self, wanted: Wanted, keys: dict[str, SecretKey]) -> dict[str, ServiceLoad]:
         """Runs in the balancer's own thread."""
         try:
+            if any(one.far for one in wanted.services):
+                wanted = self._with_door(wanted)
             loads = self._balancer.look(self._certificates.fill(wanted, keys))
         except ServingError as error:
             if str(error) != self.trouble:
@@ -150,6 +154,18 @@ class GatewayLink:
         self.trouble = ""
         self._idle = not wanted.services
         return loads
+
+    def _with_door(self, wanted: Wanted) -> Wanted:
+        """Without its certificate, it serves on alone."""
+        if not self._door[1]:
+            with contextlib.suppress(StoreError):
+                self._door = self._loop.door()
+        port, pem = self._door
+        if not pem:
+            alone = tuple(msgspec.structs.replace(one, far=()) for one in wanted.services)
+            return msgspec.structs.replace(wanted, services=alone)
+        entry = msgspec.structs.replace(wanted.entry, door=port, door_pem=pem)
+        return msgspec.structs.replace(wanted, entry=entry)
 
     def _probe(self, state: State) -> None:
         """Probe replicas that have not answered yet, and from time to time those that have. Each
@@ -245,6 +261,7 @@ def _served(state: State, service: Service) -> Served:
         goals=spec.goals,
         adapters=spec.adapters,
         adapters_max=spec.adapters_max,
+        far=service.far,
     )
 
 

@@ -131,6 +131,9 @@ class ControlLoop:
         self.followers: list[Follower] = []
         self.cluster = ""  # its id
         self.neighboring: Neighboring | None = None  # while there are neighbors
+        # Where gateways of other clusters call this one: the port, and its certificate with the
+        # key, which is made now if need be. Blocks.
+        self.door: Callable[[], tuple[int, str]] = lambda: (0, "")
         self.people_changed: Callable[[], None] = alone  # tenants, users, tokens, sign-ins
         self.check: Callable[[], None] = alone  # before whatever others can see
         self._engine = engine

@@ -14,6 +14,7 @@ from shoal.core.features.labels import labels_violation, placement_violation
 from shoal.core.features.lease import lease_violation
 from shoal.core.features.neighbors import neighbors_violation
 from shoal.core.features.schedules import schedules_violation
+from shoal.core.features.service.sites import sites_violation
 from shoal.core.features.sleep import (
     doze_violation,
     sleep_violation,
@@ -47,6 +48,7 @@ OF_FEATURES = (
     sleep_violation,
     ends_violation,
     neighbors_violation,
+    sites_violation,
     orders_violation,
     lease_violation,
 )

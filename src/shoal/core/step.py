@@ -17,6 +17,7 @@ from shoal.core.features.notices import report_waits
 from shoal.core.features.reclaim import learn_startups, reclaim
 from shoal.core.features.schedules import run_schedules
 from shoal.core.features.service.serve import serve
+from shoal.core.features.service.sites import hear_sites
 from shoal.core.features.sleep import settle_naps
 from shoal.core.features.storage import end_storage, storage_wanted
 from shoal.core.features.supply.orders import hear_supplies
@@ -73,6 +74,7 @@ def step(
     fresh = observe(round_, report)  # what happened on the nodes
     hear_supplies(round_, report.supplies)  # what became of ordered nodes
     hear_neighbors(round_, report.neighbors)  # what became of jobs that other clusters run
+    hear_sites(round_, report.neighbors)  # what became of services there
     watch(round_, fresh)  # what members report of their work
     halve(round_, fresh)  # trials of sweeps that are worse than others
     end_tours(round_, fresh)  # what nodes measured of the network between them

@@ -497,6 +497,9 @@ SERVICE = _table({
               " is no room for both."),
         Field("at_a_time", "N", "0", Count(0, 10_000, "replicas that change at a time"),
               "at_a_time", "Replicas that a roll-out replaces at a time. 0: a quarter of them."),
+        Field("clusters", "NAME...", "", readers.clusters, "clusters",
+              "Serve it at these neighbors, too, each with replicas of its own:"
+              " here,west,south."),
     ],
     "Requests": [
         Field("route", "HOW", "least-loaded", Choice(*ROUTES), "route.routing",

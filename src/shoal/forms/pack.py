@@ -69,7 +69,8 @@ def packed_service(
 ) -> ServiceSpec:
     """The service with its replicas in a form that can run on any node."""
     require_certificate(spec)
-    replica = packed(client, spec.replica, wanted, note)
+    away = wanted is None and any(name != "here" for name in spec.clusters)
+    replica = packed(client, spec.replica, away or wanted, note)
     spec = msgspec.structs.replace(spec, replica=replica)
     return _with_secret_certificate(client, spec, note)
 

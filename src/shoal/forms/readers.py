@@ -313,6 +313,9 @@ def access(field: str, value: Any) -> tuple[str, ...]:
     return found
 
 
+clusters = words(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}", "write names of neighbors: west,south")
+
+
 def share(field: str, value: Any) -> int:
     """A part of all, in thousandths of them: 0.99, or 99%."""
     text_ = value if isinstance(value, str) else _plain(value) if _is_number(value) else ""

@@ -52,6 +52,7 @@ from shoal.head.stages import (
     api_server,
     balancer_of,
     begin,
+    door_of,
     encryption_of,
     entry_of,
     watch_supervisor,
@@ -187,7 +188,7 @@ async def _lead(
     more = history, ledger, doors, encryption, config, engine, posting, heads, bars
     server = api_server(loop, home, stores, *more)
     api_task = asyncio.create_task(server.run())
-    tasks += _serve_gateway(home, config, loop, won, encryption)
+    tasks += _serve_gateway(home, config, loop, won, encryption, stores)
     tasks += begin(
         ("the supply of nodes", _supplying(home, config, loop, stores).run),
         ("the history", history.run),
@@ -264,11 +265,14 @@ def _serve_gateway(
     loop: ControlLoop,
     won: Won | None,
     encryption: Encryption | None,
+    stores: Stores,
 ) -> list[asyncio.Task[None]]:
+    entry = partial(entry_of, home, config, encryption)
+    loop.door = door_of(entry, stores)
     if won is not None:
         won.gateway_link.serve(loop)
         return []
-    link = GatewayLink(loop, balancer_of(home), lambda: entry_of(home, config, encryption))
+    link = GatewayLink(loop, balancer_of(home), entry)
     return begin(("the gateway link", link.run))
 
 

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
+import threading
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from shoal.control.certificates import Encryption
 
 SUPERVISOR_LOOK_S = 3.0
+CHOOSING = threading.Lock()  # the gateway's port, by whichever thread asks first
 
 
 def begin(*works: tuple[str, Callable[[], Awaitable[None]]]) -> list[asyncio.Task[None]]:
@@ -81,10 +83,20 @@ def entry_of(home: Home, config: ClusterConfig, encryption: Encryption | None) -
     names += encryption.served.names if encryption else ()
     known = tuple(dict.fromkeys(name.lower() for name in names if name))
     entry = GatewayEntry(address=config.host, domain=config.domain, names=known)
-    if home.gateway_port.exists():
-        with contextlib.suppress(ValueError):
-            return msgspec.structs.replace(entry, port=int(home.gateway_port.read_text()))
-    return msgspec.structs.replace(entry, port=choose_gate(home, config.host))
+    with CHOOSING:
+        if home.gateway_port.exists():
+            with contextlib.suppress(ValueError):
+                return msgspec.structs.replace(entry, port=int(home.gateway_port.read_text()))
+        return msgspec.structs.replace(entry, port=choose_gate(home, config.host))
+
+
+def door_of(entry: Callable[[], GatewayEntry], stores: Stores) -> Callable[[], tuple[int, str]]:
+    def door() -> tuple[int, str]:
+        from shoal.control.neighboring.door import APART, door_pem
+
+        return entry().port + APART, door_pem(stores.settings, leads=stores.leads)
+
+    return door
 
 
 def encryption_of(home: Home, config: ClusterConfig) -> Encryption | None:

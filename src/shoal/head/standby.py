@@ -27,7 +27,14 @@ from shoal.control.sockets import Doors
 from shoal.control.store.events import Warm
 from shoal.control.stores import stores_of
 from shoal.database.lease import LOOK_S, Lease
-from shoal.head.stages import api_server, balancer_of, begin, entry_of, watch_supervisor
+from shoal.head.stages import (
+    api_server,
+    balancer_of,
+    begin,
+    door_of,
+    entry_of,
+    watch_supervisor,
+)
 from shoal.ports import Store, StoreError
 
 if TYPE_CHECKING:
@@ -63,9 +70,11 @@ async def stand_by(
     clock = DatabaseClock(lease.now_ms)
     loop = Following(open_store, clock, LogStore(home.logs), PackageStore(home.packages))
     heads = Heads(lease, config.head, __version__, lambda: node_url(config, home), loop)
-    link = GatewayLink(loop, balancer_of(home), lambda: entry_of(home, config, encryption))
+    entry = partial(entry_of, home, config, encryption)
+    link = GatewayLink(loop, balancer_of(home), entry)
     link.report, link.others = heads.report_loads, heads.other_loads
     stores = stores_of(home, config, lease)
+    loop.door = door_of(entry, stores)
     link.secrets = FollowedSecrets(lambda: stores.secrets(loop.alarms))
     server = api_server(
         loop, home, stores, History(loop), None, doors.copy(), encryption, config, heads=heads

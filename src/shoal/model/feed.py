@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from shoal.model.sites import SiteView
 from shoal.model.views import JobBase, StatusView
 
 
@@ -82,6 +83,7 @@ class ServiceLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     response_ms: int = 0
     why: str = ""
     replicas: tuple[ReplicaLine, ...] = ()
+    sites: tuple[SiteView, ...] = ()  # without their reasons: the first is in `why`
 
 
 class Snapshot(msgspec.Struct, kw_only=True):

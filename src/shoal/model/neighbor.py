@@ -15,6 +15,7 @@ from shoal.model.away import Away
 from shoal.model.durations import DAY_MS
 from shoal.model.job import JOB_NAME_PATTERN, JobSpec, Outcome, Restart
 from shoal.model.labels import LabelKey, LabelValue
+from shoal.model.sites import SiteReport
 from shoal.model.volume import parse
 
 NEIGHBORS_MAX = 32
@@ -178,6 +179,8 @@ class NeighborReport(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
     offers: tuple[Offer, ...] = ()
     jobs: tuple[HandedJob, ...] = ()
+    price: int | None = None  # the lowest for a GPU and an hour, in millionths
+    services: tuple[SiteReport, ...] = ()
 
 
 class Outgoing(NamedTuple):
@@ -225,6 +228,17 @@ _MARK = re.compile(r"([0-9a-f]{8})[.](j[0-9]{1,15}(?:[.][0-9]{1,15})?)[.]([0-9]{
 def mark_of(cluster: str, job: str, attempt: int) -> str:
     """The same as the value of a label."""
     return f"{cluster}.{job}.{attempt}"
+
+
+def service_mark(cluster: str, version: int) -> str:
+    """The same for replicas of a service that has its record in this cluster."""
+    return f"{cluster}.v{version}"
+
+
+def version_marked(mark: str, cluster: str) -> int:
+    """0: it is no version of a service of this cluster."""
+    found = re.fullmatch(rf"{re.escape(cluster)}[.]v([0-9]{{1,15}})", mark)
+    return int(found[1]) if found else 0
 
 
 def marked(mark: str) -> tuple[str, str, int] | None:

@@ -9,6 +9,7 @@ import msgspec
 from shoal.model.blocks import Held
 from shoal.model.budget import Spending
 from shoal.model.fabric import CheckNetwork as CheckNetwork
+from shoal.model.far import Far
 from shoal.model.health import CheckResult
 from shoal.model.identity import EVERY_TENANT, ApiKey, NodeKey, Token, User
 from shoal.model.job import Fault, Job, JobSpec, MemberRef, Outcome
@@ -325,6 +326,15 @@ class StopService(msgspec.Struct, frozen=True):
     scope: str = EVERY_TENANT
 
 
+class SetSites(msgspec.Struct, frozen=True):
+    """The other sites of a service of a neighbor, as its home names them. `scope`: as for a job."""
+
+    service: str
+    doors: tuple[Far, ...]
+    who: str = "a user"
+    scope: str = EVERY_TENANT
+
+
 class AddTenant(msgspec.Struct, frozen=True):
     """`uid` 0: the first free one."""
 
@@ -477,6 +487,7 @@ Request = (
     | Measurement
     | SetService
     | StopService
+    | SetSites
     | IdentityRequest
     | NoticeRequest
     | SetPolicy

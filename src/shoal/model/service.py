@@ -13,6 +13,7 @@ from shoal.model.far import Far, SiteLoad
 from shoal.model.identity import Name, ServiceName
 from shoal.model.job import JobSpec
 from shoal.model.secret import SECRET_NAME_PATTERN
+from shoal.model.sites import Clusters, Site
 from shoal.model.tokens import Goals, TokenCount, TokenLoad
 from shoal.model.tokens import ReplicaState as ReplicaState
 
@@ -216,6 +217,8 @@ class ServiceSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     adapters: Annotated[str, msgspec.Meta(max_length=2048)] = ""
     # Loaded in a replica at a time. 0: as many as the engine takes.
     adapters_max: Annotated[int, msgspec.Meta(ge=0, le=1_000)] = 0
+    # Neighbors that serve it, too, each with replicas of its own; `here` may be named.
+    clusters: Clusters = ()
 
     @property
     def way(self) -> Route:
@@ -312,6 +315,14 @@ class Service(msgspec.Struct, kw_only=True):
     ready: dict[str, int] = {}  # job -> since when
     draining: dict[str, int] = {}
     why: str = ""
+    sites: dict[str, Site] = {}  # neighbors that serve it, too, or are to end it
+    doors: tuple[Far, ...] = ()  # at a neighbor of its home: its other sites, as home names them
+
+    @property
+    def far(self) -> tuple[Far, ...]:
+        """Its other sites, as far as their doors are known."""
+        sites = (self.sites.get(name) for name in self.spec.clusters)
+        return self.doors or tuple(one.door for one in sites if one and one.door)
 
     @property
     def earlier(self) -> list[Past]:

@@ -12,6 +12,7 @@ from shoal.model.bound import Bound
 from shoal.model.health import StandingChange, Verdict
 from shoal.model.job import JobSpec, Note, Startup
 from shoal.model.service import EngineFigures, ServiceSpec
+from shoal.model.sites import SiteView
 from shoal.model.tokens import TokenLoad
 
 SUBMISSIONS_MAX = 1_000  # at once
@@ -381,3 +382,4 @@ class ServiceView(msgspec.Struct, kw_only=True):
     browser_url: str = ""  # where pages with absolute links work, too; empty: nowhere that is known
     tokens: TokenLoad | None = None  # of a service of route cache
     help: list[str] = []  # while its goals are missed: what would help
+    sites: list[SiteView] = []  # other clusters that serve it, too

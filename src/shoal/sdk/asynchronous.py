@@ -251,6 +251,7 @@ class AsyncClient:
     set_prices = _call(Client.set_prices)
     set_schedule = _call(Client.set_schedule)
     set_secret = _call(Client.set_secret)
+    set_service_sites = _call(Client.set_service_sites)
     set_status_page = _call(Client.set_status_page)
     set_user = _call(Client.set_user)
     shared_with_neighbors = _call(Client.shared_with_neighbors)

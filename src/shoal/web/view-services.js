@@ -83,6 +83,7 @@ class Card {
     this.top = h("div", { class: "stack" });
     this.below = h("div", {});
     this.more = h("div", {});
+    this.sites = h("div", {});
     this.use = new Use(name);
     this.element = h(
       "section",
@@ -91,6 +92,7 @@ class Card {
       h("div", { class: "grid2" }, this.rps.element, this.latency.element, this.work.element, this.size.element),
       this.more,
       this.below,
+      this.sites,
       this.use.element,
     );
     this.star = followButton("service", name);
@@ -155,6 +157,17 @@ class Card {
         number(whole(one.response_ms ?? 0), undefined, { "data-name": "Latency (ms)" }),
       ),
     );
+    const sites = (service.sites ?? []).map((one) =>
+      h(
+        "tr",
+        { "data-key": one.name },
+        h("td", {}, h("a", { href: "#/neighbors" }, one.name)),
+        h("td", {}, chip(one.state || "unknown")),
+        number(whole(one.version ?? 0), undefined, { "data-name": "Version" }),
+        number(whole(one.replicas ?? 0), undefined, { "data-name": "Ready" }),
+      ),
+    );
+    replace(this.sites, sites.length ? table(["Cluster", "State", "num:Version", "num:Ready"], sites) : null);
     replace(
       this.below,
       rows.length

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from shoal.cli.screen.show import Cell, Spinner
     from shoal.client import Client
     from shoal.model.service import ServiceSpec
+    from shoal.model.sites import SiteView
     from shoal.model.tokens import Goals, TokenLoad
     from shoal.model.views import ReplicaView, ServiceView
 
@@ -223,9 +224,37 @@ def _print_whole(view: ServiceView, records: list[EventLine], now_ms: int) -> No
     if view.replicas:
         line("")
         _print_replicas(view.replicas)
+    if view.sites:
+        line("")
+        _print_sites(view.sites)
     if records:
         line("")
         _print_events(records, now_ms)
+
+
+def _print_sites(sites: list[SiteView]) -> None:
+    from shoal.cli.screen.show import Cell, Column, state_cell, table
+
+    columns = [
+        Column("CLUSTER"),
+        Column("STATE"),
+        Column("GATEWAY"),
+        Column("VERSION", right=True),
+        Column("READY", right=True),
+        Column("WHY", wraps=True),
+    ]
+    rows: list[list[str | Cell]] = [
+        [
+            Cell(site.name, "bold"),
+            state_cell(site.state or "unknown"),
+            Cell(site.address, "dim"),
+            str(site.version or "-"),
+            str(site.replicas),
+            site.why,
+        ]
+        for site in sites
+    ]
+    table(columns, rows)
 
 
 def _token_lines(seen: TokenLoad, goals: Goals) -> list[str]:
@@ -355,6 +384,7 @@ def serve(words: tuple[str, ...], no_wait: bool, json: bool, home: Path, **flags
         sh -c 'exec vllm serve MODEL --port $PORT'
       shoal serve large --members 2 --per-node 1 -g 8 --rollout replace -- ./serve.sh
       shoal serve draft -g 1 --sleep-after 10m -- python server.py
+      shoal serve chat -g 1 --clusters here,west --pack -- python server.py
       shoal serve service.yaml --replicas 2
       curl $(shoal serve chat -- python server.py)v1/models
     """

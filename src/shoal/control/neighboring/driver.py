@@ -12,17 +12,22 @@ from collections.abc import Sequence
 
 from shoal.control.loop import ControlLoop, Unreadable
 from shoal.control.neighboring.known import Known, write_known
+from shoal.control.neighboring.services import ServiceOut, sent_spec
 from shoal.control.neighboring.site import Out, Plan, Site
 from shoal.control.secretstore import tenant_since_ms
 from shoal.core.features.neighbors import outgoing, wanted_offers, why_not
+from shoal.core.features.service.serve import owner_of
+from shoal.core.features.service.sites import outgoing_services, unsettled
 from shoal.core.state.events.log import Event
 from shoal.core.state.events.neighbors import AwayEvent, JobHanded, JobReturned
 from shoal.core.state.events.queue import JobSubmitted
+from shoal.core.state.events.services import ServiceSet, ServiceStopping, SiteAsked
 from shoal.database.settings import Settings
 from shoal.machine.enduring import enduring
 from shoal.model.job import Job, JobSpec, MemberRef
 from shoal.model.neighbor import NeighborReport, Outgoing
 from shoal.model.report import Report
+from shoal.model.sites import SiteWork
 
 log = logging.getLogger("shoal.neighbors")
 
@@ -44,6 +49,7 @@ class Neighboring:
         self.sites: dict[str, Site] = {}
         self._woken = asyncio.Event()
         self._pause_s = SOON_S
+        self._rolling = False
         self._changing = asyncio.Lock()
         for name, one in known.items():
             self._add(name, one)
@@ -96,9 +102,17 @@ class Neighboring:
         """A follower of the loop: what has just been decided is done at once."""
         for event in events:
             handed = isinstance(event, AwayEvent | JobHanded) and not isinstance(event, JobReturned)
-            if handed or (isinstance(event, JobSubmitted) and event.spec.cluster):
+            asks = isinstance(event, JobSubmitted) and event.spec.cluster
+            if handed or asks or self._moves(event):
                 self.wake()
                 return
+
+    def _moves(self, event: Event) -> bool:
+        """A service that is at a neighbor."""
+        if not isinstance(event, SiteAsked | ServiceStopping | ServiceSet):
+            return False
+        known = self._loop.tick.state.services.get(event.service)
+        return known is not None and bool(known.sites)
 
     def wake(self) -> None:
         self._pause_s = SOON_S
@@ -133,11 +147,12 @@ class Neighboring:
             if site.due:
                 site.task = asyncio.create_task(site.round(plan))
                 begun.append(site.task)
-        return any(plan.asked or plan.out for plan in plans.values()), begun
+        busy = any(plan.asked or plan.out for plan in plans.values())
+        return busy or self._rolling, begun
 
     def _plans(self) -> dict[str, Plan]:
         state, policy, now_ms = self._loop.state, self._loop.policy, self._loop.clock.now_ms()
-        plans = {name: Plan([], []) for name in self.sites}
+        plans = {name: Plan([], [], []) for name in self.sites}
         for job in wanted_offers(state, policy, now_ms):
             for name, plan in plans.items():
                 # One that may not have the job does not hear of it.
@@ -147,7 +162,23 @@ class Neighboring:
             if one.away.neighbor in plans:
                 site = self.sites[one.away.neighbor]
                 plans[site.name].out.append(self._out(site, one))
+        self._rolling = False
+        for name, work in outgoing_services(state):
+            if name in plans:
+                plans[name].services.append(self._service(self.sites[name], work))
+                self._rolling |= unsettled(state, work, name)
         return plans
+
+    def _service(self, site: Site, work: SiteWork) -> ServiceOut:
+        state = self._loop.state
+        spec = state.services[work.service].spec
+        tenant = spec.replica.tenant
+        since_ms = tenant_since_ms(state.identity, tenant) if spec.replica.secrets else 0
+        hidden = site.carrier.hidden(spec.replica, since_ms)
+        sent = None
+        if work.version and not work.ends:
+            sent = sent_spec(spec, self._loop.cluster, work.version, owner_of(state, tenant))
+        return ServiceOut(work, sent, hidden, spec.replica.package)
 
     def _out(self, site: Site, one: Outgoing) -> Out:
         spec: JobSpec = one.spec

@@ -19,6 +19,7 @@ from shoal.client.transport import ShoalError, Unreachable
 from shoal.control.loop import ControlLoop, Unreadable
 from shoal.control.neighboring.carrying import Carrier, Incomplete
 from shoal.control.neighboring.known import Known, problem_with_version
+from shoal.control.neighboring.services import Abroad, ServiceOut
 from shoal.control.neighboring.wire import NOT_FOUND, Anything, Wire, one_line
 from shoal.core.features.neighbors import outgoing
 from shoal.model.away import Away
@@ -79,6 +80,7 @@ class Plan(NamedTuple):
 
     asked: list[tuple[str, JobSpec]]
     out: list[Out]
+    services: list[ServiceOut]
 
 
 class Seen(msgspec.Struct):
@@ -122,6 +124,7 @@ class Site:
         self.name, self.known = name, known
         self.wire = Wire(known.url, known.token, known.certificate)
         self.carrier = Carrier(loop, cluster, name, self.wire)
+        self.abroad = Abroad(loop, cluster, name, self.wire, self.carrier)
         self._crossings: Crossings | None = None
         self.task: asyncio.Task[NeighborReport] | None = None
         self.offers: OffersView | None = None  # the newest
@@ -137,6 +140,7 @@ class Site:
     def close(self) -> None:
         for there in self.there.values():
             there.stop()
+        self.abroad.close()
         if self.task is not None:
             self.task.cancel()
         if self._crossings is not None:
@@ -166,14 +170,16 @@ class Site:
             async with asyncio.timeout(ROUND_S_MAX):
                 if self.offers is None:  # nothing is sent to a stranger
                     await self._offers([])
-                jobs = await self._follow(plan.out)
+                jobs = await self._follow(plan)
+                assert self.offers is not None, "they have just come"
+                price = price_of(self.offers.price)
+                services = await self.abroad.round(plan.services, price)
                 offers = await self._offers(plan.asked)
         except (ShoalError, TimeoutError) as error:
             return self.failed(str(error) or "it has not answered in time")
         self._pause_s, self.problem = 0.0, ""
         self.heard_ms = self._loop.clock.now_ms()
         self.round_trip_ms, self.wire.fastest_ms = self.wire.fastest_ms, 0
-        assert self.offers is not None, "they have just come"
         return NeighborReport(
             name=self.name,
             clock_ms=self.offers.now_ms,
@@ -183,6 +189,8 @@ class Site:
             shoal=self.offers.version,
             offers=offers,
             jobs=tuple(jobs),
+            price=price,
+            services=services,
         )
 
     def failed(self, problem: str) -> NeighborReport:
@@ -215,7 +223,8 @@ class Site:
 
     # -- what it has -----------------------------------------------------------------------------
 
-    async def _follow(self, outs: Sequence[Out]) -> list[HandedJob]:
+    async def _follow(self, plan: Plan) -> list[HandedJob]:
+        outs, services = plan.out, [one for one in plan.services if not one.work.ends]
         current = {(out.job, out.attempt) for out in outs}
         for gone in [key for key in self.there if key not in current]:
             self.there.pop(gone).stop()
@@ -226,8 +235,10 @@ class Site:
         if look:
             await self._withdraw_strangers(rows.values())
             self._looked = time.monotonic()
-        await self.carrier.hide(out.hidden for out in outs if not out.away.withdrawn)
-        self.carrier.keep_packages({out.spec.package for out in outs})
+        hidden = [out.hidden for out in outs if not out.away.withdrawn]
+        await self.carrier.hide([*hidden, *(one.hidden for one in services)])
+        packages = {out.spec.package for out in outs}
+        self.carrier.keep_packages(packages | {one.package for one in services})
         there = self.there
         for out in outs:
             there.setdefault((out.job, out.attempt), There())

@@ -143,13 +143,8 @@ def why_not(state: State, policy: Policy, job: Job, neighbor: str, now_ms: int) 
         return "the job does not name it"
     if not wish.asks and not _spills(share, job, now_ms):
         return "jobs go there when they ask for it"
-    if share.tenants and job.spec.tenant not in share.tenants:
-        return "the policy sends it no jobs of this tenant"
-    if not share.tenants and job.spec.tenant in state.identity.tenants:
-        return "the policy names no tenants for it, and there they would be one Unix user"
-    stays = job.spec.labels.get(STAYS, "")
-    if stays and share.labels.get(REGION) != stays:
-        return f"the job stays in {stays}"
+    if barred := barred_by(state, share, job.spec):
+        return barred
     missing = [f"{key}={value}" for key, value in wish.labels if share.labels.get(key) != value]
     if missing:
         return f"it is not {' and '.join(missing)} in the policy"
@@ -157,6 +152,16 @@ def why_not(state: State, policy: Policy, job: Job, neighbor: str, now_ms: int) 
     if share.gpus_max and gpus and gpus_there(state, neighbor) + gpus > share.gpus_max:
         return f"the policy has at most {share.gpus_max} GPUs of ours there"
     return ""
+
+
+def barred_by(state: State, share: Neighbor, spec: JobSpec) -> str:
+    """Why nothing like it goes to this neighbor, by the policy; empty: it may."""
+    if share.tenants and spec.tenant not in share.tenants:
+        return "the policy sends it no jobs of this tenant"
+    if not share.tenants and spec.tenant in state.identity.tenants:
+        return "the policy names no tenants for it, and there they would be one Unix user"
+    stays = spec.labels.get(STAYS, "")
+    return f"the job stays in {stays}" if stays and share.labels.get(REGION) != stays else ""
 
 
 def _spills(share: Neighbor, job: Job, now_ms: int) -> bool:
@@ -177,13 +182,14 @@ def too_dear(share: Neighbor, wish: Wish, price: int | None) -> str:
 
 
 def gpus_there(state: State, neighbor: str) -> int:
-    """That jobs of ours have, or wait for, at a neighbor."""
+    """That jobs of ours have, or wait for, at a neighbor, and that services there may have."""
     jobs = (state.jobs[job_id] for job_id in state.away)
+    served = (one.spec for one in state.services.values() if neighbor in one.sites)
     return sum(
         job.spec.gpus * job.spec.members
         for job in jobs
         if job.away is not None and job.away.neighbor == neighbor
-    )
+    ) + sum(one.scale.most * one.replica.gpus * one.replica.members for one in served)
 
 
 def hand_over(round_: Round, reports: tuple[NeighborReport, ...]) -> None:

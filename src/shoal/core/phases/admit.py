@@ -34,6 +34,7 @@ from shoal.core.features.neighbors import cluster_problem, declare_gone, withdra
 from shoal.core.features.notices import change_notices
 from shoal.core.features.schedules import change_schedule
 from shoal.core.features.service.serve import set_service, stop_service
+from shoal.core.features.service.sites import forget_sites, set_sites
 from shoal.core.features.sleep import put_to_sleep, wake
 from shoal.core.features.storage import begin_storage
 from shoal.core.features.workflow import (
@@ -101,6 +102,7 @@ from shoal.model.report import (
     SetRule,
     SetSchedule,
     SetService,
+    SetSites,
     SetToken,
     SetUser,
     SleepJob,
@@ -166,6 +168,8 @@ def _admit_one(round_: Round, request: Request) -> Answer:
             return set_service(round_, request, _replica_problem(round_, request))
         case StopService():
             return stop_service(round_, request)
+        case SetSites():
+            return set_sites(round_, request)
         case RemoveUser():
             return _remove_user(round_, request)
         case AddTenant() | RemoveTenant() | SetUser() | SetToken() | RemoveToken() | EndSignIn():
@@ -179,6 +183,7 @@ def _admit_one(round_: Round, request: Request) -> Answer:
         case SetPolicy():
             return set_policy(round_, request)
         case DeclareGone():
+            forget_sites(round_, request)
             return declare_gone(round_, request)
         case Nothing():
             return Accepted("")

@@ -12,6 +12,7 @@ import msgspec
 
 from shoal.core.books.scale import RecentWork, Wish, wish
 from shoal.core.features.service.rollout import at_a_time, by_rack, leave_first, side_by_side
+from shoal.core.features.service.sites import clusters_problem, roll_out
 from shoal.core.features.service.sleep import look_at, nap_and_wake, sized_to_sleep
 from shoal.core.scheduling.ends import end_text
 from shoal.core.state.ending import cancel
@@ -84,6 +85,8 @@ def set_service(round_: Round, request: SetService, problem: Refused | None) -> 
         return Refused(*wrong)
     if (path := problem_with_certificate(spec.way)) is not None:
         return Refused("certificate", path.removeprefix("certificate: "))
+    if problem is None and spec.clusters:
+        problem = clusters_problem(state, round_.policy, spec)
     if problem is not None:
         return problem
     known = state.services.get(spec.name)
@@ -138,12 +141,14 @@ def _tend(round_: Round, name: str, service: Service, load: ServiceLoad | None) 
         _replace_hung(round_, service, jobs, load)
     late_ms = _replace_late(round_, service, jobs)
     _go_back(round_, service)
+    if service.spec.clusters:
+        roll_out(round_, service)
     if load is not None and load.tells and not service.stopping:
         _scale(round_, service, jobs, load)
     _size(round_, service, jobs)
     nap_and_wake(round_, service, jobs, load)
     _let_drained_go(round_, service, jobs, load)
-    if service.stopping and not state.replicas.get(name):
+    if service.stopping and not state.replicas.get(name) and not service.sites:
         why = "all its replicas have ended"
         round_.emit(ServiceStopped(at_ms=round_.now_ms, service=name, why=why))
     unsettled = agenda.serve_ms is not None or _depends_on_more(round_, service, jobs)

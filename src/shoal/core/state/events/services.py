@@ -9,10 +9,12 @@ import msgspec
 
 from shoal.core.state.events.base import EventBase, Reader
 from shoal.core.state.state import State
+from shoal.model.far import Far
 from shoal.model.hidden import service_without_keys
 from shoal.model.phrases import because
 from shoal.model.resources import plural
 from shoal.model.service import VERSIONS_KEPT, Past, Service, ServiceSpec
+from shoal.model.sites import Site
 
 
 class ServiceEvent(EventBase, frozen=True, kw_only=True):
@@ -158,3 +160,74 @@ class ServiceStopped(ServiceEvent, frozen=True, kw_only=True):
 
     def phrase(self) -> str:
         return f"stopped{because(self.why)}"
+
+
+class SiteEvent(ServiceEvent, frozen=True, kw_only=True):
+    """Something about a service at a neighbor."""
+
+    site: str
+
+
+class SiteAsked(SiteEvent, frozen=True, kw_only=True):
+    """The neighbor is sent this version from now on."""
+
+    version: int
+
+    def apply(self, state: State) -> None:
+        sites = state.services[self.service].sites
+        known = sites.get(self.site) or Site(version=0, asked_ms=0)
+        sites[self.site] = msgspec.structs.replace(
+            known, version=self.version, asked_ms=self.at_ms, said=0
+        )
+
+    def phrase(self) -> str:
+        return f"goes to {self.site} in version {self.version}{because(self.why)}"
+
+
+class SiteHeard(SiteEvent, frozen=True, kw_only=True):
+    """What the neighbor has: as `Site`."""
+
+    has: int
+    ready: int
+    door: Far | None = None
+
+    def apply(self, state: State) -> None:
+        sites = state.services[self.service].sites
+        known = sites[self.site]
+        sites[self.site] = msgspec.structs.replace(
+            known,
+            has=self.has,
+            ready=self.ready,
+            door=self.door,
+            said=known.said + 1,
+            said_ms=self.at_ms,
+        )
+
+    def phrase(self) -> str:
+        if not self.has:
+            return f"is not at {self.site}{because(self.why)}"
+        what = "is ready" if self.ready == self.has else "is"
+        return f"{what} at {self.site} in version {self.has}{because(self.why)}"
+
+
+class SiteEnded(SiteEvent, frozen=True, kw_only=True):
+    """The neighbor has none of it any more."""
+
+    def apply(self, state: State) -> None:
+        del state.services[self.service].sites[self.site]
+
+    def phrase(self) -> str:
+        return f"has ended at {self.site}{because(self.why)}"
+
+
+class SitesTold(ServiceEvent, frozen=True, kw_only=True):
+    """Of a service that a neighbor has here: where its other sites are."""
+
+    doors: tuple[Far, ...]
+
+    def apply(self, state: State) -> None:
+        state.services[self.service].doors = self.doors
+
+    def phrase(self) -> str:
+        names = ", ".join(one.site for one in self.doors)
+        return f"is called from {names}" if names else "is called from no other cluster"
