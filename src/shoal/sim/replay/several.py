@@ -37,7 +37,7 @@ from shoal.model.neighbor import (
 )
 from shoal.model.node import NodeSpec
 from shoal.model.policy import Policy
-from shoal.model.report import Answer, Refused, Submit
+from shoal.model.report import EVERY_TENANT, Answer, Refused, Submit
 from shoal.sim.replay.attempts import SimJob, SleepUse
 from shoal.sim.replay.clusters import NEVER_MS, Conditions
 from shoal.sim.replay.metrics import MILLI, Levels, Outcome, SupplyUse
@@ -95,7 +95,10 @@ def divided(trace: Trace, sites: Sites, seed: int) -> list[Trace]:
         at = names.index(arrival.cluster) if own else rng.choices(range(len(names)), weights)[0]
         submit_ms = arrival.submit_ms + sites.sites[at].shift_ms - first_ms
         parts[at].append(msgspec.structs.replace(arrival, submit_ms=submit_ms))
-    return [msgspec.structs.replace(trace, arrivals=part) for part in parts]
+    return [
+        msgspec.structs.replace(trace, name=f"{trace.name}, cluster {name}", arrivals=part)
+        for name, part in zip(names, parts, strict=True)
+    ]
 
 
 # -- one cluster -----------------------------------------------------------------------------------
@@ -273,7 +276,8 @@ class Site(Replay):
             for host in self.several.sites:
                 if host is not self and not why_not(state, policy, job, host.spec.name, now_ms):
                     asked.setdefault(host.spec.name, []).append(job)
-        self.again_ms = now_ms + AGAIN_MS if out or asked else NEVER_MS
+        late = any(one.away.running_ms is None for one in outgoing(state))
+        self.again_ms = now_ms + AGAIN_MS if asked or late else NEVER_MS
         return out, asked
 
     # -- host -----------------------------------------------------------------------------
@@ -332,7 +336,7 @@ class Site(Replay):
         shape = shape_of(spec, home.tenant)
         known = self._offers.get(key := msgspec.json.encode(shape))
         if known is None:
-            found = offer(self.state, shape, home.tenant, now_ms)
+            found = offer(self.state, shape, EVERY_TENANT, now_ms)
             price = self.spec.price if shape.gpus else None
             known = Offer(job=job, start_ms=found.start_ms, price=price)
             self._offers[key] = known

@@ -1,0 +1,133 @@
+"""The clusters of a replay over several, as people write them: `shoal sim --clusters FILE`."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from shoal.forms import datafile, neighbor, readers, units
+from shoal.forms.failure import BadField
+from shoal.forms.supply import price
+from shoal.model.durations import MINUTE_MS
+from shoal.model.neighbor import NEIGHBORS_MAX, Neighbor
+from shoal.model.node import GPUS_PER_NODE_MAX, NodeSpec
+from shoal.model.phrases import shortened
+from shoal.sim.replay.clusters import NODES_MAX, alike, read_nodes
+from shoal.sim.replay.several import Sites, SiteSpec
+
+FIELDS = ("clusters", "currency", "round_trip", "after")
+OF_CLUSTER = ("nodes", "gpus", "price", "shift", "share", "neighbors")
+EXAMPLE = "clusters: {east: {nodes: 8, gpus: 8}, west: {nodes: 8, gpus: 8, shift: 8h}}"
+NAME_CHARACTERS_MAX = 40
+DEFAULT_GPUS = 8
+AFTER_MS = MINUTE_MS  # a job may leave when it has waited for so long
+
+_count = readers.Count(1, NODES_MAX, "nodes")
+_gpus = readers.Count(0, GPUS_PER_NODE_MAX, "GPUs of each node")
+_shift = readers.time("8h")
+_round_trip = readers.time("80ms", most=MINUTE_MS)
+_after = readers.time("1m or 10m", least=1)
+
+
+def read(word: str) -> Sites:
+    return datafile.read_named(word, "file of clusters", parse)
+
+
+def parse(text: str, ending: str) -> Sites:
+    """ValueError names the field and the fix."""
+    written = datafile.load(text, ending, EXAMPLE)
+    datafile.check_names(written, FIELDS, f"there are {', '.join(FIELDS)}")
+    given = written.get("clusters")
+    if not isinstance(given, dict) or not given:
+        raise BadField("clusters", f"must name at least one cluster, e.g. {EXAMPLE}")
+    if len(given) > NEIGHBORS_MAX + 1:
+        raise BadField("clusters", f"are {len(given)}, and may be {NEIGHBORS_MAX + 1} at most")
+    after_ms = _after("after", written["after"]) if "after" in written else AFTER_MS
+    names = [str(name) for name in given]
+    sites = [_site(str(name), about, names, after_ms) for name, about in given.items()]
+    _check_all(sites, "price", [site.price is not None for site in sites])
+    _check_all(sites, "share", [site.share is not None for site in sites])
+    if len({any(node.gpus for node in site.nodes) for site in sites}) > 1:
+        raise BadField("clusters", "some have GPUs and others have none; they cannot be compared")
+    currency = readers.text("currency", written.get("currency", ""))
+    if sites[0].price is not None and not currency:
+        raise BadField("currency", "is missing; write it as a name, e.g. currency: EUR")
+    if len(currency) > 12 or not currency.isprintable():
+        raise BadField("currency", "must be a short name, e.g. EUR")
+    round_trip_ms = _round_trip("round_trip", written.get("round_trip", "0"))
+    return Sites(sites=tuple(sites), currency=currency, round_trip_ms=round_trip_ms)
+
+
+def _check_all(sites: list[SiteSpec], field: str, given: list[bool]) -> None:
+    if any(given) and not all(given):
+        without = sites[given.index(False)].name
+        raise BadField(f"clusters.{without}.{field}", "is missing; give it to all, or to none")
+
+
+def _site(name: str, about: Any, names: list[str], after_ms: int) -> SiteSpec:
+    where = f"clusters.{shortened(name, NAME_CHARACTERS_MAX)}"
+    readers.name(where, name)
+    if len(name) > NAME_CHARACTERS_MAX:
+        raise BadField(where, f"is longer than {NAME_CHARACTERS_MAX} characters")
+    if not isinstance(about, dict):
+        raise BadField(where, "must be a table, e.g. {nodes: 8, gpus: 8}")
+    datafile.check_names(about, OF_CLUSTER, f"a cluster has {', '.join(OF_CLUSTER)}", where)
+    if "nodes" not in about:
+        raise BadField(f"{where}.nodes", "is missing; give a number, or a CSV with a row per node")
+    return SiteSpec(
+        name=name,
+        nodes=_nodes(where, about),
+        price=price(f"{where}.price", about["price"]) if "price" in about else None,
+        shift_ms=_shift(f"{where}.shift", about.get("shift", "0")),
+        share=_share(f"{where}.share", about["share"]) if "share" in about else None,
+        neighbors=_neighbors(where, name, about.get("neighbors"), names, after_ms),
+    )
+
+
+def _nodes(where: str, about: dict[Any, Any]) -> list[NodeSpec]:
+    nodes = about["nodes"]
+    if isinstance(nodes, str):
+        if "gpus" in about:
+            raise BadField(f"{where}.gpus", f"is in {units.quoted(nodes)}; leave it out here")
+        if not Path(nodes).is_file():
+            raise BadField(f"{where}.nodes", f"{units.quoted(nodes)} is not a number nor a file")
+        return read_nodes(Path(nodes))
+    gpus = _gpus(f"{where}.gpus", about.get("gpus", DEFAULT_GPUS))
+    if not gpus:
+        raise BadField(f"{where}.gpus", "nodes without GPUs need a CSV with their cpus")
+    return alike(_count(f"{where}.nodes", nodes), gpus=gpus)
+
+
+def _share(where: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise readers.wrong(where, value, "a number, e.g. 0.5")
+    if not (math.isfinite(value) and 0 < value <= 1_000_000):
+        raise BadField(where, "must be more than 0, e.g. 0.5")
+    return float(value)
+
+
+def _neighbors(
+    where: str, name: str, given: Any, names: list[str], after_ms: int
+) -> tuple[Neighbor, ...]:
+    """All others, unless the file says which; in the policy's own form."""
+    if given is None:
+        given = [{"name": other} for other in names if other != name]
+    try:
+        rows = neighbor.neighbors(given)
+        found = [Neighbor(name=row["name"]) for row in rows]
+        for one in found:
+            if one.name not in names or one.name == name:
+                others = ", ".join(other for other in names if other != name) or "no others"
+                what = "is this cluster" if one.name == name else "is not one of the clusters"
+                raise BadField("neighbors", f"{one.name} {what}; there are {others}")
+        if len({one.name for one in found}) < len(found):
+            raise BadField("neighbors", "names one twice")
+        return tuple(msgspec.convert({"after_ms": after_ms, **row}, Neighbor) for row in rows)
+    except msgspec.ValidationError as error:
+        bad = datafile.invalid(error)
+        raise BadField(f"{where}.neighbors", str(bad)) from None
+    except BadField as error:
+        raise BadField(where, str(error)) from None
