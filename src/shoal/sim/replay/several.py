@@ -18,9 +18,16 @@ import msgspec
 
 from shoal.core.answers.offer import offer
 from shoal.core.features.neighbors import outgoing, submission, wanted_offers, why_not
+from shoal.core.state.events.log import Event
 from shoal.core.state.events.neighbors import JobHanded, JobReturned, JobSettled, JobWithdrawn
-from shoal.core.state.events.queue import JobSubmitted
-from shoal.core.state.events.runs import JobPlaced, JobRequeued
+from shoal.core.state.events.queue import JobReserved, JobSubmitted
+from shoal.core.state.events.runs import (
+    JobCheckpointed,
+    JobPlaced,
+    JobRequeued,
+    JobRunning,
+    MembersStarted,
+)
 from shoal.model.durations import HOUR_MS
 from shoal.model.job import Job, JobSpec
 from shoal.model.ledger import ANY, AccountSum, Price, PriceList
@@ -47,6 +54,10 @@ from shoal.sim.replay.traces import Arrival, Trace, TraceError
 ROUND_MS = 2_000  # between two rounds of a home, as of the live driver
 SOON_MS = 200  # after a decision
 AGAIN_MS = 60_000  # as time passes, predictions change, too
+
+
+# What brings no start at a host nearer.
+NO_NEARER = (JobSubmitted, JobPlaced, MembersStarted, JobRunning, JobCheckpointed, JobReserved)
 
 
 class SiteSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,8 +168,10 @@ class Site(Replay):
         self.round_ms = self.again_ms = NEVER_MS
         self.dues: list[int] = []  # when jobs have waited for long enough to be asked about
         self._living: dict[str, Guest] = {}  # by their names here
-        self._offers: dict[bytes, Offer] = {}
-        self._offered_at = (-1, -1)
+        # What jobs of this shape are offered, and when that has to be predicted again.
+        self._offers: dict[bytes, tuple[int, int | None]] = {}
+        self._offered_at = 0
+        self._nearer = self._soon_offers = False
         price, currency = self.spec.price, several.sites_.currency
         gpus = {ANY: Price(per_hour=price / PRICE_UNIT)} if price is not None else {}
         super().__init__(
@@ -205,6 +218,10 @@ class Site(Replay):
         incoming, self.incoming = self.incoming, []
         for request, reply in incoming:
             self.tick.ask(request, reply)
+
+    def commit(self, events: Sequence[Event], finished: Sequence[Job]) -> int:
+        self._nearer |= any(type(event) not in NO_NEARER for event in events)
+        return super().commit(events, finished)
 
     def keyed(self, key: str) -> str | None:
         return self.guests[key].id or None
@@ -328,19 +345,21 @@ class Site(Replay):
         )
 
     def _offer(self, job: str, spec: JobSpec, home: Site, now_ms: int) -> Offer:
-        """As this cluster predicts it; what has not changed here is not predicted again within a
-        minute."""
-        seen = (self.outcome.events, now_ms // AGAIN_MS)
-        if seen != self._offered_at:
-            self._offers, self._offered_at = {}, seen
+        """As this cluster predicts it. It is predicted again when anything has changed here; but a
+        start that is far away only comes nearer when something ends here, or as time passes."""
+        if self._nearer or (self._soon_offers and self.outcome.events != self._offered_at):
+            self._offers, self._nearer, self._soon_offers = {}, False, False
+        self._offered_at = self.outcome.events
         shape = shape_of(spec, home.tenant)
         known = self._offers.get(key := msgspec.json.encode(shape))
-        if known is None:
+        if known is None or now_ms >= known[0]:
             found = offer(self.state, shape, EVERY_TENANT, now_ms)
-            price = self.spec.price if shape.gpus else None
-            known = Offer(job=job, start_ms=found.start_ms, price=price)
-            self._offers[key] = known
-        return msgspec.structs.replace(known, job=job)
+            start_ms = found.start_ms
+            far_ms = NEVER_MS if start_ms is None else max(0, start_ms - SOON_MS)
+            self._soon_offers |= far_ms < AGAIN_MS
+            known = self._offers[key] = (now_ms + max(AGAIN_MS, far_ms), start_ms)
+        price = self.spec.price if shape.gpus else None
+        return Offer(job=job, start_ms=known[1], price=price)
 
     def _job_submitted(self, event: JobSubmitted) -> None:
         guest = self.guests.get(event.key)
