@@ -133,12 +133,13 @@ def _text(policy: str, without: Summary, within: Summary, jobs: int, hours: floa
     change = mean_s / was_s - 1 if was_s else 0.0
     how = "less" if change < 0 else "more"
     before, after = cost_of_jobs(without), cost_of_jobs(within)
+    handed = "1 hand-over" if jobs == 1 else f"{jobs:,} hand-overs"
     cost = ""
     if before is not None and after is not None:
         was = money_text(before, within.currency)
         cost = f"; their GPU time costs {money_text(after, within.currency)} instead of {was}"
     return (
-        f"{policy} with spilling: {jobs:,} hand-overs ({hours:,.1f} GPU-hours). Jobs wait "
+        f"{policy} with spilling: {handed} ({hours:,.1f} GPU-hours). Jobs wait "
         f"{time_text(mean_s)} instead of {time_text(was_s)} on average ({share_text(abs(change))} "
         f"{how}), and p99 is {time_text(within.wait.p99_s)} instead of "
         f"{time_text(without.wait.p99_s)}{cost}"
