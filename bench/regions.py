@@ -108,9 +108,8 @@ def compare(rates: Sequence[float], mean: float, seed: int) -> Found:
         in_flight(shifted(rates, hours), mean, random.Random(f"{seed}/{hours}"))
         for hours in SHIFTS_H
     ]
-    return Found(
-        [needed(work) for work in works], needed([sum(at) for at in zip(*works, strict=True)])
-    )
+    together = [sum(at) for at in zip(*works, strict=True)]
+    return Found([needed(work) for work in works], needed(together))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -15,7 +15,7 @@ def test_a_day_that_is_shifted_begins_with_its_end() -> None:
 
 
 def test_even_work_needs_as_many_replicas_as_fit_it() -> None:
-    assert needed([10 * TARGET] * 500) == Need(10, 10.0)
+    assert needed([10 * TARGET] * 500) == Need(10.0, 10, 10.0)
 
 
 def test_days_that_do_not_meet_need_a_third_together() -> None:
@@ -23,8 +23,8 @@ def test_days_that_do_not_meet_need_a_third_together() -> None:
     found = compare(day, 400, 0)
     alone = sum(one.most for one in found.regions)
     assert found.together.most < 0.4 * alone
-    saved = Found([Need(10, 4.0), Need(10, 4.0)], Need(15, 8.0)).rows("m")
-    assert [row[-1] for row in saved] == ["25.0 %", "0.0 %"]
+    saved = Found([Need(8.0, 10, 4.0)] * 2, Need(12.0, 15, 8.0)).rows("m")
+    assert [row[-1] for row in saved] == ["25.0 %", "25.0 %", "0.0 %"]
 
 
 def test_the_mean_in_flight_is_as_asked() -> None:
