@@ -95,6 +95,8 @@ class Spilled(msgspec.Struct, frozen=True, kw_only=True):
     wait_p99_s: float
     completion_mean_s_without: float
     completion_mean_s: float
+    lost_gpu_hours_without: float
+    lost_gpu_hours: float
     cost_without: float | None
     cost: float | None
     text: str
@@ -113,6 +115,8 @@ def spilled(policy: str, without: Summary, within: Summary, clusters: Clusters) 
         wait_p99_s=within.wait.p99_s,
         completion_mean_s_without=without.completion.mean_s,
         completion_mean_s=within.completion.mean_s,
+        lost_gpu_hours_without=without.sleep.lost_gpu_hours,
+        lost_gpu_hours=within.sleep.lost_gpu_hours,
         cost_without=cost_of_jobs(without),
         cost=cost_of_jobs(within),
         text=_text(policy, without, within, jobs, hours),
@@ -134,13 +138,14 @@ def _text(policy: str, without: Summary, within: Summary, jobs: int, hours: floa
     how = "less" if change < 0 else "more"
     before, after = cost_of_jobs(without), cost_of_jobs(within)
     handed = "1 hand-over" if jobs == 1 else f"{jobs:,} hand-overs"
-    cost = ""
+    lost_hours, lost_before = within.sleep.lost_gpu_hours, without.sleep.lost_gpu_hours
+    more = f"; {lost_hours:,.1f} GPU-hours of work are done again instead of {lost_before:,.1f}"
     if before is not None and after is not None:
         was = money_text(before, within.currency)
-        cost = f"; their GPU time costs {money_text(after, within.currency)} instead of {was}"
+        more += f", and the GPU time of jobs costs {money_text(after, within.currency)} instead of {was}"
     return (
         f"{policy} with spilling: {handed} ({hours:,.1f} GPU-hours). Jobs wait "
         f"{time_text(mean_s)} instead of {time_text(was_s)} on average ({share_text(abs(change))} "
         f"{how}), and p99 is {time_text(within.wait.p99_s)} instead of "
-        f"{time_text(without.wait.p99_s)}{cost}"
+        f"{time_text(without.wait.p99_s)}{more}"
     )
