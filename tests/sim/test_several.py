@@ -124,7 +124,7 @@ def test_a_job_that_waits_runs_where_there_is_room() -> None:
     said = spilled("fair", without, summary, clusters_of(one))
     assert said.text.startswith(
         "fair with spilling: 1 hand-over (0.3 GPU-hours). Jobs wait 30s instead of 8m 20s on "
-        "average (94 % less), and p99 is 1m 01s instead of 16m 40s"
+        "average (94 % less), p99 1m 01s instead of 16m 40s. Work lost: 0.0 GPU-hours instead of "
     )
 
 

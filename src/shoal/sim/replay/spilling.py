@@ -136,16 +136,16 @@ def _text(policy: str, without: Summary, within: Summary, jobs: int, hours: floa
     mean_s, was_s = within.wait.mean_s, without.wait.mean_s
     change = mean_s / was_s - 1 if was_s else 0.0
     how = "less" if change < 0 else "more"
-    before, after = cost_of_jobs(without), cost_of_jobs(within)
     handed = "1 hand-over" if jobs == 1 else f"{jobs:,} hand-overs"
     lost_hours, lost_before = within.sleep.lost_gpu_hours, without.sleep.lost_gpu_hours
-    more = f"; {lost_hours:,.1f} GPU-hours of work are done again instead of {lost_before:,.1f}"
-    if before is not None and after is not None:
-        was = money_text(before, within.currency)
-        more += f", and the GPU time of jobs costs {money_text(after, within.currency)} instead of {was}"
-    return (
+    text = (
         f"{policy} with spilling: {handed} ({hours:,.1f} GPU-hours). Jobs wait "
         f"{time_text(mean_s)} instead of {time_text(was_s)} on average ({share_text(abs(change))} "
-        f"{how}), and p99 is {time_text(within.wait.p99_s)} instead of "
-        f"{time_text(without.wait.p99_s)}{more}"
+        f"{how}), p99 {time_text(within.wait.p99_s)} instead of {time_text(without.wait.p99_s)}. "
+        f"Work lost: {lost_hours:,.1f} GPU-hours instead of {lost_before:,.1f}"
     )
+    before, after = cost_of_jobs(without), cost_of_jobs(within)
+    if before is None or after is None:
+        return text
+    costs = [money_text(cost, within.currency) for cost in (after, before)]
+    return f"{text}. GPU time of jobs: {costs[0]} instead of {costs[1]}"
