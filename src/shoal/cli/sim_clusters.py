@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from shoal.cli.screen.show import Cell, Column, line, table
@@ -34,11 +34,15 @@ class Played(NamedTuple):
     spilling: list[Spilled]
 
 
-def refuse(given: Mapping[str, object]) -> None:
-    """Of flags that say what the file says, or what is not for several clusters."""
-    for flag, value in given.items():
+# Flags that say what the file says, or what is not for several clusters.
+APART = ("nodes", "cpus", "memory", "history", "days", "sleep", "html", "prices")
+
+
+def refuse(given: Sequence[object]) -> None:
+    """`given`: those above, in this order."""
+    for flag, value in zip(APART, given, strict=True):
         if value:
-            raise Failure(f"{flag}: does not go with --clusters; leave one of them out", USAGE)
+            raise Failure(f"--{flag}: does not go with --clusters; leave one of them out", USAGE)
 
 
 def play(

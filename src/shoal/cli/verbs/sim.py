@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shoal.model.policy import Policy
     from shoal.model.supply import Supply
     from shoal.sim.replay.clusters import Conditions
-    from shoal.sim.replay.metrics import Summary
+    from shoal.sim.replay.metrics import Outcome, Summary
     from shoal.sim.replay.readers.history import History
     from shoal.sim.replay.traces import Trace
 
@@ -166,21 +166,15 @@ def sim(
     )
     brought = [supply for _, one in chosen for supply in one.supply]
     factors = factor(load, "--load"), factor(scale, "--scale")
+    sized = partial(stretch, jobs=jobs, load=factors[0], scale=factors[1], seed=seed)
     if clusters:
-        from shoal.cli.sim_clusters import refuse
-
-        refuse(
-            {"--nodes": nodes, "--history": history, "--sleep": sleep, "--html": html}
-            | {"--cpus": cpus, "--memory": memory, "--prices": prices, "--days": days}
-        )
-        sized = partial(stretch, jobs=jobs, load=factors[0], scale=factors[1], seed=seed)
-        over = partial(_several, clusters, trace, form, where, sized, skip_too_large)
-        over(chosen=chosen, conditions=conditions, seed=seed, check=check, json=json)
+        given = nodes, cpus, memory, history, days, sleep, html, prices
+        over = partial(_several, clusters, trace, form, where, sized, skip_too_large, chosen)
+        over(conditions, seed, check, json, given)
         return
     paid = prices_of(prices, home, history)
     play = partial(replay, conditions=conditions, seed=seed, check_every=check, prices=paid)
-    if html is not None:
-        _need_plots()
+    _need_plots(html)
     try:
         if history:
             if trace is not None:
@@ -195,21 +189,15 @@ def sim(
         if not cluster and not all(one.supply for _, one in chosen):
             raise Failure("--nodes: 0 is possible only if each --policy has a supply", USAGE)
         lived = as_it_was(played.arrivals) if not jobs and factors == (1, 1) else None
-        played = stretch(played, jobs=jobs, load=factors[0], scale=factors[1], seed=seed)
+        played = sized(played)
         for _, one in chosen:
             played = _fitting(played, cluster, one, skip_too_large)
-        outcomes = []
-        for name, one in chosen:
-            with show.Spinner(quiet=json) as progress:
-                watch = watcher(progress, name, len(played.arrivals))
-                outcomes.append(play(played, cluster, one, name=name, progress=watch))
+        outcomes = _outcomes(chosen, partial(play, played, cluster), len(played.arrivals), json)
     except TraceError as error:
         raise Failure(str(error), REFUSED) from error
     summaries = [summarize(outcome) for outcome in outcomes]
     if html is not None:
-        from shoal.sim.replay.report import page
-
-        html.write_text(page(played, cluster, outcomes, summaries), encoding="utf-8")
+        _write_page(html, played, cluster, outcomes, summaries)
     if json:
         was = {"as_it_was": lived} if lived is not None else {}
         saves = {"sleep": saved_by_sleep(summaries)} if sleep else {}
@@ -218,6 +206,30 @@ def sim(
     print_figures(played, cluster, summaries, lived, saved_by_sleep(summaries) if sleep else [])
     if html is not None:
         show.note(f"wrote {html}")
+
+
+def _write_page(
+    html: Path,
+    played: Trace,
+    cluster: list[NodeSpec],
+    outcomes: list[Outcome],
+    summaries: list[Summary],
+) -> None:
+    from shoal.sim.replay.report import page
+
+    html.write_text(page(played, cluster, outcomes, summaries), encoding="utf-8")
+
+
+def _outcomes(
+    chosen: list[tuple[str, Policy]], play: Callable[..., Outcome], jobs: int, quiet: bool
+) -> list[Outcome]:
+    from shoal.cli.screen.show import Spinner
+
+    outcomes = []
+    for name, one in chosen:
+        with Spinner(quiet=quiet) as progress:
+            outcomes.append(play(one, name=name, progress=watcher(progress, name, jobs)))
+    return outcomes
 
 
 def policy_named(name: str) -> Policy:
@@ -239,15 +251,18 @@ def _several(
     seed: int,
     check: int,
     json: bool,
+    given: tuple[object, ...],
 ) -> None:
-    """Each policy over the clusters of the file, without and with spilling."""
+    """Each policy over the clusters of the file, without and with spilling. `given`: flags that do
+    not go with it."""
     from shoal.cli.screen import show
     from shoal.cli.screen.sim_tables import print_figures
-    from shoal.cli.sim_clusters import play, print_clusters
+    from shoal.cli.sim_clusters import play, print_clusters, refuse
     from shoal.forms.clusters import read
     from shoal.sim.replay.several import divided
     from shoal.sim.replay.traces import TraceError
 
+    refuse(given)
     try:
         sites = read(clusters)
         brought = [supply for _, one in chosen for supply in one.supply]
@@ -359,10 +374,10 @@ def _fitting(played: Trace, cluster: list[NodeSpec], policy: Policy, skip: bool)
     return msgspec.structs.replace(played, arrivals=kept)
 
 
-def _need_plots() -> None:
+def _need_plots(html: Path | None) -> None:
     from importlib.util import find_spec
 
-    if find_spec("plotly") is None:
+    if html is not None and find_spec("plotly") is None:
         raise Failure("--html: needs plotly; install it with: pip install 'shoal[sim]'")
 
 
