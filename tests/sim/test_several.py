@@ -242,20 +242,20 @@ def test_a_file_of_clusters() -> None:
     ("before", "after", "said"),
     [
         ("asia:", "west:", "'west' is given twice"),
-        (GOOD, "currency: EUR", "clusters: must name at least one cluster"),
-        (GOOD, "clusters: {}", "clusters: must name at least one cluster"),
+        (GOOD, "currency: EUR", "clusters: must name 1 to 33 clusters"),
+        (GOOD, "clusters: {}", "clusters: must name 1 to 33 clusters"),
         ("shift: 8h", "shfit: 8h", "clusters.west: there is no field 'shfit'; did you mean"),
         ("round_trip", "rond_trip", "there is no field 'rond_trip'; did you mean 'round_trip'?"),
-        ("{east: {after", "{est: {after", "est is not one of the clusters; there are east, asia"),
-        ("{east: {after", "{west: {after", "west is this cluster; there are east, asia"),
+        ("{east: {after", "{est: {after", "est is not another cluster; known: east, asia"),
+        ("{east: {after", "{west: {after", "west is not another cluster; known: east, asia"),
         ("neighbors: []", "neighbors: [{name: east}, {name: east}]", "names one twice"),
         ("price: 2.50", "share: 1", "clusters.east.price: is missing; give it to all, or to none"),
-        ("currency: EUR", "", "currency: is missing"),
+        ("currency: EUR", "", "currency: must be the name of one"),
         ("price: 2,", "price: -2,", "clusters.west.price: "),
         ("nodes: 3", "nodes: 0", "clusters.asia.nodes: must be from 1"),
-        ("nodes: 3, gpus: 4,", "gpus: 4,", "clusters.asia.nodes: is missing"),
+        ("nodes: 3, gpus: 4,", "gpus: 4,", "clusters.asia: must be a table with nodes"),
         ("nodes: 3,", "nodes: none.csv,", "clusters.asia.gpus: is in 'none.csv'; leave it out"),
-        ("nodes: 3, gpus: 4", "nodes: none.csv", "'none.csv' is not a number nor a file"),
+        ("nodes: 3, gpus: 4", "nodes: none.csv", "'none.csv' is neither a number nor a file"),
         ("shift: 16h", "share: .nan", "clusters.asia.share: must be a number"),
         ("shift: 16h", "share: 0", "clusters.asia.share: must be more than 0"),
         ("after: 5m", "after: 0", "after: must be more than 0"),
@@ -284,7 +284,8 @@ def test_shoal_sim_compares_without_and_with_spilling(sim: Sim, tmp_path: Path) 
     assert "fair with spilling: " in result.err and "hand-overs" in result.err
     document = json.loads(sim(*args, "--json").out)
     (spilling,), (without, within) = document["spilling"], document["clusters"]
-    assert spilling["wait_mean_s"] < spilling["wait_mean_s_without"]
+    alone, spilt = (one["wait"]["mean_s"] for one in document["policies"])
+    assert spilt < alone and spilling["handed_over"] > 0
     assert not without["owed"] and within["owed"]
     assert [one["policy"] for one in document["policies"]] == ["fair", "fair + spill"]
     for flag in (("--nodes", "2"), ("--sleep",), ("--history",), ("--prices", "p.yaml")):

@@ -21,12 +21,11 @@ from shoal.sim.replay.several import Sites, SiteSpec
 FIELDS = ("clusters", "currency", "round_trip", "after")
 OF_CLUSTER = ("nodes", "gpus", "price", "shift", "share", "neighbors")
 EXAMPLE = "clusters: {east: {nodes: 8, gpus: 8}, west: {nodes: 8, gpus: 8, shift: 8h}}"
-NAME_CHARACTERS_MAX = 40
 DEFAULT_GPUS = 8
-AFTER_MS = MINUTE_MS  # a job may leave when it has waited for so long
+CURRENCY_CHARACTERS_MAX = 12
 
 _count = readers.Count(1, NODES_MAX, "nodes")
-_gpus = readers.Count(0, GPUS_PER_NODE_MAX, "GPUs of each node")
+_gpus = readers.Count(1, GPUS_PER_NODE_MAX, "GPUs of each node")
 _shift = readers.time("8h")
 _round_trip = readers.time("80ms", most=MINUTE_MS)
 _after = readers.time("1m or 10m", least=1)
@@ -41,64 +40,51 @@ def parse(text: str, ending: str) -> Sites:
     written = datafile.load(text, ending, EXAMPLE)
     datafile.check_names(written, FIELDS, f"there are {', '.join(FIELDS)}")
     given = written.get("clusters")
-    if not isinstance(given, dict) or not given:
-        raise BadField("clusters", f"must name at least one cluster, e.g. {EXAMPLE}")
-    if len(given) > NEIGHBORS_MAX + 1:
-        raise BadField("clusters", f"are {len(given)}, and may be {NEIGHBORS_MAX + 1} at most")
-    after_ms = _after("after", written["after"]) if "after" in written else AFTER_MS
+    if not isinstance(given, dict) or not 1 <= len(given) <= NEIGHBORS_MAX + 1:
+        raise BadField("clusters", f"must name 1 to {NEIGHBORS_MAX + 1} clusters, e.g. {EXAMPLE}")
+    after_ms = _after("after", written.get("after", "1m"))
     names = [str(name) for name in given]
     sites = [_site(str(name), about, names, after_ms) for name, about in given.items()]
-    _check_all(sites, "price", [site.price is not None for site in sites])
-    _check_all(sites, "share", [site.share is not None for site in sites])
+    for field in ("price", "share"):
+        without = [site.name for site in sites if getattr(site, field) is None]
+        if 0 < len(without) < len(sites):
+            where = f"clusters.{without[0]}.{field}"
+            raise BadField(where, "is missing; give it to all, or to none")
     if len({any(node.gpus for node in site.nodes) for site in sites}) > 1:
         raise BadField("clusters", "some have GPUs and others have none; they cannot be compared")
     currency = readers.text("currency", written.get("currency", ""))
-    if sites[0].price is not None and not currency:
-        raise BadField("currency", "is missing; write it as a name, e.g. currency: EUR")
-    if len(currency) > 12 or not currency.isprintable():
-        raise BadField("currency", "must be a short name, e.g. EUR")
+    if sites[0].price is not None and not 0 < len(currency) <= CURRENCY_CHARACTERS_MAX:
+        raise BadField("currency", "must be the name of one, e.g. currency: EUR")
     round_trip_ms = _round_trip("round_trip", written.get("round_trip", "0"))
     return Sites(sites=tuple(sites), currency=currency, round_trip_ms=round_trip_ms)
 
 
-def _check_all(sites: list[SiteSpec], field: str, given: list[bool]) -> None:
-    if any(given) and not all(given):
-        without = sites[given.index(False)].name
-        raise BadField(f"clusters.{without}.{field}", "is missing; give it to all, or to none")
-
-
 def _site(name: str, about: Any, names: list[str], after_ms: int) -> SiteSpec:
-    where = f"clusters.{shortened(name, NAME_CHARACTERS_MAX)}"
+    where = f"clusters.{shortened(name, 40)}"
     readers.name(where, name)
-    if len(name) > NAME_CHARACTERS_MAX:
-        raise BadField(where, f"is longer than {NAME_CHARACTERS_MAX} characters")
-    if not isinstance(about, dict):
-        raise BadField(where, "must be a table, e.g. {nodes: 8, gpus: 8}")
+    if not isinstance(about, dict) or "nodes" not in about:
+        raise BadField(where, "must be a table with nodes, e.g. {nodes: 8, gpus: 8}")
     datafile.check_names(about, OF_CLUSTER, f"a cluster has {', '.join(OF_CLUSTER)}", where)
-    if "nodes" not in about:
-        raise BadField(f"{where}.nodes", "is missing; give a number, or a CSV with a row per node")
     return SiteSpec(
         name=name,
         nodes=_nodes(where, about),
         price=price(f"{where}.price", about["price"]) if "price" in about else None,
         shift_ms=_shift(f"{where}.shift", about.get("shift", "0")),
         share=_share(f"{where}.share", about["share"]) if "share" in about else None,
-        neighbors=_neighbors(where, name, about.get("neighbors"), names, after_ms),
+        neighbors=_neighbors(where, about.get("neighbors"), name, names, after_ms),
     )
 
 
 def _nodes(where: str, about: dict[Any, Any]) -> list[NodeSpec]:
     nodes = about["nodes"]
-    if isinstance(nodes, str):
-        if "gpus" in about:
-            raise BadField(f"{where}.gpus", f"is in {units.quoted(nodes)}; leave it out here")
-        if not Path(nodes).is_file():
-            raise BadField(f"{where}.nodes", f"{units.quoted(nodes)} is not a number nor a file")
-        return read_nodes(Path(nodes))
-    gpus = _gpus(f"{where}.gpus", about.get("gpus", DEFAULT_GPUS))
-    if not gpus:
-        raise BadField(f"{where}.gpus", "nodes without GPUs need a CSV with their cpus")
-    return alike(_count(f"{where}.nodes", nodes), gpus=gpus)
+    if not isinstance(nodes, str):
+        gpus = _gpus(f"{where}.gpus", about.get("gpus", DEFAULT_GPUS))
+        return alike(_count(f"{where}.nodes", nodes), gpus=gpus)
+    if "gpus" in about:
+        raise BadField(f"{where}.gpus", f"is in {units.quoted(nodes)}; leave it out here")
+    if not Path(nodes).is_file():
+        raise BadField(f"{where}.nodes", f"{units.quoted(nodes)} is neither a number nor a file")
+    return read_nodes(Path(nodes))
 
 
 def _share(where: str, value: Any) -> float:
@@ -110,24 +96,21 @@ def _share(where: str, value: Any) -> float:
 
 
 def _neighbors(
-    where: str, name: str, given: Any, names: list[str], after_ms: int
+    where: str, given: Any, name: str, names: list[str], after_ms: int
 ) -> tuple[Neighbor, ...]:
     """All others, unless the file says which; in the policy's own form."""
-    if given is None:
-        given = [{"name": other} for other in names if other != name]
+    others = [other for other in names if other != name]
+    rows = [{"name": other} for other in others] if given is None else given
     try:
-        rows = neighbor.neighbors(given)
-        found = [Neighbor(name=row["name"]) for row in rows]
-        for one in found:
-            if one.name not in names or one.name == name:
-                others = ", ".join(other for other in names if other != name) or "no others"
-                what = "is this cluster" if one.name == name else "is not one of the clusters"
-                raise BadField("neighbors", f"{one.name} {what}; there are {others}")
-        if len({one.name for one in found}) < len(found):
+        rows = neighbor.neighbors(rows)
+        for row in rows:
+            if row["name"] not in others:
+                known = ", ".join(others) or "none"
+                raise BadField("neighbors", f"{row['name']} is not another cluster; known: {known}")
+        if len({row["name"] for row in rows}) < len(rows):
             raise BadField("neighbors", "names one twice")
         return tuple(msgspec.convert({"after_ms": after_ms, **row}, Neighbor) for row in rows)
     except msgspec.ValidationError as error:
-        bad = datafile.invalid(error)
-        raise BadField(f"{where}.neighbors", str(bad)) from None
+        raise BadField(f"{where}.neighbors", str(datafile.invalid(error))) from None
     except BadField as error:
         raise BadField(where, str(error)) from None

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import heapq
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -45,11 +46,13 @@ from shoal.model.neighbor import (
 from shoal.model.node import NodeSpec
 from shoal.model.policy import Policy
 from shoal.model.report import EVERY_TENANT, Answer, Refused, Submit
-from shoal.sim.replay.attempts import SimJob, SleepUse
+from shoal.sim.replay.attempts import SimJob
 from shoal.sim.replay.clusters import NEVER_MS, Conditions
 from shoal.sim.replay.metrics import MILLI, Levels, Outcome, SupplyUse
 from shoal.sim.replay.replay import PROGRESS_STEPS, Progress, Replay, ReplayReply
 from shoal.sim.replay.traces import Arrival, Trace, TraceError
+
+Fields = TypeVar("Fields", bound=msgspec.Struct)
 
 ROUND_MS = 2_000  # between two rounds of a home, as of the live driver
 SOON_MS = 200  # after a decision
@@ -163,7 +166,6 @@ class Site(Replay):
         self.guests: dict[str, Guest] = {}  # by the key
         self.owes: dict[str, Debt] = {}  # by neighbor, as this cluster has it
         self.earned: dict[str, Debt] = {}  # by neighbor, as this cluster has counted it
-        self.incoming: list[tuple[Submit, Taken]] = []
         self.called = False  # something has come for its next step
         self.round_ms = self.again_ms = NEVER_MS
         self.dues: list[int] = []  # when jobs have waited for long enough to be asked about
@@ -212,12 +214,6 @@ class Site(Replay):
         self.levels.advance(now_ms)
         self.levels.sample()
         return self._close()
-
-    def _collect(self) -> None:
-        super()._collect()
-        incoming, self.incoming = self.incoming, []
-        for request, reply in incoming:
-            self.tick.ask(request, reply)
 
     def commit(self, events: Sequence[Event], finished: Sequence[Job]) -> int:
         self._nearer |= any(type(event) not in NO_NEARER for event in events)
@@ -305,7 +301,7 @@ class Site(Replay):
             asked = submission(home.spec.name, home.tenant, out) if guest is not None else None
             if guest is not None and asked is not None and asked not in guest.sent:
                 guest.sent.append(asked)
-                self.incoming.append((asked, Taken(guest)))
+                self.tick.ask(asked, Taken(guest))
                 self.called = True
 
     def report(
@@ -511,10 +507,10 @@ class Several:
 
 def merged(name: str, outcomes: Sequence[Outcome]) -> Outcome:
     """As if all were one cluster that had these nodes."""
-    levels = Levels([])
+    whole = Outcome(name, Levels([]), Counter())
+    levels, supplies = whole.levels, dict[str, SupplyUse]()
     levels.in_gpus, levels.now_ms = outcomes[0].levels.in_gpus, outcomes[0].levels.now_ms
-    whole = Outcome(name, levels, type(outcomes[0].failures)())
-    supplies: dict[str, SupplyUse] = {}
+    views = [one.ledger for one in outcomes if one.ledger is not None]
     for one in outcomes:
         levels.sums.update(one.levels.sums)
         whole.records.extend(one.records)
@@ -522,45 +518,34 @@ def merged(name: str, outcomes: Sequence[Outcome]) -> Outcome:
         whole.failures.update(one.failures)
         whole.events += one.events
         whole.step_ns.extend(one.step_ns)
-        whole.sleep = SleepUse(**_added(whole.sleep, one.sleep))
+        whole.sleep = _added(whole.sleep, one.sleep)
         for use in one.supply:
-            known = supplies.get(use.name, SupplyUse(name=""))
-            supplies[use.name] = SupplyUse(**{**_added(known, use), "name": use.name})
+            known = supplies.get(use.name)
+            supplies[use.name] = _added(known, use) if known is not None else use
     whole.supply = list(supplies.values())
-    views = [one.ledger for one in outcomes if one.ledger is not None]
     capacity = sum(view.capacity_gpu_us for view in views)
     accounts: dict[str, AccountSum] = {}
-    for view in views:
-        for row in view.accounts:
-            before = accounts.get(row.account)
-            accounts[row.account] = row if before is None else _account(before, row)
-    shares = [
-        msgspec.structs.replace(row, share=row.gpu_us / capacity if capacity else 0.0)
-        for row in accounts.values()
-    ]
+    for row in [row for view in views for row in view.accounts]:
+        before = accounts.get(row.account)
+        summed = _added(before, row) if before is not None else row
+        share = summed.gpu_us / capacity if capacity else 0.0
+        accounts[row.account] = msgspec.structs.replace(summed, share=share)
+    costs = [view.cost for view in views if view.cost is not None]
     whole.ledger = msgspec.structs.replace(
         views[0],
         capacity_gpu_us=capacity,
-        accounts=shares,
-        cost=_sum([view.cost for view in views]),
+        accounts=list(accounts.values()),
+        cost=sum(costs) if len(costs) == len(views) else None,
         notes=list(dict.fromkeys(note for view in views for note in view.notes)),
     )
     return whole
 
 
-def _added(one: msgspec.Struct, other: msgspec.Struct) -> dict[str, Any]:
-    names = [field.name for field in msgspec.structs.fields(one)]
-    return {name: getattr(one, name) + getattr(other, name) for name in names}
-
-
-def _account(one: AccountSum, other: AccountSum) -> AccountSum:
-    whole = {"gpu_us": one.gpu_us + other.gpu_us, "gpu_ms": one.gpu_ms + other.gpu_ms}
-    for name in ("cost", "energy_wh", "co2_g"):
-        whole[name] = _sum([getattr(one, name), getattr(other, name)])
-    return msgspec.structs.replace(one, **whole)
-
-
-def _sum(amounts: Sequence[float | None]) -> float | None:
-    """Known plus unknown is unknown."""
-    known = [amount for amount in amounts if amount is not None]
-    return sum(known) if len(known) == len(amounts) else None
+def _added(one: Fields, other: Fields) -> Fields:
+    """Numbers add up; known plus unknown is unknown; words are those of both."""
+    changes = {}
+    for field in msgspec.structs.fields(one):
+        first, second = getattr(one, field.name), getattr(other, field.name)
+        if not isinstance(first, str):
+            changes[field.name] = None if None in (first, second) else first + second
+    return msgspec.structs.replace(one, **changes)

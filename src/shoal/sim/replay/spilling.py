@@ -83,20 +83,12 @@ def clusters_of(several: Several) -> Clusters:
 
 
 class Spilled(msgspec.Struct, frozen=True, kw_only=True):
-    """What spilling changed under one policy, and in plain words. `cost`: of the GPU time that jobs
+    """What spilling changed under one policy, in plain words. `cost`: of the GPU time that jobs
     held, at the price where they ran."""
 
     policy: str
     handed_over: int
     handed_over_gpu_hours: float
-    wait_mean_s_without: float
-    wait_mean_s: float
-    wait_p99_s_without: float
-    wait_p99_s: float
-    completion_mean_s_without: float
-    completion_mean_s: float
-    lost_gpu_hours_without: float
-    lost_gpu_hours: float
     cost_without: float | None
     cost: float | None
     text: str
@@ -109,14 +101,6 @@ def spilled(policy: str, without: Summary, within: Summary, clusters: Clusters) 
         policy=policy,
         handed_over=jobs,
         handed_over_gpu_hours=hours,
-        wait_mean_s_without=without.wait.mean_s,
-        wait_mean_s=within.wait.mean_s,
-        wait_p99_s_without=without.wait.p99_s,
-        wait_p99_s=within.wait.p99_s,
-        completion_mean_s_without=without.completion.mean_s,
-        completion_mean_s=within.completion.mean_s,
-        lost_gpu_hours_without=without.sleep.lost_gpu_hours,
-        lost_gpu_hours=within.sleep.lost_gpu_hours,
         cost_without=cost_of_jobs(without),
         cost=cost_of_jobs(within),
         text=_text(policy, without, within, jobs, hours),
