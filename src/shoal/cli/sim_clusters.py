@@ -61,7 +61,8 @@ def play(
             outcome: Outcome = several.run(check_every, watch(several.name))
             summaries.append(summarize(outcome))
             clusters.append(clusters_of(several))
-        spilling.append(spilled(name, *summaries[-2:], clusters[-1]))
+        without, within = summaries[-2:]
+        spilling.append(spilled(name, without, within, clusters[-1]))
     return Played(summaries, clusters, spilling)
 
 
@@ -83,10 +84,10 @@ def print_clusters(played: Played) -> None:
         cells = []
         for of in played.clusters:
             owed = next((one for one in of.owed if (one.cluster, one.to) == pair), None)
-            text = gpu_hours_text(owed.gpu_hours) if owed is not None else ""
+            said = gpu_hours_text(owed.gpu_hours) if owed is not None else ""
             if owed is not None and owed.money is not None:
-                text += f", {money_text(owed.money, currency)}"
-            cells.append(text)
+                said += f", {money_text(owed.money, currency)}"
+            cells.append(said)
         rows.append([f"{pair[0]} owes {pair[1]}", *cells])
     table(columns, rows)
 

@@ -158,8 +158,10 @@ def why_not(state: State, policy: Policy, job: Job, neighbor: str, now_ms: int) 
 
 
 def _spills(share: Neighbor, job: Job, now_ms: int) -> bool:
+    """A job that has begun here begins again there, because checkpoints do not travel. So it waits
+    for as long as its saved work took: then leaving costs no more than waiting has cost."""
     waited_ms = now_ms - max(job.since_ms, job.requeued_ms)
-    return bool(share.after_ms) and waited_ms >= share.after_ms
+    return bool(share.after_ms) and waited_ms >= max(share.after_ms, job.attained_ms)
 
 
 def too_dear(share: Neighbor, wish: Wish, price: int | None) -> str:

@@ -30,6 +30,7 @@ from shoal.core.state.events.runs import (
     MembersStarted,
 )
 from shoal.model.durations import HOUR_MS
+from shoal.model.identity import EVERY_TENANT
 from shoal.model.job import Job, JobSpec
 from shoal.model.ledger import ANY, AccountSum, Price, PriceList
 from shoal.model.neighbor import (
@@ -45,7 +46,7 @@ from shoal.model.neighbor import (
 )
 from shoal.model.node import NodeSpec
 from shoal.model.policy import Policy
-from shoal.model.report import EVERY_TENANT, Answer, Refused, Submit
+from shoal.model.report import Answer, Refused, Submit
 from shoal.sim.replay.attempts import SimJob
 from shoal.sim.replay.clusters import NEVER_MS, Conditions
 from shoal.sim.replay.metrics import MILLI, Levels, Outcome, SupplyUse
@@ -241,7 +242,7 @@ class Site(Replay):
         self._settle(event)
         job.waiting = True
         self.levels.waiting += job.amount
-        self._asks_at(max(event.away_after_ms, event.at_ms + self._after_ms))
+        self._asks_after(event.job, event.at_ms, event.away_after_ms)
 
     def _settle(self, event: JobReturned | JobSettled) -> None:
         host, key = self.several.site(event.neighbor), (event.job, event.attempt)
@@ -257,11 +258,13 @@ class Site(Replay):
     def _job_requeued(self, event: JobRequeued) -> None:
         super()._job_requeued(event)
         if event.job not in self._living:
-            self._asks_at(event.at_ms + self._after_ms)
+            self._asks_after(event.job, event.at_ms)
 
-    def _asks_at(self, due_ms: int) -> None:
-        if due_ms < NEVER_MS:
-            heapq.heappush(self.dues, due_ms)
+    def _asks_after(self, job_id: str, at_ms: int, least_ms: int = 0) -> None:
+        job = self.state.jobs.get(job_id)
+        if job is not None and self._after_ms < NEVER_MS:
+            due_ms = at_ms + max(self._after_ms, job.attained_ms)
+            heapq.heappush(self.dues, max(due_ms, least_ms))
 
     def _soon(self, now_ms: int) -> None:
         self.round_ms = min(self.round_ms, now_ms + SOON_MS)
@@ -361,7 +364,7 @@ class Site(Replay):
         guest = self.guests.get(event.key)
         if guest is None:
             super()._job_submitted(event)
-            self._asks_at(event.at_ms + self._after_ms)
+            self._asks_after(event.job, event.at_ms)
             return
         guest.id = event.job
         self._living[event.job] = guest
