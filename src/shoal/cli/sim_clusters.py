@@ -35,7 +35,7 @@ class Played(NamedTuple):
 
 
 # Flags that say what the file says, or what is not for several clusters.
-APART = ("nodes", "cpus", "memory", "history", "days", "sleep", "html", "prices")
+APART = ("nodes", "gpus", "cpus", "memory", "history", "days", "sleep", "html", "prices")
 
 
 def refuse(given: Sequence[object]) -> None:

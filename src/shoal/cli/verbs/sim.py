@@ -168,7 +168,7 @@ def sim(
     factors = factor(load, "--load"), factor(scale, "--scale")
     sized = partial(stretch, jobs=jobs, load=factors[0], scale=factors[1], seed=seed)
     if clusters:
-        given = nodes, cpus, memory, history, days, sleep, html, prices
+        given = nodes, gpus != DEFAULT_GPUS, cpus, memory, history, days, sleep, html, prices
         over = partial(_several, clusters, trace, form, where, sized, skip_too_large, chosen)
         over(conditions, seed, check, json, given)
         return
