@@ -18,7 +18,13 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from shoal.core.answers.offer import offer
-from shoal.core.features.neighbors import outgoing, submission, wanted_offers, why_not
+from shoal.core.features.neighbors import (
+    SOON_MS,
+    outgoing,
+    submission,
+    wanted_offers,
+    why_not,
+)
 from shoal.core.state.events.log import Event
 from shoal.core.state.events.neighbors import JobHanded, JobReturned, JobSettled, JobWithdrawn
 from shoal.core.state.events.queue import JobReserved, JobSubmitted
@@ -56,7 +62,7 @@ from shoal.sim.replay.traces import Arrival, Trace, TraceError
 Fields = TypeVar("Fields", bound=msgspec.Struct)
 
 ROUND_MS = 2_000  # between two rounds of a home, as of the live driver
-SOON_MS = 200  # after a decision
+DECIDED_MS = 200  # after a decision
 AGAIN_MS = 60_000  # as time passes, predictions change, too
 
 
@@ -267,7 +273,7 @@ class Site(Replay):
             heapq.heappush(self.dues, max(due_ms, least_ms))
 
     def _soon(self, now_ms: int) -> None:
-        self.round_ms = min(self.round_ms, now_ms + SOON_MS)
+        self.round_ms = min(self.round_ms, now_ms + DECIDED_MS)
 
     def changed(self, now_ms: int) -> None:
         """Something has, here or at a neighbor."""
