@@ -16,7 +16,7 @@ from functools import partial
 
 import msgspec
 
-from shoal.core.features.neighbors import outgoing, wanted_offers
+from shoal.core.features.neighbors import outgoing, submission, wanted_offers
 from shoal.model.job import JobSpec, Phase
 from shoal.model.neighbor import (
     ANY,
@@ -26,7 +26,6 @@ from shoal.model.neighbor import (
     Offer,
     Outgoing,
     key_of,
-    spec_there,
     stays_home,
 )
 from shoal.model.node import NodeSpec
@@ -39,7 +38,6 @@ from shoal.model.report import (
     Refused,
     RenewLease,
     Request,
-    Submit,
 )
 from storm.faults import BadNetwork, Faults
 from storm.flows import Flows
@@ -245,12 +243,9 @@ class Site:
     def _send_job(self, host: Site, out: Outgoing) -> None:
         """It arrives at the host, however late."""
         job, attempt, away, *_ = out
-        key, there = key_of(self.name, job, attempt), spec_there(out.spec, f"from-{self.name}")
         said = partial(self._said, host, job, attempt)
-        if away.withdrawn:
-            host.take(Submit(there, key, cancelled=True, who=self.name), said)
-        elif not away.id:
-            host.take(Submit(there, key, who=self.name, until_ms=away.until_there_ms), said)
+        if asked := submission(self.name, f"from-{self.name}", out):
+            host.take(asked, said)
         elif self._until.get((job, attempt), 0) < away.until_there_ms:
             host.take(
                 RenewLease(away.id, away.until_there_ms, self.name), partial(said, id_=away.id)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from shoal.control.neighboring.known import problem_with_version
-from shoal.control.neighboring.site import amount, shape_of
+from shoal.control.neighboring.site import amount
 from shoal.control.neighboring.wire import one_line
-from shoal.model.neighbor import mark_of, marked, stays_home
+from shoal.model.job import DEFAULT_TENANT
+from shoal.model.neighbor import mark_of, marked, shape_of, stays_home
 from tests.core.build import job_spec
 
 
@@ -41,7 +42,7 @@ def test_whoever_is_only_asked_learns_the_size_of_a_job_and_no_more() -> None:
         tenant="atlas",
         user="atlas",
     )
-    shown = shape_of(secret)
+    shown = shape_of(secret, DEFAULT_TENANT)
     assert "atlas" not in repr(shown) and "a" * 64 not in repr(shown)
     assert (shown.gpus, shown.members) == (4, 2)
 

@@ -199,6 +199,22 @@ def test_the_policy_sends_jobs_that_have_waited_long_enough() -> None:
     assert home.job(job).phase is Phase.AWAY
 
 
+def test_a_job_with_saved_work_waits_for_as_long_as_that_took() -> None:
+    """It would begin again there."""
+    home = Home(Policy(neighbors=(Neighbor(name="b", after_ms=60_000),)))
+    home.join("n1", gpus=1)
+    full(home)
+    job = home.submit(gpus=1)
+    home.job(job).attained_ms = HOUR_MS  # as a requeue would have it
+    home.wait(HOUR_MS - 1)
+    home.offered(job)
+    assert home.job(job).phase is Phase.WAITING
+    assert not wanted_offers(home.state, home.policy, home.now_ms)
+    home.wait(1)
+    home.offered(job)
+    assert home.job(job).phase is Phase.AWAY
+
+
 @pytest.mark.parametrize(
     ("fields", "share", "refused"),
     [

@@ -222,6 +222,24 @@ def spec_there(spec: JobSpec, tenant: str) -> JobSpec:
     )
 
 
+def shape_of(spec: JobSpec, tenant: str) -> JobSpec:
+    """What a neighbor that has not got the job may know of it."""
+    return msgspec.structs.replace(
+        spec_there(spec, tenant),
+        command=("true",),
+        name=None,
+        env={},
+        labels={},
+        secrets=(),
+        package="",
+        workdir="",
+        requirements="",
+        volumes=(),
+        volume_shard=(),
+        volume_lazy=(),
+    )
+
+
 _MARK = re.compile(r"([0-9a-f]{8})[.](j[0-9]{1,15}(?:[.][0-9]{1,15})?)[.]([0-9]{1,15})")
 
 

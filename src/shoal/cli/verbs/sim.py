@@ -11,7 +11,7 @@ from shoal.cli.command import Argument, Option, flag, number, verb
 from shoal.forms.failure import REFUSED, USAGE, Failure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from shoal.cli.screen.show import Spinner
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from shoal.model.node import NodeSpec
     from shoal.model.policy import Policy
     from shoal.model.supply import Supply
-    from shoal.sim.replay.metrics import Summary
+    from shoal.sim.replay.clusters import Conditions
+    from shoal.sim.replay.metrics import Outcome, Summary
     from shoal.sim.replay.readers.history import History
     from shoal.sim.replay.traces import Trace
 
@@ -86,6 +87,12 @@ DEFAULT_GPUS = 8
     Option("--slow", metavar="SHARE:SPEED", default="", help="Slow nodes, e.g. 0.05:0.7."),
     Option("--stragglers", metavar="SHARE:SPEED", default="", help="Slow attempts of jobs."),
     flag("--sleep", help="Replay each policy without and with sleep: what would it save?"),
+    Option(
+        "--clusters",
+        metavar="FILE",
+        default="",
+        help="Replay over several clusters, without and with spilling between them.",
+    ),
     flag("--skip-too-large", help="Leave out jobs that do not fit on this cluster."),
     Option("--seed", metavar="N", type=number(), default=0, help="Seed of all random numbers. [0]"),
     Option(
@@ -120,6 +127,7 @@ def sim(
     slow: str,
     stragglers: str,
     sleep: bool,
+    clusters: str,
     skip_too_large: bool,
     seed: int,
     check: int,
@@ -142,6 +150,7 @@ def sim(
       shoal sim jobs.csv --nodes 8 --load 1.5 --failures 4
       shoal sim --history --days 30 --policy fair
       shoal sim --history --sleep
+      shoal sim jobs.csv --clusters clusters.yaml
       shoal sim jobs.csv.gz --nodes 64 --where vc=6214e9 --json | jq .policies[0].wait
     """
     from shoal.cli.screen import show
@@ -157,10 +166,15 @@ def sim(
     )
     brought = [supply for _, one in chosen for supply in one.supply]
     factors = factor(load, "--load"), factor(scale, "--scale")
+    sized = partial(stretch, jobs=jobs, load=factors[0], scale=factors[1], seed=seed)
+    if clusters:
+        given = nodes, gpus != DEFAULT_GPUS, cpus, memory, history, days, sleep, html, prices
+        over = partial(_several, clusters, trace, form, where, sized, skip_too_large, chosen)
+        over(conditions, seed, check, json, given)
+        return
     paid = prices_of(prices, home, history)
     play = partial(replay, conditions=conditions, seed=seed, check_every=check, prices=paid)
-    if html is not None:
-        _need_plots()
+    _need_plots(html)
     try:
         if history:
             if trace is not None:
@@ -175,21 +189,15 @@ def sim(
         if not cluster and not all(one.supply for _, one in chosen):
             raise Failure("--nodes: 0 is possible only if each --policy has a supply", USAGE)
         lived = as_it_was(played.arrivals) if not jobs and factors == (1, 1) else None
-        played = stretch(played, jobs=jobs, load=factors[0], scale=factors[1], seed=seed)
+        played = sized(played)
         for _, one in chosen:
             played = _fitting(played, cluster, one, skip_too_large)
-        outcomes = []
-        for name, one in chosen:
-            with show.Spinner(quiet=json) as progress:
-                watch = watcher(progress, name, len(played.arrivals))
-                outcomes.append(play(played, cluster, one, name=name, progress=watch))
+        outcomes = _outcomes(chosen, partial(play, played, cluster), len(played.arrivals), json)
     except TraceError as error:
         raise Failure(str(error), REFUSED) from error
     summaries = [summarize(outcome) for outcome in outcomes]
     if html is not None:
-        from shoal.sim.replay.report import page
-
-        html.write_text(page(played, cluster, outcomes, summaries), encoding="utf-8")
+        _write_page(html, played, cluster, outcomes, summaries)
     if json:
         was = {"as_it_was": lived} if lived is not None else {}
         saves = {"sleep": saved_by_sleep(summaries)} if sleep else {}
@@ -200,11 +208,88 @@ def sim(
         show.note(f"wrote {html}")
 
 
+def _write_page(
+    html: Path,
+    played: Trace,
+    cluster: list[NodeSpec],
+    outcomes: list[Outcome],
+    summaries: list[Summary],
+) -> None:
+    from shoal.sim.replay.report import page
+
+    html.write_text(page(played, cluster, outcomes, summaries), encoding="utf-8")
+
+
+def _outcomes(
+    chosen: list[tuple[str, Policy]], play: Callable[..., Outcome], jobs: int, quiet: bool
+) -> list[Outcome]:
+    from shoal.cli.screen.show import Spinner
+
+    outcomes = []
+    for name, one in chosen:
+        with Spinner(quiet=quiet) as progress:
+            outcomes.append(play(one, name=name, progress=watcher(progress, name, jobs)))
+    return outcomes
+
+
 def policy_named(name: str) -> Policy:
     """A shipped policy, or one from a file."""
     from shoal.forms.policy import find
 
     return find(name, flag="--policy")
+
+
+def _several(
+    clusters: str,
+    trace: Path | None,
+    form: str,
+    where: tuple[str, ...],
+    sized: Callable[[Trace], Trace],
+    skip: bool,
+    chosen: list[tuple[str, Policy]],
+    conditions: Conditions,
+    seed: int,
+    check: int,
+    json: bool,
+    given: tuple[object, ...],
+) -> None:
+    """Each policy over the clusters of the file, without and with spilling. `given`: flags that do
+    not go with it."""
+    from shoal.cli.screen import show
+    from shoal.cli.screen.sim_tables import print_figures
+    from shoal.cli.sim_clusters import play, print_clusters, refuse
+    from shoal.forms.clusters import read
+    from shoal.sim.replay.several import divided
+    from shoal.sim.replay.traces import TraceError
+
+    refuse(given)
+    try:
+        sites = read(clusters)
+        brought = [supply for _, one in chosen for supply in one.supply]
+        if trace is None:
+            raise Failure("TRACE is missing: name a file of jobs", USAGE)
+        nodes = [site.nodes for site in sites.sites]
+        smallest = min(nodes, key=lambda of: max(node.gpus for node in of))
+        whole = sized(_read(trace, [*smallest, *brought], form, where))
+        parts = divided(whole, sites, seed)
+        for _, policy in chosen:
+            named = zip(parts, sites.sites, strict=True)
+            parts = [_fitting(part, site.nodes, policy, skip) for part, site in named]
+        with show.Spinner(quiet=json) as progress:
+            total = len(whole.arrivals)
+            watch = partial(watcher, progress, total=total)
+            played = play(sites, parts, chosen, conditions, seed, check, watch)
+    except TraceError as error:
+        raise Failure(str(error), REFUSED) from error
+    if json:
+        document = _document(whole, sites.nodes, seed, played.summaries)
+        more = {"clusters": played.clusters, "spilling": played.spilling}
+        show.as_json({**document, **more})
+        return
+    print_figures(whole, sites.nodes, played.summaries, None, [])
+    print_clusters(played)
+    for one in played.spilling:
+        show.note(one.text)
 
 
 def _trace(
@@ -218,21 +303,28 @@ def _trace(
     brought: list[Supply],
 ) -> tuple[list[NodeSpec], Trace]:
     from shoal.cli.sim_flags import cluster_of
-    from shoal.sim.replay.clusters import gangs_for
-    from shoal.sim.replay.readers import read_trace
 
     if trace is None:
         raise Failure("TRACE is missing: name a file of jobs, or use --history", USAGE)
     if not nodes:
         raise Failure("--nodes is missing: give a number, or a CSV file with a row per node", USAGE)
     cluster = cluster_of(nodes, gpus, cpus, memory)
+    if not cluster and not brought:
+        raise Failure("--nodes: must be at least 1, because the policy has no supply", USAGE)
+    return cluster, _read(trace, [*cluster, *brought], form, where)
+
+
+def _read(
+    trace: Path, nodes: Sequence[NodeSpec | Supply], form: str, where: tuple[str, ...]
+) -> Trace:
+    from shoal.sim.replay.clusters import gangs_for
+    from shoal.sim.replay.readers import read_trace
+
     pairs = [pair.partition("=") for pair in where]
     if any(not equals for _, equals, _ in pairs):
         raise Failure("--where: write COLUMN=VALUE, e.g. --where vc=6214e9", USAGE)
     kept = {column: value for column, _, value in pairs}
-    if not cluster and not brought:
-        raise Failure("--nodes: must be at least 1, because the policy has no supply", USAGE)
-    return cluster, read_trace(trace, gangs_for([*cluster, *brought]), form=form, where=kept)
+    return read_trace(trace, gangs_for(nodes), form=form, where=kept)
 
 
 def _history(
@@ -272,7 +364,7 @@ def _fitting(played: Trace, cluster: list[NodeSpec], policy: Policy, skip: bool)
     row, why = next(iter(rows.items()))
     if not skip:
         raise Failure(
-            f"{played.name}: row {row}: {why} ({len(rows)} jobs are too large; use more --nodes, "
+            f"{played.name}: row {row}: {why} ({len(rows)} jobs are too large; use more nodes, "
             "or --skip-too-large)"
         )
     kept = [arrival for arrival in played.arrivals if arrival.row not in rows]
@@ -282,10 +374,10 @@ def _fitting(played: Trace, cluster: list[NodeSpec], policy: Policy, skip: bool)
     return msgspec.structs.replace(played, arrivals=kept)
 
 
-def _need_plots() -> None:
+def _need_plots(html: Path | None) -> None:
     from importlib.util import find_spec
 
-    if find_spec("plotly") is None:
+    if html is not None and find_spec("plotly") is None:
         raise Failure("--html: needs plotly; install it with: pip install 'shoal[sim]'")
 
 

@@ -38,6 +38,7 @@ from shoal.model.neighbor import (
     key_of,
     mark_of,
     marked,
+    shape_of,
     spec_there,
 )
 from shoal.model.offers import OffersView
@@ -203,7 +204,7 @@ class Site:
     # -- what it would do ------------------------------------------------------------------------
 
     async def _offers(self, asked: Sequence[tuple[str, JobSpec]]) -> tuple[Offer, ...]:
-        shapes = [shape_of(spec) for _, spec in asked]
+        shapes = [shape_of(spec, DEFAULT_TENANT) for _, spec in asked]
         found = await offers_of(self.wire, shapes)
         if problem := problem_with_version(found.version):
             raise ShoalError(problem)
@@ -458,24 +459,6 @@ async def offers_of(wire: Wire, shapes: list[JobSpec]) -> OffersView:
         gpus=amount(found.gpus),
         gpus_free=amount(found.gpus_free),
         waiting=amount(found.waiting),
-    )
-
-
-def shape_of(spec: JobSpec) -> JobSpec:
-    """What a neighbor that has not got the job may know of it."""
-    return msgspec.structs.replace(
-        spec_there(spec, DEFAULT_TENANT),
-        command=("true",),
-        name=None,
-        env={},
-        labels={},
-        secrets=(),
-        package="",
-        workdir="",
-        requirements="",
-        volumes=(),
-        volume_shard=(),
-        volume_lazy=(),
     )
 
 

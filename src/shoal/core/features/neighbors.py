@@ -44,12 +44,14 @@ from shoal.model.neighbor import (
     Wish,
     asks,
     cut_problem,
+    key_of,
+    spec_there,
     stays_home,
     wish_of,
 )
 from shoal.model.policy import Policy
 from shoal.model.reason import quoted
-from shoal.model.report import Accepted, Answer, DeclareGone, Refused
+from shoal.model.report import Accepted, Answer, DeclareGone, Refused, Submit
 
 # A job that may run here, too, goes only where it would start within this time.
 SOON_MS = 60_000
@@ -165,8 +167,10 @@ def barred_by(state: State, share: Neighbor, spec: JobSpec) -> str:
 
 
 def _spills(share: Neighbor, job: Job, now_ms: int) -> bool:
+    """A job that has begun here begins again there, because checkpoints do not travel. So it waits
+    for as long as its saved work took: then leaving costs no more than waiting has cost."""
     waited_ms = now_ms - max(job.since_ms, job.requeued_ms)
-    return bool(share.after_ms) and waited_ms >= share.after_ms
+    return bool(share.after_ms) and waited_ms >= max(share.after_ms, job.attained_ms)
 
 
 def too_dear(share: Neighbor, wish: Wish, price: int | None) -> str:
@@ -282,6 +286,17 @@ def outgoing(state: State) -> Iterator[Outgoing]:
     for one in state.strays.values():
         away = Away(neighbor=one.neighbor, since_ms=one.since_ms, withdrawn="it was given up")
         yield Outgoing(one.job, one.attempt, away, NEVER_RUNS, stray=True)
+
+
+def submission(home: str, tenant: str, out: Outgoing) -> Submit | None:
+    """What its host is asked: to end it, or to take it; None: it has it. The same key asks for the
+    same job."""
+    key, there = key_of(home, out.job, out.attempt), spec_there(out.spec, tenant)
+    if out.away.withdrawn:
+        return Submit(there, key, cancelled=True, who=home)
+    if not out.away.id:
+        return Submit(there, key, who=home, until_ms=out.away.until_there_ms)
+    return None
 
 
 # -- what becomes of them --------------------------------------------------------------------------

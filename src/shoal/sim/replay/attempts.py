@@ -29,6 +29,7 @@ class SimJob:
         "attempts",
         "done_ms",
         "failed",
+        "held",
         "placed_ms",
         "predicted",
         "waiting",
@@ -40,6 +41,7 @@ class SimJob:
         self.amount = amount  # what it asks for, in thousandths of GPUs
         self.done_ms = 0
         self.attempts = 0
+        self.held = 0  # by its attempts, in thousandths of GPUs times milliseconds
         self.failed = 0  # attempts that failed as they did in the log
         self.placed_ms = -1
         self.predicted: Prediction | None = None  # as a user would have read it
@@ -226,6 +228,7 @@ class Naps:
         row, slice_ = attempt.sim_job.arrival.row, attempt.slices[number]
         index = self._cluster.nodes[slice_.node].index
         self._outcome.segments.add(index, slice_, attempt.held_ms, now_ms, row)
+        attempt.sim_job.held += self._levels.amount(slice_) * (now_ms - attempt.held_ms)
 
 
 class Saved(msgspec.Struct, frozen=True, kw_only=True):

@@ -189,6 +189,14 @@ class Records:
             late_ms = max(0, placed_ms - predicted.late_ms)
             self.prediction_error_ms.append(late_ms or min(0, placed_ms - predicted.early_ms))
 
+    def extend(self, other: Records) -> None:
+        """With the jobs of another cluster."""
+        for name, column in vars(other).items():
+            if name not in ("tenant", "tenants"):
+                getattr(self, name).extend(column)
+        numbers = [self.tenants.setdefault(name, len(self.tenants)) for name in other.tenants]
+        self.tenant.extend(array("l", [numbers[tenant] for tenant in other.tenant]))
+
 
 class Segments:
     """Which job held which GPUs of which node, from when to when: for the timeline."""

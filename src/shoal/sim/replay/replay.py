@@ -169,6 +169,9 @@ class Replay:
             self._step()
             if progress is not None and len(self.outcome.step_ns) % PROGRESS_STEPS == 0:
                 progress(len(self.outcome.records), self.now_ms)
+        return self._close()
+
+    def _close(self) -> Outcome:
         for node in self.cluster.order:
             for key, attempt in node.holding.items():
                 if not attempt.lent:
@@ -182,17 +185,25 @@ class Replay:
         left = self.waited_for or self.next_arrival < len(self.trace.arrivals) or self._outside
         return not left and self.now_ms >= self.gateway.until_ms
 
-    def _next_time(self) -> int:
+    def _due_ms(self) -> int:
+        """When something happens next, if nobody else does anything."""
         suppliers_ms = self.suppliers.next_ms()
         next_ms = min(self.wake_ms, self.cluster.next_ms(), self.gateway.next_ms, suppliers_ms)
         if self.next_arrival < len(self.trace.arrivals):
             next_ms = min(next_ms, self.trace.arrivals[self.next_arrival].submit_ms)
-        elif self.now_ms >= self.gateway.until_ms and not (
-            self.cluster.attempts
-            or self.cluster.broken
-            or min(self.wake_ms, suppliers_ms) < NEVER_MS
-        ):
-            next_ms = NEVER_MS  # only failures are left to come, and they help no job
+        return max(next_ms, self.now_ms)
+
+    def _is_still(self) -> bool:
+        """Only failures are left to come, and they help no job."""
+        return (
+            self.next_arrival >= len(self.trace.arrivals)
+            and self.now_ms >= self.gateway.until_ms
+            and not (self.cluster.attempts or self.cluster.broken)
+            and min(self.wake_ms, self.suppliers.next_ms()) >= NEVER_MS
+        )
+
+    def _next_time(self) -> int:
+        next_ms = NEVER_MS if self._is_still() else self._due_ms()
         if next_ms >= NEVER_MS and not self._budgets_renew():
             raise self._stuck()
         return max(min(next_ms, self.ledger.next_ms), self.now_ms)

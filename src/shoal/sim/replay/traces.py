@@ -39,6 +39,7 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
     after: tuple[str, ...] = ()  # jobs of the log that it waited for
     begin_ms: int = 0  # how long after its submission it was to begin
     beats: bool = False  # its members reported their steps
+    cluster: str = ""  # of several, where it was submitted
     gpu_mb: int = 0  # what it has on each of its GPUs; 0: the trace does not say
     failed_ms: tuple[int, ...] = ()  # how long each attempt ran that failed before the last one
     idle_ms: tuple[tuple[int, int], ...] = ()  # from when to when of its run it used no GPU

@@ -168,6 +168,7 @@ def arrival(row: Row, gangs: Gangs, gpus: int, tenant: str) -> Arrival:
         spec=spec,
         row=row.number,
         tenant=tenant,
+        cluster=row.text("cluster"),
         exit_code=row.whole("exit_code", 0, most=255),
         gpu_mb=round(row.number_in("gpu_memory_gb", 0) * 1024),
         checkpoint_ms=None if checkpoint_s < 0 else round(checkpoint_s * 1000),
