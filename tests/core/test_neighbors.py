@@ -122,16 +122,22 @@ class Trains(Home, Training):
     pass
 
 
-def test_a_job_stays_where_its_saved_work_is() -> None:
+def test_a_job_with_saved_work_waits_for_as_long_as_that_took() -> None:
+    """It would start over there."""
     home = Trains(nodes="a", gpus=1)
-    job = home.run(gpus=1, cluster="any")
-    home.walk(job, 4, saved_step=3)
+    job = home.run(gpus=1, cluster="any", checkpoint_ms=1_000)
+    home.walk(job, 60, saved_step=50)
     home.learn_gone("a")
-    assert (home.job(job).phase, home.job(job).saved_step) == (Phase.WAITING, 3)
+    saved_ms = home.job(job).attained_ms
+    assert home.job(job).phase is Phase.WAITING and saved_ms > 0
+    home.wait(saved_ms - 1)
     assert not wanted_offers(home.state, home.policy, home.now_ms)
     home.offered(job)
     assert home.job(job).phase is Phase.WAITING
-    assert "no neighbor is asked: the work that it has saved is here" in home.why(job)
+    assert "no neighbor is asked: it has saved" in home.why(job)
+    home.wait(1)
+    home.offered(job)
+    assert home.job(job).phase is Phase.AWAY
 
 
 def test_a_job_that_waits_goes_where_it_would_start_first(home: Home) -> None:
@@ -196,22 +202,6 @@ def test_the_policy_sends_jobs_that_have_waited_long_enough() -> None:
     home.offered(job, "c")
     assert home.job(job).phase is Phase.WAITING, "c was not named"
     home.offered(job, "b")
-    assert home.job(job).phase is Phase.AWAY
-
-
-def test_a_job_with_saved_work_waits_for_as_long_as_that_took() -> None:
-    """It would begin again there."""
-    home = Home(Policy(neighbors=(Neighbor(name="b", after_ms=60_000),)))
-    home.join("n1", gpus=1)
-    full(home)
-    job = home.submit(gpus=1)
-    home.job(job).attained_ms = HOUR_MS  # as a requeue would have it
-    home.wait(HOUR_MS - 1)
-    home.offered(job)
-    assert home.job(job).phase is Phase.WAITING
-    assert not wanted_offers(home.state, home.policy, home.now_ms)
-    home.wait(1)
-    home.offered(job)
     assert home.job(job).phase is Phase.AWAY
 
 

@@ -102,19 +102,21 @@ def wanted_offers(state: State, policy: Policy, now_ms: int) -> list[Job]:
         numbers += _heads(state)
     for number in _in_turn(numbers, now_ms)[:LOOKED_MAX]:
         job = state.job_numbered(number)
-        if now_ms >= job.away_after_ms and _asks(policy, job, now_ms) and not _stays(state, job):
+        if now_ms >= job.away_after_ms and _asks(policy, job, now_ms) and not _stays(job, now_ms):
             found[job.id] = job
             if len(found) >= OFFERED_MAX:
                 break
     return list(found.values())
 
 
-def _stays(state: State, job: Job) -> str:
-    """Why it cannot leave; empty: it can."""
+def _stays(job: Job, now_ms: int) -> str:
+    """Why it cannot leave; empty: it can. Checkpoints do not travel: one that has saved work waits
+    for as long as that took, and then leaving costs no more than waiting has cost."""
     if job.until_ms:
         return "it has a lease, which is renewed here"
-    if job.saved_step or job.id in state.heard.copied:
-        return "the work that it has saved is here, and there it would start over"
+    if _waited_ms(job, now_ms) < job.attained_ms:
+        work = duration_text(job.attained_ms)
+        return f"it has saved {work} of work here, and leaves when it has waited as long"
     return stays_home(job.spec)
 
 
@@ -167,10 +169,11 @@ def barred_by(state: State, share: Neighbor, spec: JobSpec) -> str:
 
 
 def _spills(share: Neighbor, job: Job, now_ms: int) -> bool:
-    """A job that has begun here begins again there, because checkpoints do not travel. So it waits
-    for as long as its saved work took: then leaving costs no more than waiting has cost."""
-    waited_ms = now_ms - max(job.since_ms, job.requeued_ms)
-    return bool(share.after_ms) and waited_ms >= max(share.after_ms, job.attained_ms)
+    return bool(share.after_ms) and _waited_ms(job, now_ms) >= share.after_ms
+
+
+def _waited_ms(job: Job, now_ms: int) -> int:
+    return now_ms - max(job.since_ms, job.requeued_ms)
 
 
 def too_dear(share: Neighbor, wish: Wish, price: int | None) -> str:
@@ -239,7 +242,7 @@ def _refused(round_: Round, job: Job, neighbor: str, offer: Offer) -> str:
     state, policy, now_ms = round_.state, round_.policy, round_.now_ms
     if now_ms < job.away_after_ms:
         return "it has just come back"
-    if home := _stays(state, job):
+    if home := _stays(job, now_ms):
         return home
     wish = wish_of(job.spec.cluster)
     if not wish.only and (offer.start_ms or 0) > SOON_MS:
@@ -482,7 +485,7 @@ def neighbors_note(state: State, job: Job, policy: Policy, now_ms: int) -> str:
     """Why no neighbor has a job that may go to one; empty: it may not go, or nothing is known."""
     if not _asks(policy, job, now_ms):
         return ""
-    if stays := _stays(state, job):
+    if stays := _stays(job, now_ms):
         return f"no neighbor is asked: {stays}"
     wish, heard = wish_of(job.spec.cluster), state.heard.neighbors
     if now_ms < job.away_after_ms:
