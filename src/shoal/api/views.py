@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from shoal import __version__
+from shoal.api.alarms import alarm_lines
 from shoal.api.reach import Reach
 from shoal.api.sites import site_views
 from shoal.control.loop import ControlLoop
@@ -38,7 +39,7 @@ from shoal.model.labels import NODE
 from shoal.model.neighbor import PRICE_UNIT
 from shoal.model.node import JOINED, NodeHealth, NodeIntent, node_word, unenforced_of
 from shoal.model.reason import Shown
-from shoal.model.resources import WHOLE_GPU_MILLI, plural
+from shoal.model.resources import WHOLE_GPU_MILLI
 from shoal.model.series import NodeSample
 from shoal.model.service import GatewayEntry, Service, ServiceLoad
 from shoal.model.views import (
@@ -57,7 +58,6 @@ from shoal.model.views import (
 )
 
 COMMAND_CHARACTERS_MAX = 200
-HANGING_SHOWN = 3  # nodes with mounts that do not answer
 STANDING_HIDDEN = Shown("admins can see why")
 DRAINED = "drained"  # nothing runs there any more: it can be removed
 
@@ -463,36 +463,11 @@ def status_view(reach: Reach) -> StatusView:
         finished=state.finished if reach.who.sees_all else None,
         last_seq=loop.last_seq,
         waits=reach.waits(),
-        alarms=(*loop.alarms.texts, *_hanging(loop), *unsaved_lines(loop))
-        if reach.who.sees_all
-        else (),
+        alarms=alarm_lines(loop) if reach.who.sees_all else (),
         supply=supply_lines(state, loop.clock.now_ms()) if reach.who.sees_all else [],
         neighbors=len(reach.guests().union(loop.neighboring.sites if loop.neighboring else ()))
         or msgspec.UNSET,
     )
-
-
-def _alarms(loop: ControlLoop) -> tuple[str, ...]:
-    return (*loop.alarms.texts, *_hanging(loop), *unsaved_lines(loop))
-
-
-def _hanging(loop: ControlLoop) -> list[str]:
-    nodes, now_ms = list(loop.state.heard.hangs), loop.clock.now_ms()
-    lines = [f"{node}: {hung_text(loop.state, node, now_ms)}" for node in nodes[:HANGING_SHOWN]]
-    more = len(nodes) - len(lines)
-    return [*lines, f"mounts of {plural(more, 'other node')} do not answer"] if more else lines
-
-
-def unsaved_lines(loop: ControlLoop) -> list[str]:
-    """Jobs whose newest saves have failed."""
-    watches = loop.state.heard.watches.items()
-    found = [(job, watch.unsaved) for job, watch in watches if watch.unsaved]
-    lines = []
-    for job, count in found[:HANGING_SHOWN]:
-        what = "last save" if count == 1 else f"last {count} saves"
-        lines.append(f"{job}: its {what} failed; see: shoal logs {job}")
-    more = len(found) - len(lines)
-    return [*lines, f"{plural(more, 'other job')} cannot save"] if more else lines
 
 
 # What people see of jobs that sleep, and of nodes where they do.
