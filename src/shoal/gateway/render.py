@@ -11,7 +11,7 @@ import msgspec
 
 from shoal.gateway import guard, sites
 from shoal.gateway.quote import Refused, call, in_format, name, pattern, word
-from shoal.gateway.sites import IDEMPOTENT, file_name, overflow
+from shoal.gateway.sites import IDEMPOTENT, NOWHERE, file_name, overflow
 from shoal.machine.files import write_private
 from shoal.model.service import SESSION_COOKIE as COOKIE
 from shoal.model.service import (
@@ -25,7 +25,6 @@ from shoal.model.service import (
 from shoal.model.tokens import ReplicaState
 
 ENTRY = "_entry"  # not a valid service name, so it cannot clash
-NOWHERE = "_nowhere"
 
 # Prefix routing and retries see only as much of a request as fits a buffer. A large buffer is
 # copied for every request that may be retried, which halves the throughput, so only services that
@@ -124,7 +123,7 @@ def _text(wanted: Wanted, place: Place, weights: Weights, known_as: str) -> str:
         _global(wanted, place, known_as),
         _defaults(place, queries=not concerned),
         _entry(wanted, place),
-        *sites.frontends(wanted, _bind(wanted.entry.address, wanted.entry.door, ""), place.log),
+        *_between(wanted, place),
     ]
     for served in wanted.services:
         if served.route.port:
@@ -272,6 +271,12 @@ def _own_port(entry: GatewayEntry, served: Served, place: Place) -> Iterator[str
     yield f"    default_backend {name(route.service)}"
 
 
+def _between(wanted: Wanted, place: Place) -> Iterator[list[str]]:
+    bind = _bind(wanted.entry.address, wanted.entry.door, "")
+    known = [*(["    log global"] if place.log else []), OWN_ID]
+    yield from sites.frontends(wanted, bind, known)
+
+
 def _bind(address: str, port: int, certificate: str) -> str:
     host = f"[{address}]" if ":" in address else address
     secure = f" ssl crt {word(certificate)} alpn h2,http/1.1" if certificate else ""
@@ -303,13 +308,14 @@ def _identify(place: Place, *, secure: bool) -> Iterator[str]:
         yield f"    http-request set-log-level silent unless {IDENTIFIED}"
         yield "    http-response set-log-level info if { status ge 500 }"
         yield f"    http-response set-var(txn.id) uuid() if {{ status ge 500 }} !{IDENTIFIED}"
-    yield f"    http-request set-var(txn.id) req.hdr(x-request-id),bytes(0,{REQUEST_ID_BYTES})"
+    yield OWN_ID
     yield f"    http-request set-header X-Request-Id %[var(txn.id)] if {IDENTIFIED}"
     yield f"    http-after-response set-header X-Request-Id %[var(txn.id)] if {IDENTIFIED}"
     yield f"    http-request set-header X-Forwarded-Proto {'https' if secure else 'http'}"
     yield from _withhold_sessions()
 
 
+OWN_ID = f"    http-request set-var(txn.id) req.hdr(x-request-id),bytes(0,{REQUEST_ID_BYTES})"
 IDENTIFIED = "{ var(txn.id) -m found }"
 
 

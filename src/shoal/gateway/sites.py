@@ -24,6 +24,7 @@ from shoal.model.service import GatewayEntry, Route, Routing, Served, Wanted
 
 DOOR = "_door"
 HOME = "_home"
+NOWHERE = "_nowhere"
 RANKS = "sites.map"  # SERVICE/RANK -> the site
 # One backend for requests that may be repeated and one for those that may not; with the failures
 # after which the next turn begins. A site that refuses has not begun the request.
@@ -137,18 +138,17 @@ def overflow(entry: GatewayEntry, served: Served, condition: str = "") -> Iterat
         yield f"    use_backend {ONCE}{service} if {there}"
 
 
-def frontends(wanted: Wanted, bind: str, logs: bool) -> Iterator[list[str]]:
+def frontends(wanted: Wanted, bind: str, known: Iterable[str]) -> Iterator[list[str]]:
+    """`known`: rules by which the log knows a request."""
     files = {one: file_name(text) for one, text in pems(wanted).items()}
     if not files:
         return
     shared = [served for served in wanted.services if others(wanted.entry, served)]
-    log = ["    log global"] if logs else []
-    known = "    http-request set-var(txn.id) req.hdr(x-request-id),bytes(0,128)"
     client = "    http-request set-src req.hdr_ip(shoal-for)"
     door = [
         f"frontend {DOOR}",
         f"    bind {bind} ssl crt {files[DOOR]} ca-file {files[ROOM]} verify required",
-        *log,
+        *known,
         f"    http-request set-log-level silent if {{ path_beg {ROOM} }}",
         "    http-request set-var(txn.from) ssl_c_der,sha2(256),hex",
         f"    stick-table type string len 200 size {FAR_MAX * 100} expire 10s store gpc0",
@@ -158,9 +158,8 @@ def frontends(wanted: Wanted, bind: str, logs: bool) -> Iterator[list[str]]:
     home = [
         f"frontend {HOME}",
         f"    bind unix@{HOME[1:]}.sock mode 600",
-        *log,
+        *known,
         "    http-request set-var(txn.turn) req.hdr(shoal-turn),add(0)",
-        known,
         client,
     ]
     to = []
@@ -175,9 +174,9 @@ def frontends(wanted: Wanted, bind: str, logs: bool) -> Iterator[list[str]]:
         to.append(f"    use_backend {service} if {meant} {may}")
         turns = f"{meant} {{ {TURN} lt {min(len(far), TURNS_MAX)} }}"
         home += [*overflow(wanted.entry, served, turns), f"    use_backend {service} if {meant}"]
-    door += [f"    http-request return status 503 if {{ path_beg {ROOM} }}", known, client, *to]
+    door += [f"    http-request return status 503 if {{ path_beg {ROOM} }}", client, *to]
     for frontend in (door, home):
-        yield [*frontend, "    default_backend _nowhere"]
+        yield [*frontend, f"    default_backend {NOWHERE}"]
 
 
 def _full(route: Route, kept: int = 0) -> str:
