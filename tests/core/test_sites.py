@@ -245,6 +245,7 @@ def test_what_the_policy_keeps_here_is_refused_or_not_sent() -> None:
         ({"replica": {"volumes": ["/data:data"]}}, "a folder of this cluster"),
         ({"replica": {"secrets": ["token"]}}, "token=VARIABLE"),
         ({"route": {"service": "chat", "port": 8443, "certificate": "tls"}}, "secret"),
+        ({"route": {"service": "chat", "routing": "cache"}}, "a router of tokens"),
         ({"clusters": ["any"]}, "not the name of a neighbor"),
         ({"clusters": ["west", "west"]}, "twice"),
     )

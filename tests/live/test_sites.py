@@ -3,7 +3,6 @@ back everywhere if it fails at one, and ends everywhere."""
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -16,7 +15,6 @@ from harness.waiting import until
 from shoal.client import ShoalError
 from shoal.control.home import ClusterConfig
 from shoal.core.state.events.services import ServiceSet, SitesTold
-from shoal.gateway import render
 from shoal.model.job import JobSpec
 from shoal.model.service import Probe, Scale, ServiceSpec
 from shoal.model.sites import SiteView
@@ -124,9 +122,6 @@ def test_a_service_is_rolled_out_from_site_to_site_and_ends_everywhere(both: Bot
     home.stop_service("taken")
 
 
-@pytest.mark.skipif(
-    "entry.door" not in inspect.getsource(render), reason="the gateway does not call other clusters"
-)
 def test_while_home_has_no_replica_its_gateway_calls_the_other_site(both: Both) -> None:
     home = both.home.client
     port = urlsplit(both.view().url).port or 0

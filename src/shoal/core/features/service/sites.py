@@ -28,7 +28,7 @@ from shoal.model.neighbor import ANY, HERE, NeighborReport, Wish, stays_home
 from shoal.model.policy import Policy
 from shoal.model.reason import quoted
 from shoal.model.report import Accepted, Answer, DeclareGone, Refused, SetSites
-from shoal.model.service import Service, ServiceSpec
+from shoal.model.service import Routing, Service, ServiceSpec
 from shoal.model.sites import HOME_SITE, Site, SiteReport, SiteView, SiteWork
 
 # A roll-out passes a site that is silent, or at which it fails, for so long.
@@ -53,6 +53,9 @@ def clusters_problem(state: State, policy: Policy, spec: ServiceSpec) -> Refused
         return None
     if home := stays_home(spec.replica):
         return Refused("clusters", f"cannot be chosen: {home}")
+    if spec.way.routing is Routing.CACHE:
+        why = "a router of tokens knows the replicas of its own cluster only; leave out route"
+        return Refused("clusters", f"cannot be chosen: {why}")
     if spec.way.certificate:
         why = "its certificate is a secret of this cluster; leave out port and certificate"
         return Refused("clusters", f"cannot be chosen: {why}")
