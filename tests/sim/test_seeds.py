@@ -195,10 +195,12 @@ def test_every_kind_of_fault_and_every_kind_of_event_happens() -> None:
 # tests/core/test_again.py has such histories. Machines of the storm have no keys
 # (tests/core/test_keys.py), and nobody there labels jobs, sets rules or pauses schedules. A log
 # that goes back contradicts every witness (tests/core/test_restored.py). Jobs go to
-# neighbors in the storm of three clusters (tests/sim/test_neighbors.py).
+# neighbors in the storm of three clusters (tests/sim/test_neighbors.py), and services in theirs
+# (tests/sim/test_sites.py).
 SEEN_ELSEWHERE = {
     *("JobPromoted", "KeySet", "KeyRemoved", "JobLabelled", "JobNoted"),
     *("RuleSet", "RuleRemoved", "SchedulePaused", "ScheduleResumed", "ClusterRestored"),
+    *("SiteAsked", "SiteHeard", "SiteEnded", "SitesTold"),
     *(kind.__name__ for kind in kinds_of(JobEvent) if kind.__module__ == neighbors.__name__),
 }
 

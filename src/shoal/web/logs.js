@@ -165,8 +165,12 @@ export class LogView {
       },
       { passive: true },
     );
+    // Rows that come above during a smooth scroll to the end would stop it on its way.
     on("keydown", (event) => {
       if (UP.has(event.key)) upwards();
+      if (event.key !== "End" || event.shiftKey) return;
+      event.preventDefault();
+      this.follows();
     });
     on("click", (event) => {
       const row = event.target.closest(".line");
