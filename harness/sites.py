@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
@@ -17,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from harness.distance import Line, line
+from harness.ports import free_port
 from shoal.gateway.binary import holders
 from shoal.gateway.gateway import HaproxyBalancer
 from shoal.model.access import Caller
@@ -127,8 +127,4 @@ class Sites:
 
 
 def free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        held = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in held:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in held]
+    return [free_port() for _ in range(count)]

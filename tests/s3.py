@@ -15,8 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-
-from tests.train.gangs import free_port
+from harness.ports import free_port
 
 WEED = shutil.which("weed", path=str(Path(sys.executable).parent)) or shutil.which("weed")
 KEY, SECRET = "shoal-key", "shoal-secret"

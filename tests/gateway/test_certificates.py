@@ -7,6 +7,7 @@ import stat
 from pathlib import Path
 
 import msgspec
+from harness.ports import free_port
 from harness.waiting import until
 
 from shoal.control.secretstore import SecretStore
@@ -15,7 +16,7 @@ from shoal.gateway.gateway import HaproxyBalancer
 from shoal.model.service import GatewayEntry, Route, Served, Wanted
 from shoal.ports import StoreError
 from tests.gateway.test_routing import certificate
-from tests.gateway.world import World, free_port, raw
+from tests.gateway.world import World, raw
 
 ROUTE = Route(service="web", port=1, certificate="web-tls")
 KEY = SecretKey("lab", 7, "web-tls")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from harness.ports import free_port
 from harness.waiting import until
 
 from shoal.gateway import process
@@ -18,7 +19,7 @@ from shoal.gateway.binary import CHOICE, GatewayError, find_binary, holders
 from shoal.gateway.gateway import Gateway
 from shoal.machine.files import held
 from shoal.model.service import GatewayEntry, Route, Served, Wanted
-from tests.gateway.world import ROOT, Clients, World, free_port, raw
+from tests.gateway.world import ROOT, Clients, World, raw
 
 CHAT = Route(service="chat", concurrency=8)
 

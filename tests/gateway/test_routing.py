@@ -13,12 +13,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from harness.ports import free_port
 from harness.waiting import until
 
 from shoal.api.access import Access
 from shoal.gateway.binary import GatewayError
 from shoal.model.service import GatewayEntry, Route, Routing, Served, Wanted
-from tests.gateway.world import Clients, World, free_port, get, raw, read_until
+from tests.gateway.world import Clients, World, get, raw, read_until
 
 
 def chat_body(system: str, question: str, *more: str) -> bytes:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from harness.ports import free_port
 from harness.waiting import WAIT_S, until
 
 from shoal.gateway.gateway import Gateway
@@ -182,12 +183,6 @@ class Clients:
                         self.answers[text] = self.answers.get(text, 0) + 1
                     else:
                         self.failures.append(f"{status} {text}")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from harness.ports import free_port
 from harness.waiting import WAIT_S, until
 
 from shoal.client import ShoalError
@@ -20,7 +21,7 @@ from shoal.model.node import NodeIntent
 from shoal.model.service import Probe, Route, Scale, ServiceSpec
 from tests.gateway.test_certificates import presented
 from tests.gateway.test_routing import certificate
-from tests.gateway.world import Answer, free_port, get
+from tests.gateway.world import Answer, get
 from tests.live.cluster import Live
 from tests.live.serving import Serving, serving_cluster
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from harness.ports import free_port
 from harness.waiting import until
 
 import shoal.sessions
@@ -167,11 +168,6 @@ def test_exec_says_in_one_line_why_a_job_cannot_be_entered(live: Live, sleeper: 
         assert (code, out, err.count(b"\n")) == (1, b"", 1)
         assert f"error: job: {job} {why}".encode() in err
     live.client.cancel(waiting)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        return int(held.getsockname()[1])
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
+from harness.ports import free_port
 
 from shoal.model.progress import Beat
 
@@ -206,12 +207,6 @@ def clean_environment() -> dict[str, str]:
     env["PATH"] = f"{Path(sys.executable).parent}:{env.get('PATH', os.defpath)}"
     # Two small processes on few cores: threads of each would only be in each other's way.
     return env | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def last_line(text: str) -> str:
