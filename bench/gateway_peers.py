@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
+from harness import ports
 
 from shoal.gateway.binary import GatewayError, find_binary
 from shoal.gateway.gateway import Gateway
@@ -242,9 +243,7 @@ def which(name: str) -> str | None:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return ports.free_port()
 
 
 @contextlib.contextmanager
