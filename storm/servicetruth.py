@@ -8,6 +8,7 @@ from typing import Any
 from shoal.core.features.service.serve import TRIES_MAX
 from shoal.core.state.events.base import EventBase
 from shoal.core.state.events.log import Event
+from shoal.core.state.events.nodes import NodeIntended
 from shoal.core.state.events.queue import JobSubmitted
 from shoal.core.state.events.runs import JobFinished, JobPlaced, JobRequeued, JobStopping
 from shoal.core.state.events.services import (
@@ -20,6 +21,7 @@ from shoal.core.state.events.services import (
 )
 from shoal.core.state.events.sleep import JobAwake, JobDozing
 from shoal.model.job import JobSpec, MemberRef, Outcome, StopCause
+from shoal.model.node import NodeIntent
 from shoal.model.report import Request, SetService, StopService
 from shoal.model.service import Rollout, ServiceSpec
 from storm.lives import Lives, Untruth
@@ -55,6 +57,8 @@ class ServiceTruth:
         self._services: dict[str, Seen] = {}
         self._of_job: dict[str, str] = {}
         self._attempts: dict[str, int] = {}
+        self._places: dict[str, frozenset[str]] = {}
+        self._to_empty: set[str] = set()
 
     def asked(self, request: Request) -> None:
         if isinstance(request, SetService | StopService):
@@ -110,6 +114,7 @@ class ServiceTruth:
         if event.job not in self._of_job:
             return
         self._attempts[event.job] = event.attempt
+        self._places[event.job] = frozenset(one.node for one in event.slices)
         if len(event.slices) > 1 and event.door in ("", event.master):
             raise Untruth(f"{event.job} is a gang that answers where its members meet")
 
@@ -134,7 +139,9 @@ class ServiceTruth:
         if event.job not in seen.serving:
             raise Untruth(f"{event.job} is drained, but it was not served")
         seen.draining[event.job] = None
-        if len(seen.serving) < self._least(seen, event.job) and not seen.stopping:
+        has_to_go = bool(self._places[event.job] & self._to_empty)
+        few = len(seen.serving) < self._least(seen, event.job)
+        if few and not seen.stopping and not has_to_go:
             raise Untruth(
                 f"{event.job} is drained, which leaves {len(seen.serving)} ready replicas "
                 f"of the {seen.wanted} wanted of {event.service}"
@@ -184,10 +191,17 @@ class ServiceTruth:
             self._services[name].ready.pop(event.job, None)
             self._services[name].sleepers.pop(event.job, None)
 
+    def _intended(self, event: NodeIntended) -> None:
+        if event.intent is NodeIntent.DRAINING:
+            self._to_empty.add(event.node)
+        else:
+            self._to_empty.discard(event.node)
+
     def _finished(self, event: JobFinished) -> None:
         name = self._of_job.pop(event.job, None)
         if name is None:
             return
+        self._places.pop(event.job, None)
         seen = self._services[name]
         spec = seen.jobs.pop(event.job)
         seen.ready.pop(event.job, None)
@@ -222,4 +236,5 @@ JUDGES: dict[type[EventBase], Callable[[ServiceTruth, Any], None]] = {
     JobAwake: ServiceTruth._awake,
     JobRequeued: ServiceTruth._requeued,
     JobFinished: ServiceTruth._finished,
+    NodeIntended: ServiceTruth._intended,
 }

@@ -220,6 +220,19 @@ def test_a_drained_node_is_empty_in_the_end_even_if_nothing_takes_the_place(hind
         assert len(cluster.ready()) == 1
 
 
+def test_the_only_replica_leaves_a_node_when_it_has_answered_its_requests() -> None:
+    cluster = Serving(nodes=1)
+    cluster.served()
+    (old,) = cluster.ready()
+    cluster.work = {old: 1}
+    cluster.ask(SetIntent(cluster.job(old).members[0].slice.node, NodeIntent.DRAINING))
+    cluster.tick(20)
+    assert cluster.job(old).phase is Phase.RUNNING
+    cluster.work = {}
+    cluster.tick(4)
+    assert cluster.finished[old].why == "drained"
+
+
 def test_a_replica_that_the_gateway_does_not_reach_is_replaced() -> None:
     cluster = Serving()
     cluster.served()

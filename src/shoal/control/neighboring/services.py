@@ -19,7 +19,7 @@ from shoal.client.transport import ShoalError, Unreachable
 from shoal.control.loop import ControlLoop, Unreadable
 from shoal.control.neighboring.carrying import Carrier, Hidden
 from shoal.control.neighboring.door import certificate_in, plain
-from shoal.control.neighboring.wire import NO_TOKEN, NOT_FOUND, Anything, Wire, one_line
+from shoal.control.neighboring.wire import NO_TOKEN, Anything, Wire, one_line
 from shoal.core.features.service.sites import outgoing_services
 from shoal.model.access import OPEN, access_of, is_open
 from shoal.model.far import Far
@@ -76,6 +76,10 @@ class _There:
         self.door: Far | None = None
         self.bringing: asyncio.Task[None] | None = None
 
+    def stop(self) -> None:
+        if self.bringing is not None:
+            self.bringing.cancel()
+
 
 class Abroad:
     def __init__(
@@ -89,8 +93,7 @@ class Abroad:
 
     def close(self) -> None:
         for there in self._there.values():
-            if there.bringing is not None:
-                there.bringing.cancel()
+            there.stop()
 
     async def round(self, outs: list[ServiceOut], price: int | None) -> tuple[SiteReport, ...]:
         try:
@@ -98,7 +101,7 @@ class Abroad:
         except ShoalError as error:
             log.info("services that are not known here, at %s: %s", self._name, error)
         for gone in self._there.keys() - {out.work.service for out in outs}:
-            del self._there[gone]
+            self._there.pop(gone).stop()
         if not outs:
             return ()
         try:
@@ -125,7 +128,7 @@ class Abroad:
         there, version = self._there.setdefault(work.service, _There()), work.has
         try:
             async with self._few:
-                seen = await self._seen(work.service)
+                seen = await self._wire.find(Seen, ServiceCalls.service, work.service)
                 version = self._version(seen)
                 if work.ends:
                     return await self._end(work, seen, version)
@@ -164,14 +167,6 @@ class Abroad:
         if not version or work.has != work.version:
             return version != work.version or there.sent != spec
         return version == work.version and there.sent != spec
-
-    async def _seen(self, name: str) -> Seen | None:
-        try:
-            return await self._wire.ask(Seen, ServiceCalls.service, name)
-        except ShoalError as error:
-            if error.status != NOT_FOUND:
-                raise
-            return None
 
     def _version(self, seen: Seen | None) -> int:
         mark = seen.spec.replica.labels.get(HOME, "") if seen is not None else ""

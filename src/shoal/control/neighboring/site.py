@@ -20,7 +20,7 @@ from shoal.control.loop import ControlLoop, Unreadable
 from shoal.control.neighboring.carrying import Carrier, Incomplete
 from shoal.control.neighboring.known import Known, problem_with_version
 from shoal.control.neighboring.services import Abroad, ServiceOut
-from shoal.control.neighboring.wire import NOT_FOUND, Anything, Wire, one_line
+from shoal.control.neighboring.wire import Anything, Wire, one_line
 from shoal.core.features.neighbors import outgoing
 from shoal.model.away import Away
 from shoal.model.durations import HOUR_MS
@@ -305,20 +305,12 @@ class Site:
             if not await self._ready(out, there):
                 return None
             return await self._submit(out)
-        seen = row or await self._found(there.id)
+        seen = row or await self.wire.find(Seen, JobCalls.job, there.id)
         if seen is None or seen.labels.get(HOME) != mark_of(self._cluster, out.job, out.attempt):
             raise ShoalError(f"it does not know {there.id} any more")
         if out.away.until_there_ms > there.until_ms and seen.finished_ms is None:
             await self._renew(there, out.away.until_there_ms)
         return seen
-
-    async def _found(self, id_: str) -> Seen | None:
-        try:
-            return await self.wire.ask(Seen, JobCalls.job, id_)
-        except ShoalError as error:
-            if error.status != NOT_FOUND:
-                raise
-            return None
 
     async def _renew(self, there: There, until_ms: int) -> None:
         try:

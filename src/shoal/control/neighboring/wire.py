@@ -64,6 +64,15 @@ class Wire:
                     raise self._silent(error, within_s) from None
         raise AssertionError("it has returned")
 
+    async def find(self, kind: type[Kind], method: Callable[..., Any], name: str) -> Kind | None:
+        """None: there is no such thing there."""
+        try:
+            return await self.ask(kind, method, name)
+        except ShoalError as error:
+            if error.status != NOT_FOUND:
+                raise
+            return None
+
     async def send(
         self, method: Callable[..., Any], name: str, size: int, pieces: AsyncIterator[bytes]
     ) -> None:

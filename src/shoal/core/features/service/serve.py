@@ -366,9 +366,9 @@ def _drained(round_: Round, job: Job, lead: int) -> str:
 
 
 def _empty_nodes(round_: Round, service: Service, old: list[Job], new: list[Job]) -> None:
-    """A replica that answers on a node that drains stays until another one answers; but it is
-    stopped if there is no room for another, or none gets ready. On a node that ends, it stays for
-    as long as it can."""
+    """A replica that answers on a node that drains stays until another one answers; but it leaves
+    if there is no room for another, or none gets ready: what it has in flight is answered first,
+    unless the node ends. There it stays for as long as it can."""
     staying = [job for job in old if job.id not in service.draining and not _ends(job)]
     found = ((job, _drained(round_, job, stop_ms(round_.state, job))) for job in staying)
     here = [(job, why) for job, why in found if why]
@@ -380,7 +380,11 @@ def _empty_nodes(round_: Round, service: Service, old: list[Job], new: list[Job]
         return
     reason = f"{waits[0].mention} waits for room" if waits else "no other replica got ready"
     for job, why in here:
-        _stop(round_, job, StopCause.DRAIN, f"{why}, and {reason}")
+        nodes = [round_.state.nodes[member.slice.node] for member in job.members]
+        if _serves(service, job) and all(node.end is None for node in nodes):
+            _drain(round_, service, job, f"{why}, and {reason}")
+        else:
+            _stop(round_, job, StopCause.DRAIN, f"{why}, and {reason}")
 
 
 def _start(round_: Round, service: Service) -> None:
