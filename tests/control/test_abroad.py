@@ -13,6 +13,7 @@ from shoal.client.transport import ShoalError, Unreachable
 from shoal.control.certificates import self_signed
 from shoal.control.neighboring import services
 from shoal.control.neighboring.services import Abroad, ServiceOut, sent_spec
+from shoal.control.neighboring.wire import Wire
 from shoal.core.state.state import State
 from shoal.model.far import Far
 from shoal.model.neighbor import HOME
@@ -28,6 +29,7 @@ class Neighbor:
     """Answers calls as a host does. It goes back by itself if a version is `bad`."""
 
     url = "https://192.0.2.7:7700"
+    find = Wire.find
 
     def __init__(self) -> None:
         self.specs: dict[str, list[ServiceSpec]] = {}
