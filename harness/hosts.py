@@ -277,7 +277,10 @@ class Host:
         _call("tc", "-n", self.namespace, "qdisc", "replace", "dev", "eth0", *limit)
 
     def lose(self, share: float) -> None:
-        """This share of the packets that come in and that go out is lost."""
+        """This share of the packets that come in and that go out is lost. Each of them is one: the
+        kernel does not pass on many in one piece."""
+        _call("ip", "-n", self._switch, "link", "set", self._port, "gso_max_segs", "1")
+        _call("ip", "-n", self.namespace, "link", "set", "eth0", "gso_max_segs", "1")
         loss = ("-m", "statistic", "--mode", "random", "--probability", str(share), "-j", "DROP")
         self._iptables("-A", "INPUT", "-i", "eth0", *loss)
         self._iptables("-A", "OUTPUT", "-o", "eth0", *loss)

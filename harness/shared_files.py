@@ -191,7 +191,8 @@ class Moose(SharedFiles):
         return Daemon(host, program, "-f", *more, "-c", str(config), "start")
 
     def _client(self, _home: Path, path: Path) -> tuple[str, ...]:
-        options = f"mfsmaster={self._meta.address},mfsnice=0,mfsallowoomkiller"
+        # As `mount` does: what fell into the empty folder meanwhile is no reason not to.
+        options = f"mfsmaster={self._meta.address},mfsnice=0,mfsallowoomkiller,nonempty"
         return "mfsmount", "-f", str(path), "-o", options
 
 

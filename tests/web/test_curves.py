@@ -47,7 +47,7 @@ def chart(visit: Visit, name: str) -> Locator:
 
 
 def choices(visit: Visit) -> dict[str, str]:
-    _, _, query = visit.page.url.partition("?")
+    _, _, query = visit.page.evaluate("location.href").partition("?")
     return {key: values[0] for key, values in parse_qs(query).items()}
 
 
@@ -138,7 +138,7 @@ def test_two_runs_are_laid_over_each_other_and_their_differences_listed(
     visit.go(f"job/{second}")
     page.get_by_role("link", name=f"Compare with {first}").click()
     page.wait_for_selector("main[data-view=compare]")
-    assert page.url.endswith(f"#/compare/{first},{second}")
+    assert page.evaluate("location.href").endswith(f"#/compare/{first},{second}")
     for name in CHARTS:
         until(lambda: chart(visit, name).locator("polyline").count() == 2)  # noqa: B023
     mark = chart(visit, "loss").locator(".mark title")

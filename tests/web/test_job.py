@@ -61,7 +61,7 @@ def test_a_link_shows_the_same_lines_of_a_job_its_files_and_the_failed_elements(
     until(lambda: elements.locator("tr[data-job]").count() == 4)
     elements.get_by_role("button", name="1 failed").click()
     until(lambda: elements.locator("tr[data-job]").count() == 1)
-    assert page.url.endswith(f"#/job/{array}?elements=failed")
+    assert page.evaluate("location.href").endswith(f"#/job/{array}?elements=failed")
     elements.get_by_role("link", name=f"{array}.2").click()
     page.locator("[data-fact=array]", has_text=f"element 2 of {array}").wait_for()
     visit.go("jobs?tab=schedules")

@@ -119,7 +119,9 @@ def test_colors_bars_nasty_bytes_the_order_of_members_and_the_first_error(
     page.get_by_role("button", name="First error", exact=True).click()
     marked = log.locator("[aria-current]")
     marked.filter(has_text="Traceback").wait_for()
-    assert f"line={marked.get_attribute('data-line')}".replace(":", "%3A") in page.url
+    assert f"line={marked.get_attribute('data-line')}".replace(":", "%3A") in page.evaluate(
+        "location.href"
+    )
     page.get_by_role("button", name="Copy link").click()
     page.get_by_text("Link copied").wait_for()
     link = page.evaluate("navigator.clipboard.readText()")

@@ -115,11 +115,11 @@ def test_a_large_cluster_is_racks_with_their_share_and_zooms_to_nodes(visit: Vis
     tip.get_by_text("n20 quarantined").wait_for()
     page.mouse.click(*box)
     page.wait_for_function("() => shoalMap.plan.tiles.length === 16")
-    assert "zoom=b0%2Fr1" in page.url
+    assert "zoom=b0%2Fr1" in page.evaluate("location.href")
     page.locator("nav[aria-label='Part of the cluster']").get_by_text("r1").wait_for()
     page.keyboard.press("Escape")
     page.wait_for_function("() => shoalMap.plan.tiles.length === 125")
-    assert "zoom" not in page.url
+    assert "zoom" not in page.evaluate("location.href")
 
     # Keys: the first block, then its first rack, and out again.
     page.locator(".map canvas").focus()
@@ -196,19 +196,19 @@ def test_what_is_found_stays_marked_and_is_in_the_address(visit: Visit) -> None:
     page.keyboard.press("Escape")
     page.wait_for_function("() => shoalMap.lit === null && !shoalMap.queued")
     clear = visit.color("n0", 0)
-    assert "find" not in page.url
+    assert "find" not in page.evaluate("location.href")
 
     key = page.locator(".legend button").nth(2)  # of j2
     key.click()
     found.get_by_text("1 job").wait_for()
     expect(key).to_have_attribute("aria-pressed", "true")
-    assert page.url.endswith("?q=j2")
+    assert page.evaluate("location.href").endswith("?q=j2")
     until(lambda: visit.color("n0", 0) != clear, "the others are dim")
     assert visit.color("n2", 0) == one
     page.mouse.move(400, 500)  # the pointer over another job changes nothing
     page.evaluate("shoalMap.light('j0'), shoalMap.draw()")
     assert visit.color("n0", 0) != clear
-    link = page.url
+    link = page.evaluate("location.href")
     page.goto("about:blank")
     page.goto(link)
     page.locator("[data-name=found]").get_by_text("No matches").wait_for()  # on the live one
@@ -247,7 +247,7 @@ def test_layers_show_the_health_of_gpus_links_and_storage(visit: Visit, live: Li
         )
         for key, count in counts.items():
             expect(page.locator(f".legend [data-class={key}] .dim")).to_contain_text(f"{count} ")
-        assert f"by={layer.lower()}" in page.url
+        assert f"by={layer.lower()}" in page.evaluate("location.href")
     assert visit.color("n0", 0) != visit.color("n3", 0), "not measured"
     words = "shoalMap.layer.lines(shoalMap.cluster.nodes.get('n1'), 0).join()"
     assert "the disk is full" in page.evaluate(words)
@@ -263,7 +263,7 @@ def test_a_node_opens_has_a_page_and_stays_open_in_the_address(visit: Visit, liv
     page.keyboard.press("Enter")
     page.locator(".panel h2").wait_for()
     node = page.locator(".panel h2").inner_text()
-    assert f"node={node}" in page.url
+    assert f"node={node}" in page.evaluate("location.href")
     assert page.locator(".panel a", has_text="Open node").get_attribute("href") == (
         f"#/node/{node}"
     )

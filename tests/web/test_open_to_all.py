@@ -106,7 +106,7 @@ def test_the_palette_leads_to_views_and_jobs_by_keys_alone(
     page.get_by_role("option", name="runs").first.wait_for()
     page.keyboard.press("Enter")
     page.locator("main[data-view=job]").wait_for()
-    assert jobs["runs"] in page.url
+    assert jobs["runs"] in page.evaluate("location.href")
     page.keyboard.press("Control+k")
     page.get_by_role("combobox", name="Search or run a command").fill("zzzz")
     page.get_by_text("No results").wait_for()

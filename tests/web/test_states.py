@@ -163,7 +163,9 @@ def test_the_table_is_a_few_keys_away(visit: Visit, arguments: dict[str, str]) -
     assert arguments["job"]
     page = visit.page
     visit.go("jobs?find=here")
-    assert page.url.endswith("#/jobs?q=here"), "what the search was called before"
+    assert page.evaluate("location.href").endswith("#/jobs?q=here"), (
+        "what the search was called before"
+    )
     page.locator("[role=grid] [data-job]").first.wait_for()
     page.get_by_role("link", name="Skip to content").focus()  # the first stop
     page.keyboard.press("Enter")

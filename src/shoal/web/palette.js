@@ -5,7 +5,6 @@ import { h } from "./dom.js";
 import { replace } from "./patch.js";
 
 const SHOWN_MAX = 12;
-let open = null;
 
 export function watchKeys() {
   addEventListener("keydown", (event) => {
@@ -29,7 +28,7 @@ const typing = (element) =>
   element instanceof HTMLElement && (element.isContentEditable || /^(INPUT|TEXTAREA|SELECT)$/.test(element.tagName));
 
 export function show() {
-  if (open || document.querySelector("dialog[open]")) return;
+  if (document.querySelector("dialog[open]")) return;
   let rows = [];
   let at = 0;
   let asked = 0;
@@ -107,9 +106,7 @@ export function show() {
   box.addEventListener("close", () => {
     asked += 1;
     box.remove();
-    open = null;
   });
-  open = box;
   document.body.append(box);
   box.showModal();
   input.focus();

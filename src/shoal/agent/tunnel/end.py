@@ -40,6 +40,7 @@ TABLES_FROM = 0x5300_0000  # of routes; no other program counts from there
 FIRST, THEN = "1420", "1421"  # rules: who may use the network, and that nobody else does
 HOST = re.compile(r"[A-Za-z0-9.:_-]{1,253}")
 PR_SET_PDEATHSIG = 1
+SOCKETS = Path("/var/run/wireguard")  # where a program that is WireGuard is asked
 
 
 class Problem(Exception):
@@ -85,7 +86,7 @@ class End:
             preexec_fn=_die_with_parent,
         )
         deadline = time.monotonic() + UP_S
-        while not _try("wg", "show", self.name):
+        while not _answers(SOCKETS / f"{self.name}.sock"):
             if self.program.poll() is not None or time.monotonic() > deadline:
                 raise Problem("wireguard-go does not start on this node")
             time.sleep(0.02)
@@ -240,6 +241,14 @@ def _mtu(others: list[dict[str, Any]]) -> int:
                 mtu = probe.getsockopt(level, IPV6_MTU if version6 else IP_MTU)
                 least = min(least, mtu - OVERHEAD_BYTES)
     return max(MTU_MIN, least)
+
+
+def _answers(path: Path) -> bool:
+    """`wg` would remove a socket that exists and does not listen yet."""
+    with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):
+        probe.connect(str(path))
+        return True
+    return False
 
 
 def _die_with_parent() -> None:
