@@ -18,8 +18,10 @@ from shoal.core.state.facts import Snapshot
 from shoal.core.state.load import restore
 from shoal.core.step import Step
 from shoal.model.budget import BudgetPeriod, Spending
+from shoal.model.commands import Launch
 from shoal.model.identity import Identity, Role, User
 from shoal.model.job import Job, JobSpec, Outcome, Phase
+from shoal.model.kept import Copied
 from shoal.model.neighbor import (
     OFFERED_MAX,
     Ending,
@@ -108,6 +110,11 @@ def full(home: Home) -> None:
     home.run(gpus=1)
 
 
+def launched(cluster: Cluster) -> Launch:
+    (launch,) = [one for one in cluster.last.commands if isinstance(one, Launch)]
+    return launch
+
+
 def away(job: Job) -> Any:
     assert job.away is not None
     return job.away
@@ -122,7 +129,32 @@ class Trains(Home, Training):
     pass
 
 
-def test_a_job_with_saved_work_waits_for_as_long_as_that_took() -> None:
+def test_a_job_whose_saved_work_is_at_the_head_leaves_at_once() -> None:
+    """It goes on there where it was here."""
+    home = Trains(nodes="a", gpus=1)
+    job = home.submit(gpus=1, cluster="any", checkpoint_ms=1_000)
+    launch = launched(home)
+    assert launch.travels and launch.copies and not launch.continues
+    home.deliver()
+    home.hear("a")
+    home.walk(job, 60, saved_step=50)
+    home.state.heard.copied[job] = Copied(job, 1, 49, 0)
+    home.learn_gone("a")
+    home.offered(job)
+    assert home.job(job).phase is Phase.WAITING, "its newest step is not at the head"
+    home.state.heard.copied[job] = Copied(job, 1, 50, 0)
+    home.offered(job)
+    assert home.job(job).phase is Phase.AWAY
+
+
+def test_the_host_fetches_what_came_with_the_job_and_copies_what_it_saves() -> None:
+    host = Trains(nodes="a", gpus=1)
+    host.submit(gpus=1, labels={"home": "0123abcd.j1.2"})
+    launch = launched(host)
+    assert launch.travels and launch.continues and launch.copies
+
+
+def test_a_job_with_saved_work_that_is_not_at_the_head_waits_for_as_long_as_that_took() -> None:
     """It would start over there."""
     home = Trains(nodes="a", gpus=1)
     job = home.run(gpus=1, cluster="any", checkpoint_ms=1_000)

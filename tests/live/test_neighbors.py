@@ -28,6 +28,7 @@ from shoal import __version__
 from shoal.client import Address, ShoalError
 from shoal.control.home import ClusterConfig
 from shoal.model.identity import Role
+from shoal.model.kept import Kind as Folder
 from shoal.model.neighbor import Neighbor
 from shoal.model.neighbor_views import NewNeighbor
 from shoal.model.people import NewToken
@@ -342,6 +343,94 @@ while True:
     with listener.accept()[0] as end:
         end.sendall(b"from there\\n")
 """
+
+
+TRAINS = """
+cd $SHOAL_CHECKPOINT_DIR; n=$(cat step 2>/dev/null || echo 0); echo "begins at $n"
+head -c 9000000 /dev/urandom > weights
+until [ -e {end} ]; do n=$((n + 1)); echo $n > .new; mv .new step; sleep 0.1; done"""
+
+
+class Trained(NamedTuple):
+    """A job that trains at home, then elsewhere, then at home."""
+
+    pair: Pair
+    job: str
+
+    def saved(self) -> list[str]:
+        """What of it is at the head of home."""
+        found = self.pair.home.client.files(self.job, kind=Folder.CHECKPOINT).files
+        return [file.path for file in found]
+
+    def begun(self) -> list[int]:
+        """The steps at which it began, by attempts of home: here, there, and here again."""
+        home = self.pair.home.client
+        numbers = range(1, home.job(self.job).attempt + 1)
+        logs = [home.logs(self.job, attempt=number) for number in numbers]
+        return [int(log.data.split()[-1]) for log in logs if log.data]
+
+    def until_begun(self, times: int) -> None:
+        home = self.pair.home.client
+        until(lambda: len(self.begun()) == times, "not begun", lambda: home.job(self.job).why)
+
+
+def trained(pair: Pair, end: Path, **fields: Any) -> Trained:
+    made = Trained(pair, pair.home.run(TRAINS.format(end=end), cluster="any", gpus=1, **fields))
+    until(lambda: "step" in made.saved(), "nothing of it is at the head", made.saved)
+    return made
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_saved_work_goes_there_and_comes_back(pair: Pair, seen: Path, *, dies: bool) -> None:
+    """A node here is drained, then the host ends the job: each time it goes on where it was, also
+    if both controllers are killed while its work is on its way."""
+    home, west = pair.home.client, pair.west.client
+    one = trained(pair, seen / "end")
+    if dies:
+        pair.cable.trap(QUESTION)
+    home.change_node("n1", "drain")
+    if dies:
+        assert pair.cable.caught.wait(WAIT_S)
+        pair.home.kill_controller()
+        pair.west.kill_controller()
+        pair.cable.mend()
+    there = pair.until_there(one.job)
+    one.until_begun(2)
+    until(lambda: west.files(there, kind=Folder.CHECKPOINT).files, "nothing of it is at the host")
+    home.change_node("n1", "uncordon")
+    west.cancel(there)
+    one.until_begun(3)
+    (seen / "end").touch()
+    assert pair.ended(one.job) == "succeeded"
+    first, second, third = one.begun()
+    assert first == 0 < second < third
+    assert "step" in one.saved() and "weights" in one.saved()
+
+
+@pytest.mark.soak
+def test_a_cut_loses_the_work_of_half_a_minute(pair: Pair, seen: Path) -> None:
+    """What it saved there before is here, and it goes on from that when its lease is over."""
+    home = pair.home.client
+    one = trained(pair, seen / "end", if_cut_ms=60_000)
+    home.change_node("n1", "drain")
+    there = pair.until_there(one.job)
+    one.until_begun(2)
+    before = {file.path: file for file in home.files(one.job, kind=Folder.CHECKPOINT).files}
+
+    def newer() -> bool:
+        found = home.files(one.job, kind=Folder.CHECKPOINT).files
+        return any(before[file.path] != file for file in found if file.path == "step")
+
+    until(newer, "nothing came back")
+    pair.cable.cut()
+    assert pair.west.wait(there) == "cancelled"  # by itself
+    home.change_node("n1", "uncordon")
+    one.until_begun(3)
+    pair.cable.mend()
+    (seen / "end").touch()
+    assert pair.ended(one.job) == "succeeded"
+    first, second, third = one.begun()
+    assert first == 0 < second < third
 
 
 def test_a_job_there_is_entered_from_here(pair: Pair) -> None:

@@ -16,7 +16,7 @@ from shoal.api.audit import Audit, audited
 from shoal.api.events import Events
 from shoal.api.fabric import FabricApi, StorageApi
 from shoal.api.feed import Feed
-from shoal.api.files import Files
+from shoal.api.files import Files, Handed, part_of
 from shoal.api.finding import Annotations, provide_wanted
 from shoal.api.forwarded import ACCESS, SERVED, entry_for, head_urls, headed
 from shoal.api.handling import Asked, Handler, handles
@@ -56,6 +56,7 @@ from shoal.api.views import (
 )
 from shoal.api.workflows import Schedules, Workflows
 from shoal.calls.cluster import ClusterCalls, NodeCalls, ServiceCalls
+from shoal.control.filedesk import FileDesk
 from shoal.control.history.history import History
 from shoal.control.home import Home
 from shoal.control.loop import ControlLoop
@@ -248,6 +249,7 @@ ROUTES: list[type | Handler] = [
     Logs,
     Sessions,
     Files,
+    Handed,
     Annotations,
     Services,
     Trying,
@@ -306,6 +308,8 @@ def build(
         Feed(loop, lambda: kept.newest),
     )
     loop.people_changed = access.watcher.look
+    if isinstance(loop.files, FileDesk):
+        loop.files.part = partial(part_of, loop, loop.files.store)
     meetings, tries, moments = Meetings(urls_of(reach)), Tries(entry), Moments(home)
 
     def entry_of(connection: Connection) -> GatewayEntry:

@@ -9,27 +9,34 @@ from typing import Annotated, TypeVar
 from msgspec import Meta
 from msgspec.structs import replace
 
+from shoal.api.audit import quiet
 from shoal.api.handling import aside, handles
+from shoal.api.http import Request
 from shoal.api.problems import Refusal
 from shoal.api.reach import Reach
 from shoal.calls.jobs import JobCalls
-from shoal.control.filedesk import FileDesk
+from shoal.control.filedesk import FileDesk, NotGiven
+from shoal.control.handed_work import HandedWork, NotTaken
 from shoal.control.kept_files import Copy, Index
+from shoal.control.loop import ControlLoop
 from shoal.control.outputs import OutputStore
 from shoal.control.secretstore import SecretError, files_key
 from shoal.link.sealed_files import clear_size
 from shoal.machine.paths import MOUNTS
 from shoal.model.blocks import BLOCK_BYTES
+from shoal.model.identity import EVERY_TENANT
 from shoal.model.job import Phase
 from shoal.model.kept import (
     PATH_BYTES_MAX,
     FileKey,
     FilePart,
     FilesView,
+    HandedFiles,
     KeptFile,
     Kind,
     held_key,
 )
+from shoal.model.kept import Handed as Kept
 
 PART_BYTES = 4 << 20
 HEAD = ""  # as the name of whoever fetches: no node has it
@@ -75,14 +82,10 @@ class Files:
     ) -> FilePart:
         job, store = reach.job(job_id), _store(reach)
         try:
-            held = None
-            if folder is Kind.CHECKPOINT:
-                held = await _asked(store, lambda: find(store, job.id, path))
-            if held is not None:
-                part = await aside(lambda: _from_nodes(reach, job.id, *held, offset))
-            else:
-                part = await _asked(store, lambda: _read(store, job.id, path, offset, folder))
+            part = await part_of(reach.loop, store, job.id, path, offset, folder)
             return replace(part, encrypted=True) if job.spec.encrypt else part
+        except NotGiven as problem:
+            raise Refusal(503, str(problem), "path") from None
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             message = f"{job.id} has kept no file {path[:100]!r}; see: shoal ls {job.id}"
             raise Refusal(404, message, "path") from None
@@ -97,6 +100,53 @@ class Files:
             return FileKey(job=job.id, key=await aside(lambda: files_key(secrets, identity, job)))
         except SecretError as error:
             raise Refusal(422, f"cannot read the key of its files: {error}", "job") from None
+
+
+HANDED_BYTES_MAX = 8 << 20  # of one part, as JSON
+
+
+class Handed:
+    """Saved work of jobs that a neighbor is about to hand over."""
+
+    @handles(JobCalls.handed)
+    async def come(self, reach: Reach, mark: str) -> FilesView:
+        files = await self._done(reach, lambda work, owner: work.come(owner, mark))
+        return FilesView(job="", files=files, total_bytes=sum(one.size for one in files))
+
+    @handles(JobCalls.hand_part, body_max=HANDED_BYTES_MAX)
+    async def part(self, request: Request, reach: Reach, mark: str, data: FilePart) -> Kept:
+        quiet(request.scope)  # one line for all of it
+        bound = reach.loop.policy.checkpoint_copy_mb << 20
+        wrote = await self._done(reach, lambda work, owner: work.write(owner, mark, data, bound))
+        return Kept(kept=wrote)
+
+    @handles(JobCalls.hand_files)
+    async def settle(self, reach: Reach, mark: str, data: HandedFiles) -> Kept:
+        await self._done(reach, lambda work, owner: work.settle(owner, mark, data.files))
+        return Kept(kept=sum(one.size for one in data.files))
+
+    async def _done(self, reach: Reach, work: Callable[[HandedWork, str], T]) -> T:
+        if reach.tenant == EVERY_TENANT:
+            raise Refusal(422, "is for neighbors, which are users of one tenant", "mark")
+        desk, owner = _desk(reach), reach.loop.state.identity.key(reach.tenant)
+        try:
+            return await _asked(desk.store, lambda: work(desk.handed, owner))
+        except NotTaken as problem:
+            raise Refusal(422, f"cannot take the work of this job: {problem}", "mark") from None
+        except OSError as error:
+            message = f"cannot keep the work of this job: {error.strerror}"
+            raise Refusal(507, message, "mark") from None
+
+
+async def part_of(
+    loop: ControlLoop, store: OutputStore, job: str, path: str, offset: int, kind: Kind
+) -> FilePart:
+    held = None
+    if kind is Kind.CHECKPOINT:
+        held = await _asked(store, lambda: find(store, job, path))
+    if held is not None:
+        return await aside(lambda: _from_nodes(loop, store, job, *held, offset))
+    return await _asked(store, lambda: _read(store, job, path, offset, kind))
 
 
 async def _asked(store: OutputStore, work: Callable[[], T]) -> T:
@@ -136,11 +186,14 @@ def find(store: OutputStore, job: str, path: str) -> tuple[Copy, KeptFile] | Non
     return None
 
 
-def _from_nodes(reach: Reach, job: str, copy: Copy, file: KeptFile, offset: int) -> FilePart:
+def _from_nodes(
+    loop: ControlLoop, store: OutputStore, job: str, copy: Copy, file: KeptFile, offset: int
+) -> FilePart:
     """One block, from a node that holds it."""
-    from shoal.agent.blocks.fetch import Line, NotGiven
+    from shoal.agent.blocks.fetch import Line
+    from shoal.agent.blocks.fetch import NotGiven as NotSent
 
-    manifest = _store(reach).manifest(job, copy)
+    manifest = store.manifest(job, copy)
     layout, problems = manifest.layout, []
     number = next(n for n, (path, _) in enumerate(layout.files) if path == file.path)
     data, start = b"", offset - offset % BLOCK_BYTES
@@ -148,7 +201,7 @@ def _from_nodes(reach: Reach, job: str, copy: Copy, file: KeptFile, offset: int)
     if offset < file.size:
         block = blocks[start // BLOCK_BYTES]
         for node in copy.holders:
-            peer = reach.loop.blocks.peer(node, held_key(job, copy.manifest), HEAD)
+            peer = loop.blocks.peer(node, held_key(job, copy.manifest), HEAD)
             try:
                 if peer is not None:
                     line = Line(peer, HEAD)
@@ -158,11 +211,11 @@ def _from_nodes(reach: Reach, job: str, copy: Copy, file: KeptFile, offset: int)
                     finally:
                         line.close()
                     break
-            except NotGiven as problem:
+            except NotSent as problem:
                 problems.append(str(problem))
         else:
             there = "; ".join(problems) or f"{', '.join(copy.holders)} cannot be reached"
-            raise Refusal(503, f"no node that holds it gives it now: {there}", "path")
+            raise NotGiven(f"no node that holds it gives it now: {there}")
     return FilePart(
         path=file.path,
         offset=offset,
@@ -173,8 +226,12 @@ def _from_nodes(reach: Reach, job: str, copy: Copy, file: KeptFile, offset: int)
     )
 
 
-def _store(reach: Reach) -> OutputStore:
+def _desk(reach: Reach) -> FileDesk:
     desk = reach.loop.files
     if not isinstance(desk, FileDesk):
         raise Refusal(404, "this controller keeps no files of jobs")
-    return desk.store
+    return desk
+
+
+def _store(reach: Reach) -> OutputStore:
+    return _desk(reach).store

@@ -8,7 +8,9 @@ from shoal.api.packages import note_package, refuse_unknown_package
 from shoal.api.problems import Refusal, accepted
 from shoal.api.reach import Reach, scoped_key
 from shoal.api.secrets import refuse_unknown_secrets
+from shoal.control.filedesk import FileDesk
 from shoal.model.job import JobSpec
+from shoal.model.neighbor import handed_here
 from shoal.model.report import Answer, Submit
 from shoal.model.views import Submissions, Submitted
 
@@ -73,7 +75,16 @@ async def entered(
     await reach.loop.settled()
     if not cancelled:
         note_package(reach, spec.package, spec.tenant)
+        await _adopt_work(reach, spec, str(answer.id))
     return str(answer.id)
+
+
+async def _adopt_work(reach: Reach, spec: JobSpec, job: str) -> None:
+    desk = reach.loop.files
+    if handed_here(spec) and isinstance(desk, FileDesk):
+        problem = await desk.adopt(job, spec)
+        if problem:
+            raise Refusal(507, problem)  # whoever sent it asks again
 
 
 def on_its_own(spec: JobSpec) -> JobSpec:

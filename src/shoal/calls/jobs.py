@@ -9,7 +9,7 @@ from shoal.calls.call import Calls, Head, Needs, call
 from shoal.model.explanation import Explanation
 from shoal.model.finding import EVERY_JOB, JobFilter, LabelsChange, NoteText
 from shoal.model.job import JobSpec
-from shoal.model.kept import FileKey, FilePart, FilesView, Kind
+from shoal.model.kept import FileKey, FilePart, FilesView, Handed, HandedFiles, KeptFile, Kind
 from shoal.model.ledger import CostView
 from shoal.model.schedule import ScheduleSpec, ScheduleView
 from shoal.model.series import JobSeries
@@ -193,6 +193,19 @@ class JobCalls(Calls):
     def put_package(self, package: str, archive: bytes) -> PackageView:
         """Sends a packed working directory; its SHA-256 is its name. `send_package` sends a file,
         and only if the controller does not have it."""
+
+    @call("GET", "/v1/handed/{mark}", Needs.WRITE, neighbor=True)
+    def handed(self, mark: str) -> FilesView:
+        """What has come of the saved work of a job that a neighbor is about to hand over. `mark`
+        names the hand-over."""
+
+    @call("POST", "/v1/handed/{mark}/parts", Needs.WRITE, body="part", neighbor=True)
+    def hand_part(self, mark: str, part: FilePart) -> Handed:
+        """Sends a few MiB of a file of that work; how much of the file is there now."""
+
+    @call("PUT", "/v1/handed/{mark}", Needs.WRITE, body=HandedFiles, neighbor=True)
+    def hand_files(self, mark: str, files: Sequence[KeptFile]) -> Handed:
+        """These are all of its files. The job with this mark begins with them."""
 
 
 class FlowCalls(Calls):

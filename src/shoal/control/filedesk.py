@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from functools import partial
 
 from msgspec.structs import replace
 
+from shoal.control.handed_work import HandedWork
 from shoal.control.holders import Holders
 from shoal.control.kept_files import Index
 from shoal.control.loop import ControlLoop
 from shoal.control.outputs import FULL, Kept, OutputStore
 from shoal.control.placements import Place
-from shoal.model.job import MemberRef, Phase
+from shoal.model.job import JobSpec, MemberRef, Phase
 from shoal.model.kept import (
     Copied,
     CopyHeld,
     FileAnswer,
+    FilePart,
     FilePiece,
     FileSent,
     FileWanted,
     Kind,
     Snapshot,
 )
+from shoal.model.neighbor import HOME, handed_here
 from shoal.tick import Stage
 
 UNKNOWN = "the head cannot look up now where its member was placed"
@@ -32,6 +36,10 @@ NOT_PLACED = "the controller has not placed its member there"
 ALARM = "outputs"
 # As train/checkpoints.py names them.
 WHOLE = re.compile(r"checkpoint-\d{6,}-step-(\d{1,15})-[0-9a-f]{4}/manifest[.]json\Z")
+
+
+class NotGiven(Exception):
+    """Nodes hold it, and none of them gives it now."""
 
 
 class FileDesk:
@@ -43,6 +51,9 @@ class FileDesk:
     ) -> None:
         """`push` sends a node something that it did not ask for."""
         self._loop = loop
+        # A piece of a kept file, wherever it is; set by who can ask nodes for it.
+        self.part: Callable[[str, str, int, Kind], Awaitable[FilePart]] | None = None
+        self.handed = HandedWork(store)
         self._here: asyncio.AbstractEventLoop | None = None
         self.store = store
         self.holders = Holders(loop, store, push, self._held)
@@ -109,6 +120,8 @@ class FileDesk:
         job = self._loop.tick.state.placed.get(node, {}).get(wanted.ref)
         if job is None or job.phase is Phase.STOPPING:
             return FileSent(wanted.ref, wanted.kind, wanted.path, wanted.offset, problem=NOT_PLACED)
+        if not wanted.path and handed_here(job.spec) and self._brought(job.id, job.spec):
+            return None  # the node asks again
         try:
             sent, index = self.store.sent(wanted), self.store.index(wanted.ref.job)
         except OSError:
@@ -116,6 +129,24 @@ class FileDesk:
         if wanted.path or wanted.kind is Kind.OUTPUT or not index.held:
             return sent
         return replace(sent, held=self.holders.wishes(wanted.ref.job, index, node))
+
+    def _brought(self, job: str, spec: JobSpec) -> bool:
+        """Work that came with it is about to become its checkpoint."""
+        tenant = self._loop.tick.state.identity.key(spec.tenant)
+        mark = spec.labels[HOME]
+        waits = self.handed.waits(tenant, mark)
+        if waits:
+            self.store.adopt(job, self.handed.folder(tenant, mark), lambda _: None)
+        return waits
+
+    async def adopt(self, job: str, spec: JobSpec) -> str:
+        """The job has come, and begins with the work that came before it. The problem."""
+        tenant, mark = self._loop.tick.state.identity.key(spec.tenant), spec.labels[HOME]
+        if not await asyncio.to_thread(self.handed.waits, tenant, mark):
+            return ""
+        done: Future[str] = Future()
+        self.store.adopt(job, self.handed.folder(tenant, mark), done.set_result)
+        return await asyncio.wrap_future(done)
 
     def _held(self, snapshot: Snapshot, holders: tuple[str, ...]) -> None:
         if snapshot.files:

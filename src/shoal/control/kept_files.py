@@ -73,12 +73,12 @@ class KeptFiles:
             return []
         if kind is Kind.CHECKPOINT:
             return self._checkpoints(job, self.index(job))
-        return _stats({path: self.output(job) / path for path in files_in(self.output(job))})
+        return stats_of({path: self.output(job) / path for path in files_in(self.output(job))})
 
     def _checkpoints(self, job: str, index: Index) -> list[KeptFile]:
         held = {file.path: file for node in index.held for file in index.of.get(node, ())}
         here = index.paths() - held.keys()
-        found = _stats({path: self.root / job / index.place(path) for path in here})
+        found = stats_of({path: self.root / job / index.place(path) for path in here})
         return sorted([*found, *held.values()], key=lambda file: file.path)
 
     def _ask(self, function: Callable[..., T], *args: object) -> T:
@@ -157,7 +157,7 @@ class KeptFiles:
             os.close(handle)
 
 
-def _stats(places: dict[str, Path]) -> list[KeptFile]:
+def stats_of(places: dict[str, Path]) -> list[KeptFile]:
     found = []
     for path, place in sorted(places.items()):
         with contextlib.suppress(OSError):

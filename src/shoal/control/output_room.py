@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from shoal.control.handed_work import HandedWork
 from shoal.control.kept_files import JOB_FOLDER
 from shoal.control.log_room import FREED_PART, look_again
 from shoal.control.loop import ControlLoop
@@ -119,6 +120,7 @@ async def watch(loop: ControlLoop, store: OutputStore) -> None:
     async def look() -> None:
         live = {job.id: job.spec.tenant for job in loop.state.jobs.values()}
         sizes = await asyncio.to_thread(room.look, live, loop.clock.now_ms())
+        await asyncio.to_thread(HandedWork(store).sweep, loop.clock.now_ms())
         most = store.limits.total // GIB
         text = f"outputs take at most {most} GiB and are kept for {KEPT_MS // DAY_MS} days"
         problem = f"{text}: the oldest were removed" if sizes.removed else ""

@@ -8,6 +8,7 @@
     outputs/JOB/manifests/NAME    of checkpoints that nodes hold, and the head does not
     outputs/JOB/notes.json        what is not kept, and why
     outputs/.parts/N/             files on their way
+    outputs/.handed/              of jobs of neighbors that have not come: handed_work.py
 
 All writing is done by one thread, so that a slow disk does not stop the loop. A file has its name
 only when it is whole.
@@ -60,6 +61,7 @@ SPARE_BYTES = 1 * GIB  # the log of events must always find room on the same dis
 WAITING_BYTES_MAX = 64 << 20  # pieces that the thread has not written yet
 NOTES_MAX = 20
 PARTS, REMOVED, STAGED = ".parts", ".removed", "staged"
+HANDED = ".handed"
 CHECKPOINT_FOLDERS = (
     SNAPSHOTS,
     STAGED,
@@ -388,6 +390,31 @@ class OutputStore(KeptFiles):
             return [name for name in os.listdir(self.root / job / SNAPSHOTS) if name.isdigit()]
         except FileNotFoundError:
             return []
+
+    def adopt(self, job: str, folder: Path, done: Callable[[str], None]) -> None:
+        """The job begins with the work in this folder of handed_work.py, unless it has saved some
+        itself. `done` gets the problem."""
+        self._writer.submit(self._adopt, job, folder, done)
+
+    def _adopt(self, job: str, folder: Path, done: Callable[[str], None]) -> None:
+        problem = ""
+        try:
+            files = msgspec.json.decode((folder / "whole.json").read_bytes(), type=list[KeptFile])
+            if not self.index(job).number and self._work.path:
+                place = self.root / job / SNAPSHOTS / "1"
+                if (folder / "files").exists():
+                    shutil.rmtree(place, ignore_errors=True)
+                    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                    (folder / "files").rename(place)
+                    sync_folder(place.parent)
+                at = {file.path: 1 for file in files}
+                self._write_index(job, Index(0, {HANDED: files}, 1, at))
+            shutil.rmtree(folder, ignore_errors=True)
+        except FileNotFoundError:
+            pass  # there is none, or no more
+        except (OSError, msgspec.DecodeError) as error:
+            problem = f"the head cannot keep the work that came with it: {error}"
+        done(problem)
 
     # -- removal ----------------------------------------------------------------------------
 

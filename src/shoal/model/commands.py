@@ -57,6 +57,7 @@ class Launch(MemberSpec, frozen=True, kw_only=True, tag_field="command", tag=Tru
     limits: Limits = Limits()
     keeps: bool = False  # the head keeps what it writes to its output folder
     travels: bool = False  # its checkpoints may be at the head: fetch them before it starts again
+    continues: bool = False  # ... and the first time, too: it was handed over with them
     copies: bool = False  # and copy to the head what it saves
     peers: bool = False  # ... or rather to another node, if one can hold it
     data_mbit_s: int = 0  # how fast its node may fetch volumes, and give them to others; 0: any

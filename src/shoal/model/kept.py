@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from typing import Annotated
 
 import msgspec
 
@@ -156,6 +157,18 @@ class FilePart(msgspec.Struct, kw_only=True):
     version: str
     data: bytes
     encrypted: bool = False  # and `size` and `offset` count encrypted bytes
+
+
+class Handed(msgspec.Struct, kw_only=True):
+    """How many bytes of it are here."""
+
+    kept: int
+
+
+class HandedFiles(msgspec.Struct, kw_only=True):
+    """All files of the saved work of a job."""
+
+    files: Annotated[list[KeptFile], msgspec.Meta(max_length=FILES_MAX)]
 
 
 class FileKey(msgspec.Struct, kw_only=True):

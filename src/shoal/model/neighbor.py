@@ -117,6 +117,11 @@ def stays_home(spec: JobSpec) -> str:
     return ""
 
 
+def handed_here(spec: JobSpec) -> bool:
+    """A neighbor's job, which may bring saved work and whose home fetches what it saves."""
+    return HOME in spec.labels and not spec.service
+
+
 def cut_problem(spec: JobSpec) -> str:
     """What is wrong with what it wishes for a cut; empty: nothing."""
     if spec.if_cut_ms and spec.restart is Restart.NEVER:

@@ -238,7 +238,7 @@ class Fetching:
         return (
             isinstance(order, Launch)
             and order.travels
-            and order.ref.attempt > 1
+            and (order.continues or order.ref.attempt > 1)
             and "://" not in self._root
             and self._done.get(order.ref.job) != order.ref.attempt
         )

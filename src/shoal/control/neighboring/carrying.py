@@ -1,5 +1,6 @@
-"""What travels with a job: its package and the secrets that it names go there, and its output and
-kept files come back. Nothing is sent twice, or fetched twice, unless it has changed."""
+"""What travels with a job: its package, its saved work and the secrets that it names go there, and
+its output, its kept files and its newest checkpoint come back. Nothing is sent twice, or fetched
+twice, unless it has changed."""
 
 from __future__ import annotations
 
@@ -15,12 +16,24 @@ import msgspec
 from shoal.calls.jobs import JobCalls
 from shoal.calls.people import SecretCalls
 from shoal.client.transport import ShoalError, Unreachable
-from shoal.control.filedesk import FileDesk
+from shoal.control.filedesk import FileDesk, NotGiven, copied_of
 from shoal.control.loop import ControlLoop
 from shoal.control.neighboring.wire import CALL_S, NOT_FOUND, Anything, Wire, one_line
+from shoal.control.outputs import Kept
 from shoal.control.secretstore import SecretError
 from shoal.model.job import JobSpec, MemberRef
-from shoal.model.kept import FILES_MAX, FileAnswer, FilePart, FilePiece, FilesView, KeptFile, Kind
+from shoal.model.kept import (
+    FILES_MAX,
+    FileAnswer,
+    FilePart,
+    FilePiece,
+    FilesView,
+    Handed,
+    KeptFile,
+    Kind,
+    Snapshot,
+)
+from shoal.model.neighbor import mark_of
 from shoal.model.report import LogChunk
 from shoal.model.secret import SecretView, split
 from shoal.model.views import LogView, PackageView
@@ -31,6 +44,7 @@ LOG_BYTES_MAX = 512 << 20  # fetched of one member; the store keeps its beginnin
 GAP_BYTES_MAX = 1 << 40
 MEMBERS_MAX = 1_024  # whose output is fetched
 WAITERS_MAX = 32  # readers that wait for output there
+PART_S = 60.0  # for a piece of saved work
 TRIES_MAX = 3  # of a file that changes while it is fetched
 PREFIX = "home"  # of names of our secrets there
 
@@ -180,7 +194,76 @@ class Carrier:
         digest = hashlib.sha256(f"{self._cluster}/{tenant}/{since_ms}/{name}".encode())
         return f"{PREFIX}-{self._cluster}-{digest.hexdigest()[:24]}"
 
+    # Saved work comes before the job: the host starts it with what is there.
+
+    def has_work(self, job: str, attempt: int) -> bool:
+        """Whether any is to be sent."""
+        desk = self._loop.files
+        if attempt < 2 or not self._loop.policy.checkpoint_copy_mb:
+            return False
+        return isinstance(desk, FileDesk) and bool(desk.store.index(job).number)
+
+    async def bring_work(self, job: str, attempt: int) -> None:
+        """All of it is there when this returns. ShoalError if there is no hope."""
+        desk = self._loop.files
+        if not isinstance(desk, FileDesk) or desk.part is None:
+            return
+        files = desk.store.listing(job, Kind.CHECKPOINT)
+        if not files:
+            return
+        mark = mark_of(self._cluster, job, attempt)
+        view = await self._wire.ask(FilesView, JobCalls.handed, mark)
+        come = {one.path: one for one in view.files}
+        for file in files:
+            there = come.get(file.path)
+            at = there.size if there is not None and there.modified_ms == file.modified_ms else 0
+            while at < file.size or there is None:
+                try:
+                    part = await desk.part(job, file.path, at, Kind.CHECKPOINT)
+                except (OSError, NotGiven) as error:
+                    raise Unreachable(f"its saved work cannot be read now: {error}") from None
+                known = await self._wire.ask(
+                    Handed, JobCalls.hand_part, mark, part, within_s=PART_S
+                )
+                if known.kept > file.size or (part.data and known.kept <= at):
+                    raise ShoalError(f"{self._name} says what cannot be of {file.path}")
+                there, at = file, known.kept
+        await self._wire.ask(Anything, JobCalls.hand_files, mark, files, within_s=PART_S)
+
     # -- back ------------------------------------------------------------------------------------
+
+    async def fetch_work(self, ref: MemberRef, id_: str) -> None:
+        """What it has saved there. Incomplete: it has saved again meanwhile, or cannot be kept."""
+        desk = self._loop.files
+        bound = self._loop.policy.checkpoint_copy_mb << 20
+        if not isinstance(desk, FileDesk) or not bound:
+            return
+        for _ in range(TRIES_MAX):
+            view = await self._wire.ask(FilesView, JobCalls.files, id_, kind=Kind.CHECKPOINT)
+            files = view.files[:FILES_MAX]
+            here = {one.path: one for one in desk.store.listing(ref.job, Kind.CHECKPOINT)}
+            if not files or {one.path: one for one in files} == here:
+                return
+            try:
+                for file in (one for one in files if here.get(one.path) != one):
+                    problem = await self._fetch_file(desk, ref, id_, file, Kind.CHECKPOINT)
+                    if problem:
+                        raise Incomplete(f"{one_line(file.path, 80)}: {problem}")
+            except ShoalError as error:
+                if error.status != NOT_FOUND:
+                    raise
+                continue  # it has saved again
+            settled: Future[FileAnswer] = Future()
+            self._serial += 1
+            snapshot = Snapshot(ref, self._serial, tuple(files))
+            node = f"neighbor {self._name}"
+            desk.store.settle(snapshot, node, bound, settled.set_result, lambda _: None)
+            answer = await asyncio.wrap_future(settled)
+            if answer.problem:
+                raise Incomplete(answer.problem)
+            self._loop.tick.copied(copied_of(Kept(ref, snapshot.files)))
+            return
+        raise Incomplete("it saves faster than that can be fetched")
 
     async def fetch(self, job: str, attempt: int, spec: JobSpec, id_: str, last: int) -> str:
         """Its output and kept files. What could not be had, and why; empty: nothing. Unreachable,
@@ -265,13 +348,22 @@ class Carrier:
                 problems.append(f"{one_line(file.path, 80)}: {problem}")
         return f"not all of its files are here: {problems[0]}" if problems else ""
 
-    async def _fetch_file(self, desk: FileDesk, ref: MemberRef, id_: str, file: KeptFile) -> str:
+    async def _fetch_file(
+        self,
+        desk: FileDesk,
+        ref: MemberRef,
+        id_: str,
+        file: KeptFile,
+        kind: Kind = Kind.OUTPUT,
+    ) -> str:
         """What is wrong with it; empty: it is here."""
         for _ in range(TRIES_MAX):
             self._serial += 1
             offset, version = 0, ""
             while True:
-                part = await self._wire.ask(FilePart, JobCalls.file_part, id_, file.path, offset)
+                part = await self._wire.ask(
+                    FilePart, JobCalls.file_part, id_, file.path, offset, kind=kind
+                )
                 if part.version != (version or part.version) or part.offset != offset:
                     break  # it was replaced meanwhile
                 size, version = max(0, part.size), part.version
@@ -279,7 +371,7 @@ class Carrier:
                     raise Unreachable(f"{self._name} sends nothing of {one_line(file.path, 80)}")
                 data = part.data[: size - offset]
                 made_ms = max(0, part.modified_ms)
-                where = ref, Kind.OUTPUT, file.path, self._serial, size, offset
+                where = ref, kind, file.path, self._serial, size, offset
                 piece = FilePiece(*where, data, made_ms)
                 answer = await _kept(desk, piece, f"neighbor {self._name}")
                 if answer.problem and answer.again:

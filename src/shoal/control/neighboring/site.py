@@ -25,7 +25,14 @@ from shoal.core.features.neighbors import outgoing
 from shoal.model.away import Away
 from shoal.model.durations import HOUR_MS
 from shoal.model.finding import JobFilter
-from shoal.model.job import DEFAULT_TENANT, JOB_LABELS_MAX, JobSpec, Outcome, Phase
+from shoal.model.job import (
+    DEFAULT_TENANT,
+    JOB_LABELS_MAX,
+    JobSpec,
+    MemberRef,
+    Outcome,
+    Phase,
+)
 from shoal.model.ledger import CostView
 from shoal.model.neighbor import (
     HOME,
@@ -53,6 +60,7 @@ AT_ONCE = 8  # calls to one neighbor
 FOLLOWED_MAX = 256  # hand-overs in one round; the others are next
 LISTED_MAX = 1_000  # the others are asked about one by one
 FAILURES_MAX = 200  # to fetch what a job left, while its neighbor answers
+SAVED_S = 30.0  # between two looks at what a job there has saved
 STRANGERS_S = 30.0  # between two looks for jobs of ours there that we do not know
 PAUSE_S, PAUSE_S_MAX = 1.0, 15.0  # after a failure
 LABELS_MAX = 32
@@ -113,9 +121,11 @@ class There:
         self.left = False  # what it left is here
         self.ready: asyncio.Task[None] | None = None  # its package and secrets are on their way
         self.fetched: asyncio.Task[str] | None = None  # what it left is on its way
+        self.saving: asyncio.Task[None] | None = None  # what it saves is on its way
+        self.saved = 0.0  # when that was looked at last
 
     def stop(self) -> None:
-        for task in (self.ready, self.fetched):
+        for task in (self.ready, self.fetched, self.saving):
             if task is not None:
                 task.cancel()
 
@@ -267,7 +277,7 @@ class Site:
         there.refused, seen = "", None
         if out.stray:  # its job may run here by now, and writes what this would write over
             there.stop()
-            there.ready = there.fetched = None
+            there.ready = there.fetched = there.saving = None
         try:
             if there.ended is None:
                 seen = await self._look(out, there, rows)
@@ -283,6 +293,8 @@ class Site:
             there.until_ms = max(there.until_ms, amount(seen.until_ms))
             if seen.finished_ms is not None:
                 there.ended = await self._ending(out, seen)
+            elif seen.state == Phase.RUNNING and not out.away.withdrawn:
+                self._save(out, there)
         return HandedJob(
             job=out.job,
             attempt=out.attempt,
@@ -341,11 +353,11 @@ class Site:
 
     async def _ready(self, out: Out, there: There) -> bool:
         """What it needs is there; otherwise it is on its way."""
-        if self.carrier.has_all(out.spec.package, out.hidden):
+        works = self.carrier.has_work(out.job, out.attempt)
+        if not works and self.carrier.has_all(out.spec.package, out.hidden):
             return True
         if there.ready is None:
-            work = self.carrier.bring(out.spec.package, out.hidden)
-            there.ready = asyncio.create_task(self._carry(work))
+            there.ready = asyncio.create_task(self._carry(self._bring(out, works=works)))
         await asyncio.wait([there.ready], timeout=1.0)
         if not there.ready.done():
             return False
@@ -353,11 +365,42 @@ class Site:
         await done  # raises what went wrong
         return True
 
+    async def _bring(self, out: Out, *, works: bool) -> None:
+        await self.carrier.bring(out.spec.package, out.hidden)
+        if works:
+            await self.carrier.bring_work(out.job, out.attempt)
+
     async def _carry(self, work: Coroutine[Any, Any, Kind]) -> Kind:
         async with self._carries:
             return await work
 
     # -- what it leaves --------------------------------------------------------------------------
+
+    def _save(self, out: Out, there: There) -> None:
+        """Its newest checkpoint comes here from time to time: its host may be gone tomorrow."""
+        if there.saving is not None and not there.saving.done():
+            return
+        if time.monotonic() - there.saved >= SAVED_S:
+            there.saved = time.monotonic()
+            there.saving = asyncio.create_task(self._carry(self._saved(out, there)))
+
+    async def _saved(self, out: Out, there: There) -> None:
+        try:
+            await self.carrier.fetch_work(MemberRef(out.job, out.attempt, 0), there.id)
+        except (ShoalError, Incomplete, OSError) as error:
+            log.info("what %s has saved at %s: %s", out.job, self.name, error)
+
+    async def _fetch(self, out: Out, there: There) -> str:
+        """What could not be had; empty: nothing. Who is done needs no checkpoint."""
+        assert there.ended is not None
+        if there.ended.outcome is not Outcome.SUCCEEDED and not out.away.cancelled:
+            try:
+                await self.carrier.fetch_work(MemberRef(out.job, out.attempt, 0), there.id)
+            except Unreachable:
+                raise
+            except ShoalError as error:
+                log.warning("what %s has saved at %s: %s", out.job, self.name, error)
+        return await self.carrier.fetch(out.job, out.attempt, out.spec, there.id, there.attempt)
 
     async def _ending(self, out: Out, seen: Seen) -> Ending:
         try:
@@ -393,8 +436,9 @@ class Site:
         if out.stray or there.left or not there.ended.started or not there.attempt:
             return there.ended
         if there.fetched is None:
-            work = self.carrier.fetch(out.job, out.attempt, out.spec, there.id, there.attempt)
-            there.fetched = asyncio.create_task(self._carry(work))
+            if there.saving is not None:
+                there.saving.cancel()
+            there.fetched = asyncio.create_task(self._carry(self._fetch(out, there)))
         await asyncio.wait([there.fetched], timeout=1.0)
         if not there.fetched.done():
             return None

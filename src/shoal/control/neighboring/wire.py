@@ -45,6 +45,7 @@ class Wire:
         self,
         kind: type[Kind],
         method: Callable[..., Any],
+        /,
         *arguments: Any,
         within_s: float = CALL_S,
         **keywords: Any,

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import NamedTuple
 
+from shoal.core.scheduling.roots import carries
 from shoal.core.state.ending import CANCELLED_CODE, finish
 from shoal.core.state.events.neighbors import (
     AwayEvent,
@@ -102,19 +103,23 @@ def wanted_offers(state: State, policy: Policy, now_ms: int) -> list[Job]:
         numbers += _heads(state)
     for number in _in_turn(numbers, now_ms)[:LOOKED_MAX]:
         job = state.job_numbered(number)
-        if now_ms >= job.away_after_ms and _asks(policy, job, now_ms) and not _stays(job, now_ms):
+        if (
+            now_ms >= job.away_after_ms
+            and _asks(policy, job, now_ms)
+            and not _stays(state, job, now_ms)
+        ):
             found[job.id] = job
             if len(found) >= OFFERED_MAX:
                 break
     return list(found.values())
 
 
-def _stays(job: Job, now_ms: int) -> str:
-    """Why it cannot leave; empty: it can. Checkpoints do not travel: one that has saved work waits
-    for as long as that took, and then leaving costs no more than waiting has cost."""
+def _stays(state: State, job: Job, now_ms: int) -> str:
+    """Why it cannot leave; empty: it can. Work that the head does not have stays: its job waits for
+    as long as that took, and then leaving costs no more than waiting has cost."""
     if job.until_ms:
         return "it has a lease, which is renewed here"
-    if _waited_ms(job, now_ms) < job.attained_ms:
+    if _waited_ms(job, now_ms) < job.attained_ms and not carries(state, job):
         work = duration_text(job.attained_ms)
         return f"it has saved {work} of work here, and leaves when it has waited as long"
     return stays_home(job.spec)
@@ -242,7 +247,7 @@ def _refused(round_: Round, job: Job, neighbor: str, offer: Offer) -> str:
     state, policy, now_ms = round_.state, round_.policy, round_.now_ms
     if now_ms < job.away_after_ms:
         return "it has just come back"
-    if home := _stays(job, now_ms):
+    if home := _stays(state, job, now_ms):
         return home
     wish = wish_of(job.spec.cluster)
     if not wish.only and (offer.start_ms or 0) > SOON_MS:
@@ -485,7 +490,7 @@ def neighbors_note(state: State, job: Job, policy: Policy, now_ms: int) -> str:
     """Why no neighbor has a job that may go to one; empty: it may not go, or nothing is known."""
     if not _asks(policy, job, now_ms):
         return ""
-    if stays := _stays(job, now_ms):
+    if stays := _stays(state, job, now_ms):
         return f"no neighbor is asked: {stays}"
     wish, heard = wish_of(job.spec.cluster), state.heard.neighbors
     if now_ms < job.away_after_ms:

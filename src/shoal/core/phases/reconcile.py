@@ -29,6 +29,7 @@ from shoal.model.job import (
     StopCause,
     for_members,
 )
+from shoal.model.neighbor import handed_here
 from shoal.model.node import JOB_GPUS
 from shoal.model.policy import Policy
 from shoal.model.reason import render
@@ -184,6 +185,7 @@ def _alike(state: State, job: Job, view: GangView) -> dict[str, Any]:
         "limits": _limits(state.policy, rdma=may_use(state, job.spec)),
         "keeps": True,
         "travels": view.travels,
+        "continues": view.travels and handed_here(job.spec),
         "peers": view.travels and state.policy.checkpoint_peers,
         "data_mbit_s": state.policy.data_mbit_s,
     }

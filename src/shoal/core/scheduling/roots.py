@@ -1,13 +1,15 @@
 """Which nodes see a job's checkpoints: those whose checkpoint root is the same place.
 
 Where nodes have several such places, checkpoints travel: they are copied to the head as they are
-saved, and fetched by the nodes on which the job starts again.
+saved, and fetched by the nodes on which the job starts again. So do those of jobs that neighbors
+may run, or have run.
 """
 
 from __future__ import annotations
 
 from shoal.core.state.state import State
 from shoal.model.job import Job
+from shoal.model.neighbor import asks, handed_here
 from shoal.model.resources import Slice
 
 CHECKPOINT_DIR = "SHOAL_CHECKPOINT_DIR"  # set by a job with its own checkpoint folder
@@ -18,11 +20,19 @@ def travels(state: State, job: Job) -> bool:
     """May the job start where it cannot see its checkpoints, and are they copied to the head?"""
     if not state.policy.checkpoint_copy_mb or job.spec.env.get(CHECKPOINT_DIR):
         return False
+    if job.returns or asks(job.spec.cluster) or handed_here(job.spec):
+        return True
     roots = state.caches.roots
     if roots is None:
         roots = frozenset(node.spec.checkpoints for node in state.order) - {""}
         state.caches.roots = roots
     return len(roots) > 1
+
+
+def carries(state: State, job: Job) -> bool:
+    """Is all that it has saved at the head, so that it can go to another cluster?"""
+    copied = state.heard.copied.get(job.id)
+    return copied is not None and copied.step >= job.saved_step and travels(state, job)
 
 
 def copying(state: State, job: Job) -> frozenset[int]:
