@@ -13,7 +13,6 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 
 from shoal.control import lifecycle
 from shoal.control.home import Home
@@ -24,9 +23,7 @@ ANSWER_S = 60.0
 
 
 class Heads:
-    def __init__(self, execute: Callable[[Home], None]) -> None:
-        self._execute = execute
-        self._surroundings = _surroundings()
+    def __init__(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, "-m", "harness.forked", str(theirs.fileno())]
         self._process = subprocess.Popen(
@@ -38,9 +35,6 @@ class Heads:
         atexit.register(self.close)
 
     def start(self, home: Home) -> None:
-        if _surroundings() != self._surroundings:  # which a fork of another process does not have
-            self._execute(home)
-            return
         words = [sys.executable, "-m", "shoal.control.supervise", str(home.path)]
         home.controller_log.touch(0o600)
         order = {"words": words, "env": dict(os.environ), "output": str(home.controller_log)}
@@ -58,10 +52,14 @@ def fork_heads() -> None:
     """From now on in this process."""
     execute = lifecycle._start
     heads: list[Heads] = []
+    before = _surroundings()
 
     def start(home: Home) -> None:
+        if _surroundings() != before:  # which a fork of another process does not have
+            execute(home)
+            return
         if not heads:
-            heads.append(Heads(execute))
+            heads.append(Heads())
         heads[0].start(home)
 
     lifecycle._start = start
