@@ -36,6 +36,7 @@ class Ask(NamedTuple):
     same: bool = True
 
 
+PART = {"path": "a", "offset": 0, "size": 1, "modified_ms": 1, "version": "", "data": "eA=="}
 TABLE: dict[tuple[str, str], tuple[Ask, ...]] = {
     ("GET", "/v1/status"): (Ask("/v1/status"),),
     ("POST", "/v1/offers"): (
@@ -195,6 +196,10 @@ TABLE: dict[tuple[str, str], tuple[Ask, ...]] = {
     ("PUT", "/v1/packages/{package}"): (
         Ask("/v1/packages/{package}", b"something else", none="0" * 64),
     ),
+    # Whose it is follows from the sender: there is no name of another's.
+    ("GET", "/v1/handed/{mark}"): (Ask("/v1/handed/0123abcd.j1.2"),),
+    ("POST", "/v1/handed/{mark}/parts"): (Ask("/v1/handed/0123abcd.j1.2/parts", PART),),
+    ("PUT", "/v1/handed/{mark}"): (Ask("/v1/handed/0123abcd.j1.2", {"files": []}),),
     ("GET", "/v1/secrets"): (Ask("/v1/secrets"),),
     ("PUT", "/v1/secrets/{name}"): (Ask("/v1/secrets/new", b"value"),),
     ("DELETE", "/v1/secrets/{name}"): (Ask("/v1/secrets/{secret}"),),
