@@ -48,7 +48,6 @@ def test_whoever_is_only_asked_learns_the_size_of_a_job_and_no_more() -> None:
 
 
 def test_what_depends_on_this_cluster_stays_here() -> None:
-    assert "secret hf is a file" in stays_home(job_spec(secrets=("hf",)))
     assert not stays_home(job_spec(secrets=("hf=HF",)))
     assert "encrypted" in stays_home(job_spec(encrypt=True))
     assert "another cluster" in stays_home(job_spec(labels={"home": "east"}))

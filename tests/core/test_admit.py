@@ -325,6 +325,12 @@ def test_a_secret_cannot_take_the_place_of_what_shoal_sets(variable: str) -> Non
     assert refused == Refused("secrets", f"token cannot be in {variable}: Shoal sets it itself")
 
 
+@pytest.mark.parametrize("second", ["token", "other=/token"])
+def test_two_secrets_are_not_in_one_file(second: str) -> None:
+    refused = refusal(Cluster(), secrets=("token", second))
+    assert refused == Refused("secrets", "two of them are to be in the file token")
+
+
 @pytest.mark.parametrize(
     "fields", [{"env": {"A": "1"}, "secrets": ("x=A",)}, {"secrets": ("y", "y=A", "x=A")}]
 )

@@ -243,7 +243,6 @@ def test_what_the_policy_keeps_here_is_refused_or_not_sent() -> None:
     cases: tuple[tuple[dict[str, Any], str], ...] = (
         ({"replica": {"workdir": "/data"}}, "--pack"),
         ({"replica": {"volumes": ["/data:data"]}}, "a folder of this cluster"),
-        ({"replica": {"secrets": ["token"]}}, "token=VARIABLE"),
         ({"route": {"service": "chat", "port": 8443, "certificate": "tls"}}, "secret"),
         ({"route": {"service": "chat", "routing": "cache"}}, "a router of tokens"),
         ({"clusters": ["any"]}, "not the name of a neighbor"),

@@ -79,7 +79,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "backoff": TIME,
     "stop_grace": st.sampled_from(["0s", "10s", "2m"]),
     "env": st.dictionaries(NAME, WORD, min_size=1, max_size=3),
-    "secret": st.sampled_from([["token"], ["token=HF_TOKEN"]]),
+    "secret": st.sampled_from([["token"], ["token=HF_TOKEN"], ["token=/hf"]]),
     "encrypt": st.just(True),
     "encrypt_network": st.just(True),
     "volume": st.sampled_from([["/data/x:data:ro"], ["https://example.com/a.tar:a"]]),

@@ -204,9 +204,10 @@ def test_a_job_goes_there_with_what_it_needs_and_comes_back_with_what_it_made(pa
     home.put_package(package, archive)
     home.set_secret("hf-token", b"a secret of home")
     job = pair.submit(
-        'cat data.txt; echo "${#HF} bytes"; echo result > $SHOAL_OUTPUT/out.txt; sleep 0.5; exit 3',
+        'cat data.txt; echo "${#HF} $(wc -c < $SHOAL_SECRETS/key) bytes"; '
+        "echo result > $SHOAL_OUTPUT/out.txt; sleep 0.5; exit 3",
         package=package,
-        secrets=("hf-token=HF",),
+        secrets=("hf-token=HF", "hf-token=/key"),
         name="train",
         if_cut_ms=3_600_000,
     )
@@ -218,7 +219,7 @@ def test_a_job_goes_there_with_what_it_needs_and_comes_back_with_what_it_made(pa
     assert pair.ended(job) == "failed"
     ended = home.job(job)
     assert (ended.code, ended.attempt, "west" in ended.why) == (3, 1, True), ended.why
-    assert pair.home.output(job) == "from home\n16 bytes\n"
+    assert pair.home.output(job) == "from home\n16 16 bytes\n"
     assert [file.path for file in home.files(job).files] == ["out.txt"]
     assert home.file_part(job, "out.txt").data == b"result\n"
 

@@ -39,6 +39,7 @@ from shoal.model.secret import (
     SecretsOf,
     SecretsWanted,
     SecretValue,
+    file_of,
     registry_secret,
     split,
 )
@@ -298,7 +299,8 @@ def _of_member(store: SecretStore, state: State, job: Job, ref: MemberRef) -> Se
     try:
         for wanted in job.spec.secrets:
             name, variable = split(wanted)
-            values.append(SecretValue(name, store.value(tenant, since_ms, name), variable))
+            shown = name if variable else file_of(wanted)
+            values.append(SecretValue(shown, store.value(tenant, since_ms, name), variable))
         if job.spec.launcher:
             values.append(
                 SecretValue(LAUNCH, store.derived(f"launch {ref.job} {ref.attempt}"), KEY)

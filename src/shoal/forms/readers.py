@@ -24,7 +24,10 @@ GPU_MEMORY_MB_MAX = 10_000_000
 MODELS_MAX = 64
 CONDITIONS_MAX = 64
 IMAGE_CHARACTERS_MAX = 512
-SECRET_PATTERN = r"[A-Za-z][A-Za-z0-9._-]{0,62}(=[A-Za-z_][A-Za-z0-9_]{0,127})?"
+SECRET_PATTERN = (
+    r"[A-Za-z][A-Za-z0-9._-]{0,62}"
+    r"(=(/[A-Za-z][A-Za-z0-9._-]{0,62}|[A-Za-z_][A-Za-z0-9_]{0,127}))?"
+)
 YEAR_MS = 366 * 24 * 3_600_000
 GPU_FORMS = (
     "write 1 or 2 for whole GPUs, 0.5 for half of one, or 20G for a share with 20 GB of its memory"
@@ -251,7 +254,7 @@ def secrets(field: str, value: Any) -> tuple[str, ...]:
     )
     for one in found:
         if not re.fullmatch(SECRET_PATTERN, one):
-            problem = "is not a secret's name, or NAME=VARIABLE; see: shoal secret list"
+            problem = "is not a secret's name, NAME=VARIABLE or NAME=/FILE; see: shoal secret list"
             raise BadField(field, f"{units.quoted(one)} {problem}")
     if len(found) > SECRETS_MAX:
         raise BadField(field, f"names more than {SECRETS_MAX} secrets")

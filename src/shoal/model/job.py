@@ -42,8 +42,11 @@ TIME_MS_MAX = 366 * 24 * 3600 * 1000
 JOB_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*(?!\n)$"
 DEFAULT_TENANT = "default"
 ENV_NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*(?!\n)$"
-# NAME, or NAME=VARIABLE to get it in a variable instead of a file.
-SECRET_PATTERN = r"^[A-Za-z][A-Za-z0-9._-]{0,62}(=[A-Za-z_][A-Za-z0-9_]{0,127})?(?!\n)$"
+# NAME, NAME=/FILE to have it in a file of another name, or NAME=VARIABLE in place of a file.
+SECRET_PATTERN = (
+    r"^[A-Za-z][A-Za-z0-9._-]{0,62}"
+    r"(=(/[A-Za-z][A-Za-z0-9._-]{0,62}|[A-Za-z_][A-Za-z0-9_]{0,127}))?(?!\n)$"
+)
 SECRETS_MAX = 64  # of one job
 JOB_LABELS_MAX = 32
 NOTES_MAX = 20  # of one job
@@ -92,7 +95,8 @@ class MemberSpec(msgspec.Struct, frozen=True, kw_only=True):
     requirements: Annotated[str, msgspec.Meta(max_length=REQUIREMENTS_BYTES_MAX)] = ""
     # The container image to run it in.
     image: Annotated[str, msgspec.Meta(pattern=IMAGE_PATTERN, max_length=512)] = ""
-    # Names of the tenant's secrets; a member gets each as a file, or NAME=VARIABLE.
+    # Names of the tenant's secrets; a member gets each as a file, or NAME=VARIABLE or
+    # NAME=/FILE.
     secrets: Annotated[
         tuple[Annotated[str, msgspec.Meta(pattern=SECRET_PATTERN, max_length=192)], ...],
         msgspec.Meta(max_length=SECRETS_MAX),

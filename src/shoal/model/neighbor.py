@@ -107,9 +107,6 @@ def stays_home(spec: JobSpec) -> str:
     folders = [volume for volume in spec.volumes if not parse(volume).url]
     if folders:
         return f"the volume {folders[0]} is a folder of this cluster; give its URL instead"
-    files = [secret for secret in spec.secrets if "=" not in secret]
-    if files:
-        return f"the secret {files[0]} is a file; name a variable: {files[0]}=VARIABLE"
     if spec.encrypt:
         return "its files are encrypted with a key of this cluster"
     if HOME in spec.labels:

@@ -79,9 +79,15 @@ class SealedSecrets(msgspec.Struct, frozen=True):
 
 
 def split(wanted: str) -> tuple[str, str]:
-    """The name and the variable of NAME[=VARIABLE]."""
-    name, _, variable = wanted.partition("=")
-    return name, variable
+    """The name, and the variable of NAME=VARIABLE."""
+    name, _, target = wanted.partition("=")
+    return name, "" if target.startswith("/") else target
+
+
+def file_of(wanted: str) -> str:
+    """The name of its file, of NAME or NAME=/FILE."""
+    name, _, target = wanted.partition("=")
+    return target.removeprefix("/") or name
 
 
 def registry_secret(image: str) -> str:

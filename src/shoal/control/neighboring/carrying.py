@@ -35,7 +35,7 @@ from shoal.model.kept import (
 )
 from shoal.model.neighbor import mark_of
 from shoal.model.report import LogChunk
-from shoal.model.secret import SecretView, split
+from shoal.model.secret import SecretView, file_of, split
 from shoal.model.views import LogView, PackageView
 
 log = logging.getLogger("shoal.neighbors")
@@ -139,8 +139,10 @@ class Carrier:
         if not spec.secrets:
             return spec
         there = {here[2]: name for name, here in hidden.items()}
-        pairs = [split(wanted) for wanted in spec.secrets]
-        secrets = tuple(f"{there[name]}={variable}" for name, variable in pairs)
+        pairs = [(wanted, *split(wanted)) for wanted in spec.secrets]
+        secrets = tuple(
+            f"{there[name]}={variable or f'/{file_of(wanted)}'}" for wanted, name, variable in pairs
+        )
         return msgspec.structs.replace(spec, secrets=secrets)
 
     async def hide(self, needed: Iterable[Hidden]) -> None:

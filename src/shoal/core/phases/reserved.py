@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from shoal.model.hidden import TASKS
 from shoal.model.job import JobSpec
 from shoal.model.report import Refused
-from shoal.model.secret import split
+from shoal.model.secret import file_of, split
 
 PREFIX = "SHOAL_"
 # Of those that begin so, a job may set these: where it saves, how often its nodes fail, which
@@ -57,10 +57,14 @@ def reserved(env: Mapping[str, str], *, replica: bool) -> Refused | None:
 
 
 def reserved_secrets(spec: JobSpec, env: Mapping[str, str], *, replica: bool) -> Refused | None:
-    """A secret may not be in a variable that is Shoal's to set, or that something else sets."""
-    seen = dict(env) if spec.secrets else {}
+    """A secret may not be in a variable that is Shoal's to set, or that something else sets. No two
+    are in one file."""
+    seen, files = dict(env) if spec.secrets else {}, set[str]()
     for wanted in spec.secrets:
         name, variable = split(wanted)
+        if not variable and file_of(wanted) in files:
+            return Refused("secrets", f"two of them are to be in the file {file_of(wanted)}")
+        files |= {file_of(wanted)} if not variable else set()
         if variable and variable in seen:
             return Refused("secrets", f"{name} is to be in {variable}, which is already set")
         if variable:
