@@ -83,6 +83,12 @@ def tree(node: Rig) -> dict[int, str]:
     return found
 
 
+def still(node: Rig) -> bool:
+    """A shell waits in the kernel (D) for its child, if that was stopped before it became another
+    program: they share their memory until then."""
+    return set(tree(node).values()) <= {"T", "D"}
+
+
 def test_a_hash_chain_over_three_processes_is_the_same_after_many_naps(tmp_path: Path) -> None:
     script = tmp_path / "chain.py"
     script.write_text(CHAIN)
@@ -113,7 +119,7 @@ def test_a_sleeper_that_is_to_stop_can_obey_and_one_that_is_killed_exits_like_an
         for ref in (REF, stubborn, killed):
             node.says(ref, "up")
             fall_asleep(node, ref)
-        node.wait(lambda: set(tree(node).values()) == {"T"})
+        node.wait(lambda: still(node))
         node.stop(REF, grace_ms=60_000)
         ended = node.exit(REF)
         assert (ended.code, ended.stopped) == (7, True) and "obeys" in node.text(REF)
@@ -143,7 +149,7 @@ def test_what_the_job_had_stopped_stays_stopped_and_what_somebody_wakes_is_stopp
         own, other = map(int, node.text(REF).split()[:2])
         node.wait(lambda: tree(node)[own] == "T")
         fall_asleep(node)
-        node.wait(lambda: set(tree(node).values()) == {"T"})
+        node.wait(lambda: still(node))
         os.kill(other, signal.SIGCONT)
         node.wait(lambda: tree(node)[other] == "S")
         node.until(lambda: tree(node)[other] == "T")

@@ -31,7 +31,7 @@ from shoal.model.commands import Envelope, Launch, Sleep, Stop, Wake
 from shoal.model.job import Fault, MemberRef
 from shoal.model.node import NodeSpec
 from tests.agent.rig import rig, rig_of
-from tests.agent.test_sleep import fall_asleep, is_awake, sleep, tree, wake
+from tests.agent.test_sleep import fall_asleep, is_awake, sleep, still, tree, wake
 from tests.needs import need_root
 from tests.podman import IMAGE, podman
 
@@ -126,7 +126,7 @@ def test_without_groups_and_rights_members_sleep_and_a_foreign_process_is_a_refu
             node.launch(REF, "sh", "-c", HASHES)
             node.until(lambda: node.text(REF).count("\n") >= 3)
             fall_asleep(node)
-            until(lambda: set(tree(node).values()) == {"T"})
+            until(lambda: still(node))
             wake(node)
             node.until(lambda: is_awake(node))
             words = f"{foreign} --reuid={OTHER} --clear-groups sleep 600 & echo $!; wait"
