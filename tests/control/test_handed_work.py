@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
 
@@ -81,10 +82,10 @@ def test_what_the_job_has_saved_here_is_not_replaced(store: OutputStore, work: H
     snapshot = Snapshot(MemberRef("j9", 1, 0), 1, (KeptFile("a", 3, 7),))
     store.settle(snapshot, "n1", BOUND, lambda _: settled.set(), lambda _: None)
     assert settled.wait(60)
-    sent(work, {"a": b"late"})
-    assert adopt(store, work) == ""
+    sent(work, {"a": b"late"}, OTHER)
+    assert adopt(store, work, mark=OTHER) == ""
     assert read(store, "a") == b"old"
-    assert not (store.root / HANDED / "east" / MARK).exists()
+    assert not work.waits("east", OTHER)
 
 
 @pytest.mark.parametrize("moved", [False, True])
@@ -107,12 +108,55 @@ def test_a_transfer_goes_on_where_it_was(work: HandedWork) -> None:
     assert work.write("east", MARK, part("a", b"12345", size=10), BOUND) == 5
     assert [file.size for file in work.come("east", MARK)] == [5]
     assert work.write("east", MARK, part("a", b"x", 7, size=10), BOUND) == 5, "what is here"
-    with pytest.raises(NotTaken, match="a has come"):
+    with pytest.raises(NotTaken, match="not all of it has come: a"):
         work.settle("east", MARK, [KeptFile("a", 10, 7)])
     assert not work.waits("east", MARK)
     assert work.write("east", MARK, part("a", b"67890", 5), BOUND) == 10
     work.settle("east", MARK, [KeptFile("a", 10, 7)])
     assert work.waits("east", MARK)
+
+
+def test_what_was_adopted_does_not_come_twice(store: OutputStore, work: HandedWork) -> None:
+    """The answer to the submission was lost, so home asks what is here, and goes on from that."""
+    sent(work, {"a": b"one"})
+    assert adopt(store, work) == ""
+    assert work.come("east", MARK) == [KeptFile("a", 3, 7)]
+    work.settle("east", MARK, [KeptFile("a", 3, 7)])
+    assert not work.waits("east", MARK)
+    assert adopt(store, work) == "" and read(store, "a") == b"one"
+
+
+def test_a_part_that_comes_late_again_takes_nothing_away(work: HandedWork) -> None:
+    work.write("east", MARK, part("a", b"12345", size=10), BOUND)
+    work.write("east", MARK, part("a", b"67890", 5), BOUND)
+    work.settle("east", MARK, [KeptFile("a", 10, 7)])
+    assert work.write("east", MARK, part("a", b"12345", size=10), BOUND) == 10
+    assert [file.size for file in work.come("east", MARK)] == [10]
+
+
+def test_parts_at_the_same_moment(store: OutputStore, work: HandedWork) -> None:
+    """Each four times: home has asked again because an answer was late."""
+    data = {f"f{number}": bytes([number]) * 40 for number in range(8)}
+    parts = [
+        part(path, body[at : at + 10], at, size=40)
+        for path, body in data.items()
+        for at in range(0, 40, 10)
+    ]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda one: work.write("east", MARK, one, BOUND), parts * 4))
+    for path, body in data.items():  # what came before the part ahead of it was not taken
+        for at in range(0, 40, 10):
+            work.write("east", MARK, part(path, body[at : at + 10], at, size=40), BOUND)
+    work.settle("east", MARK, [KeptFile(path, 40, 7) for path in data])
+    assert adopt(store, work) == ""
+    assert {path: read(store, path) for path in data} == data
+
+
+def test_a_newer_version_of_a_file_begins_anew(work: HandedWork) -> None:
+    work.write("east", MARK, part("a", b"12345", size=10), BOUND)
+    assert work.write("east", MARK, part("a", b"9", 5, size=10, modified_ms=8), BOUND) == 0
+    assert work.write("east", MARK, part("a", b"new", modified_ms=8), BOUND) == 3
+    assert work.come("east", MARK) == [KeptFile("a", 3, 8)]
 
 
 def test_files_that_home_has_no_more_do_not_count(store: OutputStore, work: HandedWork) -> None:
@@ -156,6 +200,7 @@ def test_a_full_disk_is_said(store: OutputStore, work: HandedWork) -> None:
     store.total = store.limits.total
     with pytest.raises(NotTaken, match="no room"):
         work.write("east", MARK, part("a", b"x"), BOUND)
+    assert not (store.root / HANDED).exists(), "and nothing is left of it"
 
 
 def test_a_link_in_its_place_is_not_followed(store: OutputStore, work: HandedWork) -> None:

@@ -34,9 +34,9 @@ from shoal.model.kept import (
     HandedFiles,
     KeptFile,
     Kind,
+    Received,
     held_key,
 )
-from shoal.model.kept import Handed as Kept
 
 PART_BYTES = 4 << 20
 HEAD = ""  # as the name of whoever fetches: no node has it
@@ -114,16 +114,16 @@ class Handed:
         return FilesView(job="", files=files, total_bytes=sum(one.size for one in files))
 
     @handles(JobCalls.hand_part, body_max=HANDED_BYTES_MAX)
-    async def part(self, request: Request, reach: Reach, mark: str, data: FilePart) -> Kept:
-        quiet(request.scope)  # one line for all of it
+    async def part(self, request: Request, reach: Reach, mark: str, data: FilePart) -> Received:
         bound = reach.loop.policy.checkpoint_copy_mb << 20
         wrote = await self._done(reach, lambda work, owner: work.write(owner, mark, data, bound))
-        return Kept(kept=wrote)
+        quiet(request.scope)  # the last call has a line in the audit log, for all of it
+        return Received(kept=wrote)
 
     @handles(JobCalls.hand_files)
-    async def settle(self, reach: Reach, mark: str, data: HandedFiles) -> Kept:
+    async def settle(self, reach: Reach, mark: str, data: HandedFiles) -> Received:
         await self._done(reach, lambda work, owner: work.settle(owner, mark, data.files))
-        return Kept(kept=sum(one.size for one in data.files))
+        return Received(kept=sum(one.size for one in data.files))
 
     async def _done(self, reach: Reach, work: Callable[[HandedWork, str], T]) -> T:
         if reach.tenant == EVERY_TENANT:
@@ -132,10 +132,9 @@ class Handed:
         try:
             return await _asked(desk.store, lambda: work(desk.handed, owner))
         except NotTaken as problem:
-            raise Refusal(422, f"cannot take the work of this job: {problem}", "mark") from None
+            raise Refusal(422, f"cannot take its saved work: {problem}") from None
         except OSError as error:
-            message = f"cannot keep the work of this job: {error.strerror}"
-            raise Refusal(507, message, "mark") from None
+            raise Refusal(507, f"cannot keep its saved work: {error.strerror}") from None
 
 
 async def part_of(

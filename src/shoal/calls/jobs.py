@@ -9,7 +9,7 @@ from shoal.calls.call import Calls, Head, Needs, call
 from shoal.model.explanation import Explanation
 from shoal.model.finding import EVERY_JOB, JobFilter, LabelsChange, NoteText
 from shoal.model.job import JobSpec
-from shoal.model.kept import FileKey, FilePart, FilesView, Handed, HandedFiles, KeptFile, Kind
+from shoal.model.kept import FileKey, FilePart, FilesView, HandedFiles, KeptFile, Kind, Received
 from shoal.model.ledger import CostView
 from shoal.model.schedule import ScheduleSpec, ScheduleView
 from shoal.model.series import JobSeries
@@ -200,11 +200,11 @@ class JobCalls(Calls):
         names the hand-over."""
 
     @call("POST", "/v1/handed/{mark}/parts", Needs.WRITE, body="part", neighbor=True)
-    def hand_part(self, mark: str, part: FilePart) -> Handed:
+    def hand_part(self, mark: str, part: FilePart) -> Received:
         """Sends a few MiB of a file of that work; how much of the file is there now."""
 
     @call("PUT", "/v1/handed/{mark}", Needs.WRITE, body=HandedFiles, neighbor=True)
-    def hand_files(self, mark: str, files: Sequence[KeptFile]) -> Handed:
+    def hand_files(self, mark: str, files: Sequence[KeptFile]) -> Received:
         """These are all of its files. The job with this mark begins with them."""
 
 

@@ -120,9 +120,9 @@ class FileDesk:
         job = self._loop.tick.state.placed.get(node, {}).get(wanted.ref)
         if job is None or job.phase is Phase.STOPPING:
             return FileSent(wanted.ref, wanted.kind, wanted.path, wanted.offset, problem=NOT_PLACED)
-        if not wanted.path and handed_here(job.spec) and self._brought(job.id, job.spec):
-            return None  # the node asks again
         try:
+            if not wanted.path and handed_here(job.spec) and self._brought(job.id, job.spec):
+                return None  # the node asks again
             sent, index = self.store.sent(wanted), self.store.index(wanted.ref.job)
         except OSError:
             return None  # the node asks again

@@ -61,7 +61,7 @@ SPARE_BYTES = 1 * GIB  # the log of events must always find room on the same dis
 WAITING_BYTES_MAX = 64 << 20  # pieces that the thread has not written yet
 NOTES_MAX = 20
 PARTS, REMOVED, STAGED = ".parts", ".removed", "staged"
-HANDED = ".handed"
+HANDED, FILES, WHOLE, ADOPTED = ".handed", "files", "whole.json", "adopted.json"
 CHECKPOINT_FOLDERS = (
     SNAPSHOTS,
     STAGED,
@@ -399,17 +399,18 @@ class OutputStore(KeptFiles):
     def _adopt(self, job: str, folder: Path, done: Callable[[str], None]) -> None:
         problem = ""
         try:
-            files = msgspec.json.decode((folder / "whole.json").read_bytes(), type=list[KeptFile])
+            files = msgspec.json.decode((folder / WHOLE).read_bytes(), type=list[KeptFile])
             if not self.index(job).number and self._work.path:
                 place = self.root / job / SNAPSHOTS / "1"
-                if (folder / "files").exists():
+                if (folder / FILES).exists():
                     shutil.rmtree(place, ignore_errors=True)
                     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                    (folder / "files").rename(place)
+                    (folder / FILES).rename(place)
                     sync_folder(place.parent)
                 at = {file.path: 1 for file in files}
                 self._write_index(job, Index(0, {HANDED: files}, 1, at))
-            shutil.rmtree(folder, ignore_errors=True)
+            (folder / WHOLE).replace(folder / ADOPTED)
+            shutil.rmtree(folder / FILES, ignore_errors=True)
         except FileNotFoundError:
             pass  # there is none, or no more
         except (OSError, msgspec.DecodeError) as error:

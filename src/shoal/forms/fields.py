@@ -427,7 +427,8 @@ JOB = _table({
         Field("env", "K=V...", "", readers.environment, "env",
               "Variables of the job. K alone copies its value from here."),
         Field("secret", "NAME[=VARIABLE]...", "", readers.secrets, "secrets",
-              "A secret of the tenant: as a file in $SHOAL_SECRETS, or in a variable."),
+              "A secret of the tenant: as a file in $SHOAL_SECRETS, or in a variable. NAME=/FILE: "
+              "in a file of that name."),
         Field("volume", "SOURCE:NAME[:ro]...", "", volumes, "volumes",
               "A folder that its nodes have, or a URL that they fetch, in $SHOAL_VOLUME_NAME."),
         Field("volume_shard", "NAME...", "", volume_names, "volume_shard",

@@ -159,7 +159,7 @@ class FilePart(msgspec.Struct, kw_only=True):
     encrypted: bool = False  # and `size` and `offset` count encrypted bytes
 
 
-class Handed(msgspec.Struct, kw_only=True):
+class Received(msgspec.Struct, kw_only=True):
     """How many bytes of it are here."""
 
     kept: int

@@ -28,9 +28,9 @@ from shoal.model.kept import (
     FilePart,
     FilePiece,
     FilesView,
-    Handed,
     KeptFile,
     Kind,
+    Received,
     Snapshot,
 )
 from shoal.model.neighbor import mark_of
@@ -198,44 +198,61 @@ class Carrier:
 
     # Saved work comes before the job: the host starts it with what is there.
 
-    def has_work(self, job: str, attempt: int) -> bool:
+    async def has_work(self, job: str, attempt: int) -> bool:
         """Whether any is to be sent."""
-        desk = self._loop.files
         if attempt < 2 or not self._loop.policy.checkpoint_copy_mb:
             return False
-        return isinstance(desk, FileDesk) and bool(desk.store.index(job).number)
+        return bool(await self._saved(job))
+
+    async def _saved(self, job: str, kind: Kind = Kind.CHECKPOINT) -> list[KeptFile]:
+        """Its files here."""
+        desk = self._loop.files
+        if not isinstance(desk, FileDesk):
+            return []
+        try:
+            return await asyncio.to_thread(desk.store.listing, job, kind)
+        except OSError as error:
+            raise Unreachable(f"the files of {job} cannot be read now: {error}") from None
 
     async def bring_work(self, job: str, attempt: int) -> None:
         """All of it is there when this returns. ShoalError if there is no hope."""
-        desk = self._loop.files
-        if not isinstance(desk, FileDesk) or desk.part is None:
-            return
-        files = desk.store.listing(job, Kind.CHECKPOINT)
-        if not files:
-            return
-        mark = mark_of(self._cluster, job, attempt)
+        files, mark = await self._saved(job), mark_of(self._cluster, job, attempt)
         view = await self._wire.ask(FilesView, JobCalls.handed, mark)
         come = {one.path: one for one in view.files}
         for file in files:
             there = come.get(file.path)
-            at = there.size if there is not None and there.modified_ms == file.modified_ms else 0
-            while at < file.size or there is None:
+            if there is None or there.modified_ms != file.modified_ms:
+                await self._send_file(job, mark, file, 0)
+            elif there.size < file.size:
+                await self._send_file(job, mark, file, there.size)
+        await self._wire.ask(Anything, JobCalls.hand_files, mark, files, within_s=PART_S)
+
+    async def _send_file(self, job: str, mark: str, file: KeptFile, at: int) -> None:
+        desk = self._loop.files
+        assert isinstance(desk, FileDesk), "it has listed the file"
+        assert desk.part is not None, "the API sets it before the first round"
+        for _ in range(TRIES_MAX):
+            kept = at
+            while True:
                 try:
                     part = await desk.part(job, file.path, at, Kind.CHECKPOINT)
                 except (OSError, NotGiven) as error:
                     raise Unreachable(f"its saved work cannot be read now: {error}") from None
                 known = await self._wire.ask(
-                    Handed, JobCalls.hand_part, mark, part, within_s=PART_S
+                    Received, JobCalls.hand_part, mark, part, within_s=PART_S
                 )
-                if known.kept > file.size or (part.data and known.kept <= at):
-                    raise ShoalError(f"{self._name} says what cannot be of {file.path}")
-                there, at = file, known.kept
-        await self._wire.ask(Anything, JobCalls.hand_files, mark, files, within_s=PART_S)
+                kept, at = at, max(0, min(file.size, known.kept))
+                if at >= file.size:
+                    return
+                if at <= kept:
+                    break  # a part was lost there, or it lies
+        raise ShoalError(f"{self._name} does not keep {one_line(file.path, 80)}")
 
     # -- back ------------------------------------------------------------------------------------
 
     async def fetch_work(self, ref: MemberRef, id_: str) -> None:
-        """What it has saved there. Incomplete: it has saved again meanwhile, or cannot be kept."""
+        """What it has saved there comes here. ShoalError: it cannot; Unreachable or Incomplete:
+        not now."""
         desk = self._loop.files
         bound = self._loop.policy.checkpoint_copy_mb << 20
         if not isinstance(desk, FileDesk) or not bound:
@@ -243,14 +260,16 @@ class Carrier:
         for _ in range(TRIES_MAX):
             view = await self._wire.ask(FilesView, JobCalls.files, id_, kind=Kind.CHECKPOINT)
             files = view.files[:FILES_MAX]
-            here = {one.path: one for one in desk.store.listing(ref.job, Kind.CHECKPOINT)}
+            here = {one.path: one for one in await self._saved(ref.job)}
             if not files or {one.path: one for one in files} == here:
                 return
+            if sum(max(0, one.size) for one in files) > bound:
+                raise ShoalError(f"it is more than the {bound >> 20} MiB that may travel")
             try:
                 for file in (one for one in files if here.get(one.path) != one):
                     problem = await self._fetch_file(desk, ref, id_, file, Kind.CHECKPOINT)
                     if problem:
-                        raise Incomplete(f"{one_line(file.path, 80)}: {problem}")
+                        raise ShoalError(f"{one_line(file.path, 80)}: {problem}")
             except ShoalError as error:
                 if error.status != NOT_FOUND:
                     raise
@@ -261,8 +280,10 @@ class Carrier:
             node = f"neighbor {self._name}"
             desk.store.settle(snapshot, node, bound, settled.set_result, lambda _: None)
             answer = await asyncio.wrap_future(settled)
-            if answer.problem:
+            if answer.problem and answer.again:
                 raise Incomplete(answer.problem)
+            if answer.problem:
+                raise ShoalError(answer.problem)
             self._loop.tick.copied(copied_of(Kept(ref, snapshot.files)))
             return
         raise Incomplete("it saves faster than that can be fetched")
@@ -340,7 +361,7 @@ class Carrier:
         if not isinstance(desk, FileDesk):
             return ""
         view = await self._wire.ask(FilesView, JobCalls.files, id_)
-        here = {one.path: one for one in desk.store.listing(ref.job)}
+        here = {one.path: one for one in await self._saved(ref.job, Kind.OUTPUT)}
         problems = list(view.notes[:1])
         for file in view.files[:FILES_MAX]:
             known = here.get(file.path)

@@ -353,7 +353,7 @@ class Site:
 
     async def _ready(self, out: Out, there: There) -> bool:
         """What it needs is there; otherwise it is on its way."""
-        works = self.carrier.has_work(out.job, out.attempt)
+        works = await self.carrier.has_work(out.job, out.attempt)
         if not works and self.carrier.has_all(out.spec.package, out.hidden):
             return True
         if there.ready is None:
@@ -387,20 +387,23 @@ class Site:
     async def _saved(self, out: Out, there: There) -> None:
         try:
             await self.carrier.fetch_work(MemberRef(out.job, out.attempt, 0), there.id)
-        except (ShoalError, Incomplete, OSError) as error:
+        except (ShoalError, Incomplete) as error:
             log.info("what %s has saved at %s: %s", out.job, self.name, error)
 
     async def _fetch(self, out: Out, there: There) -> str:
-        """What could not be had; empty: nothing. Who is done needs no checkpoint."""
+        """What could not be had, and why; empty: nothing. Output first: the nodes that hold the
+        checkpoint may be gone. Who is done needs none."""
         assert there.ended is not None
-        if there.ended.outcome is not Outcome.SUCCEEDED and not out.away.cancelled:
-            try:
-                await self.carrier.fetch_work(MemberRef(out.job, out.attempt, 0), there.id)
-            except Unreachable:
-                raise
-            except ShoalError as error:
-                log.warning("what %s has saved at %s: %s", out.job, self.name, error)
-        return await self.carrier.fetch(out.job, out.attempt, out.spec, there.id, there.attempt)
+        missing = await self.carrier.fetch(out.job, out.attempt, out.spec, there.id, there.attempt)
+        if there.ended.outcome is Outcome.SUCCEEDED or out.away.cancelled:
+            return missing
+        try:
+            await self.carrier.fetch_work(MemberRef(out.job, out.attempt, 0), there.id)
+        except Unreachable:
+            raise
+        except ShoalError as error:
+            missing = "; ".join(filter(None, (missing, f"its checkpoint is not here: {error}")))
+        return missing
 
     async def _ending(self, out: Out, seen: Seen) -> Ending:
         try:

@@ -62,14 +62,15 @@ def reserved_secrets(spec: JobSpec, env: Mapping[str, str], *, replica: bool) ->
     seen, files = dict(env) if spec.secrets else {}, set[str]()
     for wanted in spec.secrets:
         name, variable = split(wanted)
-        if not variable and file_of(wanted) in files:
-            return Refused("secrets", f"two of them are to be in the file {file_of(wanted)}")
-        files |= {file_of(wanted)} if not variable else set()
-        if variable and variable in seen:
+        if not variable:
+            file = file_of(wanted)
+            if file in files:
+                return Refused("secrets", f"two of them are to be in the file {file}")
+            files.add(file)
+            continue
+        if variable in seen:
             return Refused("secrets", f"{name} is to be in {variable}, which is already set")
-        if variable:
-            seen[variable] = ""
-            wrong = reserved({variable: ""}, replica=replica)
-            if wrong is not None:
-                return Refused("secrets", f"{name} cannot be in {variable}: Shoal sets it itself")
+        seen[variable] = ""
+        if reserved({variable: ""}, replica=replica) is not None:
+            return Refused("secrets", f"{name} cannot be in {variable}: Shoal sets it itself")
     return None
