@@ -73,7 +73,11 @@ class Engine:
                     self.cut += 1
                     task.cancel()
                     break
-                await task
+                try:
+                    await task
+                except ConnectionError:  # it was in the middle of a word
+                    self.cut += 1
+                    break
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
         finally:

@@ -155,10 +155,10 @@ def test_two_runs_are_laid_over_each_other_and_their_differences_listed(
     assert len(row("last loss")) == 2
     assert row("name") == [] == row("size")
     table.get_by_label("Show identical rows").check()
-    assert row("name") == ["fit", "fit"] and row("size") == ["1 GPU", "1 GPU"]
+    until(lambda: row("name") == ["fit", "fit"] and row("size") == ["1 GPU", "1 GPU"])
 
     page.get_by_role("button", name=f"Draw {first}").click()
-    assert chart(visit, "loss").locator("polyline").count() == 1
+    until(lambda: chart(visit, "loss").locator("polyline").count() == 1)
     page.reload()
     until(lambda: chart(visit, "loss").locator("polyline").count() == 1)
     assert choices(visit) == {"rows": "all", "hide": first}
